@@ -87,13 +87,13 @@ static void make_context(trainer *t) {
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;
     cf_costs_agree(t->transport, (int)o->threads - elsewhere);
     t->context.transport = t->transport;
-    t->context.stream = cf_stream_create(), t->context.beside = cf_stream_create_beside();
+    t->context.stream = cf_stream_create(), t->context.second = cf_stream_create_second();
     t->context.trace = cf_trace_create();
     t->context.step = t->trace_from = t->trace_to = -1;
     if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has seen to the form
     if (o->check_wire) t->context.check = cf_check_create();
     t->how.slices = (int)o->slices;
-    if (!cf_mode_of(o->overlap, &t->how.mode) || !cf_route_of(o->route, &t->how.route))
+    if (!cf_mode_parse(o->overlap, &t->how.mode) || !cf_route_parse(o->route, &t->how.route))
         cf_die_together("a bug: options.c and schedule.c have different names", "--overlap %s --route %s", o->overlap, o->route);
 }
 
@@ -393,7 +393,7 @@ static void close_model(trainer *t) {
     gpt_free(&t->model);
     cf_check_free(t->context.check);
     cf_trace_free(t->context.trace);
-    cf_stream_free(t->context.stream), cf_stream_free(t->context.beside);
+    cf_stream_free(t->context.stream), cf_stream_free(t->context.second);
     cf_mesh_free(&t->mesh);
 }
 

@@ -23,7 +23,7 @@ enum {
 
 // fallback where the variable is not set.
 static int number(const char *name, int from, int below, int fallback) {
-    const char *text = cf_given(name);
+    const char *text = cf_getenv(name);
     char *end = NULL;
     if (!text) return fallback;
     errno = 0;
@@ -37,11 +37,11 @@ static int number(const char *name, int from, int below, int fallback) {
 // names: of the variables that hold rank, size and local rank. What the launcher says about this host counts more than host
 // names.
 static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
-    const char *address = cf_given("MASTER_ADDR"), *agent = cf_given("TORCHELASTIC_USE_AGENT_STORE");
+    const char *address = cf_getenv("MASTER_ADDR"), *agent = cf_getenv("TORCHELASTIC_USE_AGENT_STORE");
     int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
     int port = number("MASTER_PORT", 1, PORTS, DEFAULT_PORT);
     // torchrun's agent listens at MASTER_PORT itself as long as its workers run, and says so: then ranks meet at the next.
-    if (cf_given("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
+    if (cf_getenv("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
     cf_die_setup(rank, size, NULL);
     if (size > 1 && !address)
         cf_die_together("export MASTER_ADDR=HOST of rank 0; under Slurm: export MASTER_ADDR=$(scontrol show "
@@ -58,18 +58,19 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     static const char *const torchrun[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
     static const char *const slurm[] = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
     static const char *const mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
-    bool numbered = cf_given("RANK") && cf_given("WORLD_SIZE"), complete = numbered && cf_given("MASTER_ADDR");
+    bool numbered = cf_getenv("RANK") && cf_getenv("WORLD_SIZE"), complete = numbered && cf_getenv("MASTER_ADDR");
     cf_bootstrap *mpi = complete ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s, false);
     if (mpi) return mpi;
     for (const char *const *name = mpi_sizes; !complete && *name; name++)
-        if (cf_given(*name) && atoi(cf_given(*name)) > 1)
+        if (cf_getenv(*name) && atoi(cf_getenv(*name)) > 1)
             cf_die_together("build with MPI installed (make config says whether it was found), or start with "
                             "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                            "an MPI launcher started %s ranks, but this program was built without MPI", cf_given(*name));
-    if (!numbered && (cf_given("RANK") || cf_given("WORLD_SIZE")))
+                            "an MPI launcher started %s ranks, but this program was built without MPI", cf_getenv(*name));
+    if (!numbered && (cf_getenv("RANK") || cf_getenv("WORLD_SIZE")))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
-               cf_given("RANK") ? "RANK" : "WORLD_SIZE", cf_given("RANK") ? "WORLD_SIZE" : "RANK");
-    bool in_step = (cf_given("SLURM_STEP_ID") || cf_given("SLURM_STEPID")) && cf_given("SLURM_PROCID") && cf_given("SLURM_NTASKS");
+               cf_getenv("RANK") ? "RANK" : "WORLD_SIZE", cf_getenv("RANK") ? "WORLD_SIZE" : "RANK");
+    bool in_step =
+        (cf_getenv("SLURM_STEP_ID") || cf_getenv("SLURM_STEPID")) && cf_getenv("SLURM_PROCID") && cf_getenv("SLURM_NTASKS");
     return by_environment(!numbered && in_step ? slurm : torchrun, timeout_s); // neither: a process alone
 }
 

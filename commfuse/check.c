@@ -1,29 +1,28 @@
-// See check.h. Beside every EXCHANGE travels a second one of eight bytes each way: the checksum of what is sent. The receiver
-// makes a checksum of what has arrived, before it is used, and compares when the operation is finished and all of them are here.
-// So only at the very end may something wait for a checksum that is still on its way.
+// See check.h. Each EXCHANGE is followed by another one of eight bytes each way: the checksum of the data sent. The receiver makes a
+// checksum of the data that has arrived, before it is used, and compares in finish, when all checksums have arrived. So nothing
+// waits for a checksum before the end of the operation.
 //
-//   posted, after the payload       checksum of what is sent
-//   arrived, before the first use   checksum of what has arrived; a stage slot may be written again later
-//   finish                          both lists compared; the first difference stays on the device
-//   verdict                         the host reads it, and dies
+//   posted, after the payload       checksum of the data sent
+//   arrived, before the first use   checksum of the data received; a stage slot may be written again later
+//   finish                          compares both lists; the first difference stays on the device
+//   verdict                         the host reads it and dies
 //
-// Forwarded slices. A ring all-gather posts before it has what it will forward, so there is nothing yet to make a checksum of. It
-// need not be made: the checksum that came with the slice is forwarded too, by a request that sends when the one that brings it
-// has arrived. All ranks down the ring then compare with the owner's checksum; the one next to the damage finds it first. A slice
-// is forwarded only if it is sent from the place where it has arrived (a ring reduce-scatter sends sums).
+// Forwarded slices. A ring all-gather posts before the slice that it will forward has arrived, so it cannot make a checksum. It
+// forwards the checksum that came with the slice, by a request that waits for it. So all ranks down the ring compare with the
+// owner's checksum, and the one after the damage finds it first. A slice is forwarded if it is sent from the place where it arrived
+// (a ring reduce-scatter sends sums).
 //
-// Order. Each exchange is followed at once by that of its checksum, between the same ranks, on all of them alike; so libraries
-// that match messages by order find them in order, and nothing new can deadlock (tests/commfuse/test_schedule.c checks doubled
-// schedules for both).
+// Order. On all ranks the exchange of a checksum follows its payload's at once, between the same ranks. So libraries that match
+// messages by order still match, and no deadlock is added (tests/commfuse/test_schedule.c checks both on doubled schedules).
 //
-// Memory: three words per step, made with the operation. Steps that receive nothing keep zero in both lists.
+// Memory: three words per step, allocated with the operation. Steps that receive nothing have zero in both lists.
 #include "check.h"
 #include "die.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // what a difference is about; its cf_checksums as a number
+enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // indices of cf_difference.about; OPERATION: the address of its cf_checksums
 
 struct cf_check {
     cf_difference *difference; // in the device's memory
@@ -37,7 +36,7 @@ struct cf_checksums {
     const cf_group *group;
     const char *label;
     int tags;
-    uint64_t *sent, *found, *came; // (steps) of what is sent, of what has arrived, those that came with it; one allocation
+    uint64_t *sent, *found, *came; // (steps) of data sent, of data received, those received with it; one allocation
     cf_request *request;           // one per step
     cf_difference about;           // of the run in progress
 };
@@ -64,8 +63,8 @@ CF_NORETURN static void report(const cf_checksums *c, const cf_difference *d) {
     const int64_t rows = cf_schedule_row(s, d->about[ROWS], k + 1) - cf_schedule_row(s, d->about[ROWS], k);
     int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
     char operation[CF_OPERATION_TEXT], sender[96] = "it", before[64] = "", hint[256];
-    if (s->operation == CF_ALLGATHER && owner != step->recv_from) { // it was passed on, in a ring
-        snprintf(sender, sizeof sender, "rank %d, whose they are,", c->group->world[owner]);
+    if (s->operation == CF_ALLGATHER && owner != step->recv_from) { // forwarded in a ring
+        snprintf(sender, sizeof sender, "rank %d, the owner,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
     snprintf(hint, sizeof hint, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
@@ -86,13 +85,13 @@ bool cf_check_verdict(cf_check *check, cf_stream *stream) {
     check->compared = false;
     if (d.place == 0) return true;
     cf_zero(check->difference, (int64_t)sizeof d, stream);
-    report((const cf_checksums *)(intptr_t)d.about[OPERATION], &d); // it exists: cf_checksums_free() gives the verdict first
+    report((const cf_checksums *)(intptr_t)d.about[OPERATION], &d); // valid: cf_checksums_free() calls this first
 }
 
 // --- an operation ---
 
-// The exchange that brings what a step sends, which waits for it; -1: what it sends is this rank's own.
-static int brought_by(const cf_schedule *s, const cf_step *step) {
+// The exchange that receives the slice that this step forwards; -1: it sends this rank's own data.
+static int received_by(const cf_schedule *s, const cf_step *step) {
     for (int i = 0; i < 2; i++) {
         const int wait = step->wait[i];
         if (wait < 0 || s->step[wait].kind != CF_EXCHANGE || s->step[wait].recv_from < 0) continue;
@@ -122,7 +121,7 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
 
 void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
     if (!c) return;
-    cf_check_verdict(c->check, stream); // while what it is about is here
+    cf_check_verdict(c->check, stream); // while a difference can still be explained
     c->check->operations--;
     cf_free(c->sent);
     free(c->request);
@@ -136,10 +135,10 @@ void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int la
     cf_zero(c->sent, 2 * c->schedule->count * (int64_t)sizeof *c->sent, stream); // and found
 }
 
-// The payload may be on its way already, so of its request only what the caller has filled in is looked at.
+// The payload may be in flight already, so only the caller's fields of its request are read.
 void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_transport *transport, cf_stream *stream) {
     const bool sends = payload->send_to >= 0, receives = payload->recv_from >= 0;
-    const int from = sends ? brought_by(c->schedule, &c->schedule->step[step]) : -1;
+    const int from = sends ? received_by(c->schedule, &c->schedule->step[step]) : -1;
     if (sends && from < 0) cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype), stream);
     cf_request *r = &c->request[step];
     *r = cf_request_of(CF_REQUEST_EXCHANGE, payload->group, CF_INT64, payload->label);

@@ -5,33 +5,32 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { SLICES_MOST = 4, SLICES_RANKS = 64, SLICES_OF_ANYBODY = 1 << 16 };
-// The costs are rough, and only rounds hide transfers on a link that is slower than thought: so another way, or more slices
-// of a shard, must save this much.
+// Slices tried; ranks up to which more than one is tried (schedules grow with both); slices that a plan file may name.
+enum { SLICES_MOST = 4, SLICES_RANKS = 64, SLICES_GIVEN = 1 << 16 };
+// Costs are rough, and only rounds hide transfers on a link that is slower than assumed. So another choice, or more slices, must
+// take less than this share of the time.
 static const double WORTH = 0.9;
-// A native collective moves what nothing hides only while messages are this small: larger ones keep to the order of the
-// program, in which bulk gives way.
+// Without computation, larger messages are exchanged: unlike a collective they keep the program's order, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;
 
-// --- what a way would take ---
+// --- the predicted time of a choice ---
 
-typedef struct expense {
+typedef struct estimate {
     const cf_work *work;
     const cf_costs *costs;
-} expense;
+} estimate;
 
 static double compute_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
-    const expense *e = argument;
-    if (step->kind != CF_COMPUTE) return 0; // an addition costs little beside the product that it belongs to
+    const estimate *e = argument;
+    if (step->kind != CF_COMPUTE) return 0; // an addition costs little compared with its product
     double share = (double)step->count / (s->ranks * s->slices);
     if (s->side == CF_COMPUTE_BOTH) share /= 2;
     return 1e3 * (share * e->work->flops / e->costs->flops_per_s + e->costs->piece_s);
 }
 
 static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
-    const expense *e = argument;
+    const estimate *e = argument;
     const cf_costs *c = e->costs;
     double wire = e->work->bytes / s->slices / c->bytes_per_s;
     if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
@@ -41,23 +40,23 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
 
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.mode, choice.route, w->ranks, 0, choice.slices, w->folds);
-    expense e = {w, c};
+    estimate e = {w, c};
     cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
-    double ms = cf_replay_alike(s, &machine).finished_ms;
+    double ms = cf_replay_symmetric(s, &machine).finished_ms;
     cf_schedule_free(s);
     return ms;
 }
 
-// --- the ways ---
+// --- choices ---
 
-// The first is in rounds, by the transport's route. More slices, and the other route, where schedules stay short.
+// The first is one slice in rounds by the transport's route.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
     bool alone = w->side == CF_NO_COMPUTE;
     const cf_route first = w->operation == CF_ALLTOALL ? CF_DIRECT : c->route;
     const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
     const cf_choice native = {w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
     int count = 0;
-    if (alone && c->native && c->in_order) { // nothing passes anything anyway, and the library's sums take no kernels
+    if (alone && c->native && c->in_order) { // messages keep their order anyway, and the library's sums take no kernels
         list[0] = native;
         return 1;
     }
@@ -87,23 +86,17 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
 // --- names ---
 
 void cf_choice_print(cf_choice c, char name[CF_CHOICE_NAME]) {
-    const char *way = c.mode == CF_MODE_COMMFUSE ? cf_route_name(c.route) : cf_mode_name(c.mode);
-    if (c.slices == 1 && c.mode != CF_MODE_SLICE)
-        snprintf(name, CF_CHOICE_NAME, "%s", way);
-    else
-        snprintf(name, CF_CHOICE_NAME, "%s:%d", way, c.slices);
+    const char *word = c.mode == CF_MODE_COMMFUSE ? cf_route_name(c.route) : cf_mode_name(c.mode);
+    const bool whole = c.slices == 1 && c.mode != CF_MODE_SLICE;
+    snprintf(name, CF_CHOICE_NAME, whole ? "%s" : "%s:%d", word, c.slices);
 }
 
-bool cf_choice_of(const char *name, cf_choice *choice) {
-    char word[CF_CHOICE_NAME], *end = "";
+bool cf_choice_parse(const char *name, cf_choice *choice) {
+    char word[CF_CHOICE_NAME], colon, rest;
     cf_choice c = {CF_MODE_COMMFUSE, CF_RING, 1};
-    size_t length = strcspn(name, ":");
-    if (length >= sizeof word) return false;
-    memcpy(word, name, length), word[length] = 0;
-    if (!cf_route_of(word, &c.route) && (!cf_mode_of(word, &c.mode) || c.mode > CF_MODE_SLICE)) return false;
-    long slices = name[length] ? strtol(name + length + 1, &end, 10) : 1;
-    if (*end || slices < 1 || slices > SLICES_OF_ANYBODY || (name[length] && !name[length + 1])) return false;
-    c.slices = (int)slices;
+    int parts = sscanf(name, "%31[^:]%c%6d%c", word, &colon, &c.slices, &rest);
+    if ((parts != 1 && parts != 3) || c.slices < 1 || c.slices > SLICES_GIVEN) return false;
+    if (!cf_route_parse(word, &c.route) && (!cf_mode_parse(word, &c.mode) || c.mode > CF_MODE_SLICE)) return false;
     *choice = c;
     return true;
 }
@@ -112,8 +105,8 @@ bool cf_choice_of(const char *name, cf_choice *choice) {
 
 void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *c = &t->costs;
-    *c = t->reckon(t, threads);
-    cf_costs *all = cf_of_all(t, c, (int64_t)sizeof *c);
+    *c = t->estimate_costs(t, threads);
+    cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         c->latency_s = fmax(c->latency_s, all[i].latency_s);
         c->message_s = fmax(c->message_s, all[i].message_s);

@@ -1,15 +1,16 @@
-// How an operation travels if nobody says: mode, route and slices, the shortest by a replay of its schedules (replay.h).
+// Chooses mode, route and slices for an operation (`--overlap auto`): the shortest by a replay of its schedules (replay.h).
 //
-// The costs of an exchange, of a link and of computation (cf_costs) are given, not measured: on the same machines the choice
-// is the same on every run, and so are the bits. Of N ranks, with m slices a shard, an operation may run
+// The costs of exchanges, links and computation (cf_costs) are given, not measured. So the same machines make the same choice on
+// every run, and give the same bits. An operation on N ranks, with m slices a shard, can run
 //
-//   in rounds   Algorithms 1–5 by ring or direct, m = 1, 2, 4: all but one slice hide transfers
-//   at once     route ONCE: one unit of exchanges beside the computation of the own shard
-//   natively    the library's collective: blocking, before or after one computation, or M of them behind slices of it
+//   in rounds   Algorithms 1–5 by ring or direct, m = 1, 2, 4: all slices but one hide transfers
+//   at once     route ONCE: all exchanges together, during the computation of the own shard
+//   natively    the library's collective: one that blocks, before or after the whole computation, or M that do not, each during
+//               the computation of another slice
 //
-// A slice whose latency exceeds what it hides makes rounds long: then one of the other two is shorter. Rounds are kept unless
-// another way saves a tenth. Without computation a native collective moves small messages, and by NCCL all: it adds within one
-// kernel. The tuner (tune.h) tries the same ways while training.
+// Where the latency exceeds what a slice hides, rounds are long and one of the other two is shorter. Rounds are kept unless
+// another choice saves a tenth. Without computation native collectives carry small messages, and over NCCL all of them, because
+// they add within one kernel. The tuner (tune.h) measures the same choices while training.
 #ifndef CF_CHOICE_H
 #define CF_CHOICE_H
 
@@ -29,26 +30,25 @@ typedef struct cf_work { // of one operation
     cf_operation operation;
     cf_side side;
     int ranks;
-    double bytes; // of a shard
-    double flops; // of one rank's computation of all slices
+    double bytes; // of one shard
+    double flops; // of all slices on one rank
     bool early;   // begun well before it is finished: a collective must not block
     bool folds;   // see schedule.h
 } cf_work;
 
-enum { CF_CHOICES = 11 }; // ten, and one of a plan
-// All ways in which the operation may run; returns how many.
+enum { CF_CHOICES = 11 }; // ten, and one from a plan file
+// Lists all choices of the operation; returns their number.
 int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
-// Milliseconds that it would take.
-double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs);
+double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs); // predicted
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
 
-// "ring:2", "once", "none", "slice:4": a choice in a plan file. false: it is none.
+// "ring:2", "once", "none", "slice:4": a choice in a plan file. parse returns false if the name is not one.
 enum { CF_CHOICE_NAME = 32 };
 void cf_choice_print(cf_choice choice, char name[CF_CHOICE_NAME]);
-bool cf_choice_of(const char *name, cf_choice *choice);
+bool cf_choice_parse(const char *name, cf_choice *choice);
 
-// All ranks choose alike only if they know the same costs: the worst of any rank's become everybody's. Collective, once,
-// before the first operation with mode CF_MODE_AUTO is created. threads: that compute in each rank (CPU).
+// Gives all ranks the same costs, the worst of any rank, so that all make the same choices. Collective, once, before the first
+// operation with mode CF_MODE_AUTO is created. threads: compute threads of each rank (CPU).
 void cf_costs_agree(cf_transport *transport, int threads);
 
 CF_EXTERN_C_END

@@ -14,7 +14,7 @@ cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
     t->set_threads(t, threads);
     cf_costs_agree(t, threads);
-    context->stream = cf_stream_create(), context->beside = cf_stream_create_beside();
+    context->stream = cf_stream_create(), context->second = cf_stream_create_second();
     context->trace = cf_trace_create();
     context->step = -1;
     return context;
@@ -22,10 +22,11 @@ cf_context *cf_open(const char *transport, int threads, double timeout_s) {
 
 bool cf_close(cf_context *context) {
     CF_RETURNS(false);
-    if (context->failed) cf_die("end this process: its launcher ends the others", "a context whose operation has failed");
+    if (context->failed)
+        cf_die("end this process: its launcher ends the others", "an operation of this context has failed half way");
     cf_check_free(context->check);
     cf_trace_free(context->trace);
-    cf_stream_free(context->stream), cf_stream_free(context->beside);
+    cf_stream_free(context->stream), cf_stream_free(context->second);
     context->transport->close(context->transport);
     free(context);
     return true;

@@ -1,8 +1,8 @@
-// The machine a rank computes on: memory, streams, the few operations the executor itself needs.
+// The device of a rank: memory, streams, and the few kernels that the executor needs.
 //
-// device_cpu.c: a stream runs at once, so every function here has finished when it returns.
-// device_cuda.cu: functions that take a stream enqueue on it and return; callers need not know which.
-// So only kernels and cf_copy touch the device's memory (memory.h), and the host reads copied data only after
+// device_cpu.c: a stream runs at once, so every function has finished when it returns.
+// device_cuda.cu: functions that take a stream enqueue on it and return.
+// Callers need not know which: only kernels and cf_copy touch device memory (memory.h), and the host reads copied data only after
 // cf_stream_sync(). A cf_copy from host memory has read it when it returns.
 #ifndef CF_DEVICE_H
 #define CF_DEVICE_H
@@ -14,38 +14,39 @@
 
 CF_EXTERN_C_BEGIN
 
-// Open this process's device; call before any other device function. GPU: number local_rank modulo the GPUs of
-// this host. Dies if there is none.
+// Opens this process's device, before any other device function. GPU: number local_rank modulo the GPUs of this host. Dies if there
+// is none.
 void cf_device_open(int local_rank);
 const char *cf_device_name(void); // "CPU", "NVIDIA H100 80GB HBM3"
-// Bytes that this rank may take: what was free when the device was opened, divided by the ranks that share it, of local_ranks here.
+// Bytes that this rank may allocate: those free when the device was opened, divided by the ranks that share it. local_ranks: ranks
+// on this host.
 int64_t cf_device_memory(int local_ranks);
 void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
 
 typedef struct cf_stream cf_stream; // an ordered queue of device work
 
 cf_stream *cf_stream_create(void);
-cf_stream *cf_stream_create_beside(void); // a second one for computation; NULL: it would run nothing at the same time (CPU)
+cf_stream *cf_stream_create_second(void); // a second compute stream; NULL: two would not run at the same time (CPU)
 cf_stream *cf_stream_create_urgent(void); // for communication: has priority over other streams
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
-// While cf_stream_sync() waits, it calls look(argument) repeatedly, to notice a dead peer.
+// While cf_stream_sync() waits, it calls look(argument) again and again, to notice a dead peer.
 void cf_device_watch(void (*look)(void *argument), void *argument);
 
-// A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
+// A moment of a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
 typedef struct cf_moment {
     double ms;      // CPU: on the cf_now_ms clock
     int64_t number; // GPU; negative: it has no time
 } cf_moment;
 cf_moment cf_moment_now(cf_stream *stream);
-cf_moment cf_moment_untimed(cf_stream *stream);            // for cf_stream_after() alone; a GPU's stream pauses 2 us for a time
-double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; when it has passed
+cf_moment cf_moment_untimed(cf_stream *stream);            // for cf_stream_after() alone; a timed one costs a GPU's stream 2 us
+double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; the moment has passed
 bool cf_moment_passed(cf_moment moment);                   // does not wait
 void cf_moment_wait(cf_moment moment);                     // until it has passed; as cf_stream_sync()
-bool cf_moment_remembered(cf_moment moment);               // those that are not must not be asked about
-void cf_stream_after(cf_stream *stream, cf_moment moment); // what is enqueued from here on starts after it
+bool cf_moment_remembered(cf_moment moment);               // false: it must not be passed to the functions above
+void cf_stream_after(cf_stream *stream, cf_moment moment); // work enqueued from here on starts after the moment
 
-// Names for the host's timeline (NVTX on a GPU). They nest.
+// Named ranges on the host's timeline (NVTX on a GPU). They nest.
 void cf_range_begin(const char *name);
 void cf_range_end(void);
 
@@ -55,25 +56,24 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // added in float and rounded after each addition. If `to` is the first part, it is not added again.
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream);
 
-// A checksum of `bytes` bytes at `data`, any address, is added to *sum. It is a sum over their words of eight bytes, the
-// last one filled up with zeros, of a number made of word and index: any change of one word changes it. All devices
-// and any number of threads give the same.
+// Adds a checksum of `bytes` bytes at any address to *sum: the sum of a hash of each word of eight bytes (the last one padded with
+// zeros) and its index. Any change of one word changes it. All devices and any number of threads give the same.
 void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream);
 
-// The first difference that was found between two lists of checksums.
+// A difference between two lists of checksums.
 enum { CF_ABOUTS = 5 };
 typedef struct cf_difference {
-    int64_t place;            // 1 + index in the lists; 0: none was found
-    int64_t about[CF_ABOUTS]; // of what: the caller's own words
+    int64_t place;            // 1 + index in the lists; 0: no difference
+    int64_t about[CF_ABOUTS]; // for the caller's use
     uint64_t expected, found;
 } cf_difference;
-// Unless *difference holds one already: one between the lists, if there is one, with `about` of *what.
+// Notes a difference between the lists in *difference, with what->about, unless one is noted already.
 void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
                 cf_difference *difference, cf_stream *stream);
 
-// For memory.c alone: zeroed memory of the device, 256-byte aligned; NULL where there is none.
-void *cf_device_take(int64_t bytes);
-void cf_device_give(void *memory);
+// For memory.c alone: zeroed device memory, 256-byte aligned; NULL: out of memory.
+void *cf_device_malloc(int64_t bytes);
+void cf_device_free(void *memory);
 
 CF_EXTERN_C_END
 #endif

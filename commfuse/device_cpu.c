@@ -21,7 +21,7 @@ struct cf_stream {
 
 static int64_t free_bytes;
 
-// What the host has available, or the container that this may be in.
+// Free memory of the host, or the limit of the container.
 void cf_device_open(int local_rank) {
     char line[128];
     long long kib = LLONG_MAX / 1024, limit = LLONG_MAX;
@@ -53,7 +53,7 @@ cf_stream *cf_stream_create(void) {
     return cf_host_alloc(1, sizeof(cf_stream), "a stream");
 }
 
-cf_stream *cf_stream_create_beside(void) {
+cf_stream *cf_stream_create_second(void) {
     return NULL;
 }
 
@@ -169,7 +169,7 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
 
 // --- memory ---
 
-void *cf_device_take(int64_t bytes) {
+void *cf_device_malloc(int64_t bytes) {
     void *address = NULL;
     int64_t rounded = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT; // at least one byte
     if (posix_memalign(&address, ALIGNMENT, (size_t)rounded) != 0) return NULL;
@@ -177,6 +177,6 @@ void *cf_device_take(int64_t bytes) {
     return address;
 }
 
-void cf_device_give(void *memory) {
+void cf_device_free(void *memory) {
     free(memory);
 }

@@ -187,7 +187,7 @@ cf_stream *cf_stream_create(void) {
     return stream_of_priority(device.least);
 }
 
-cf_stream *cf_stream_create_beside(void) {
+cf_stream *cf_stream_create_second(void) {
     return cf_stream_create();
 }
 
@@ -528,7 +528,7 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
 #define CF_BLOCK_BYTES (2 << 20)
 #endif
 
-void *cf_device_take(int64_t bytes) {
+void *cf_device_malloc(int64_t bytes) {
     void *memory = NULL;
     int64_t blocks = bytes > 0 ? (bytes + CF_BLOCK_BYTES - 1) / CF_BLOCK_BYTES : 1;
     cudaError_t code = cudaMalloc(&memory, (size_t)(blocks * CF_BLOCK_BYTES));
@@ -542,6 +542,6 @@ void *cf_device_take(int64_t bytes) {
     return memory;
 }
 
-void cf_device_give(void *memory) {
+void cf_device_free(void *memory) {
     CF_CUDA(cudaFree(memory));
 }

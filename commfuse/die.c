@@ -1,10 +1,10 @@
-// See die.h. The order of things when a rank gives up:
-//   1. arm an alarm that ends the process in a few seconds whatever happens next;
-//   2. print the message; what stdout still holds comes after it, as a reader may have stopped reading that;
-//   3. wait until the launcher has read it: asked to end the ranks, some drop what they have not (MPICH's, for one);
-//   4. let the transport end the other ranks (its abort may hang: that is what 1 is for);
-//   5. _exit without running exit handlers, which may wait for threads stuck in a library.
-// Several threads may die at once (compute and progress): the first one does the above, the others stop.
+// See die.h. A rank that dies
+//   1. sets an alarm that ends the process in a few seconds, whatever happens next;
+//   2. prints the message before it flushes stdout, because nobody may read stdout any more;
+//   3. waits until the launcher has read it: some (MPICH's) drop unread output when asked to end the ranks;
+//   4. calls the transport's abort, which ends the other ranks and may hang: hence 1;
+//   5. calls _exit, because exit handlers may wait for threads stuck in a library.
+// If several threads die at once (compute and progress), the first one does this and the others stop.
 #include "die.h"
 #include "printable.h"
 #include <pthread.h>
@@ -27,14 +27,14 @@ static struct {
     pthread_mutex_t dying;
 } self = {-1, -1, NULL, NULL, PTHREAD_MUTEX_INITIALIZER};
 
-const char *cf_given(const char *name) {
+const char *cf_getenv(const char *name) {
     const char *text = getenv(name);
     return text && *text ? text : NULL;
 }
 
 static int from_environment(const char *const *names, int fallback) {
     for (; *names; names++)
-        if (cf_given(*names)) return atoi(cf_given(*names));
+        if (cf_getenv(*names)) return atoi(cf_getenv(*names));
     return fallback;
 }
 
@@ -154,9 +154,9 @@ void cf_die_rank_0_ended(void) {
     if (__atomic_load_n(&waits_for_rank_0, __ATOMIC_ACQUIRE)) _exit(STATUS);
 }
 
-// Rank 0 prints for all, and its abort ends this rank meanwhile. If this rank is still here, rank 0 did not see the error (a file
-// that only this host lacks, say), so this rank prints it.
-static void leave_it_to_rank_0(void) {
+// Rank 0 prints for all, and its abort ends this rank meanwhile. If this rank still runs afterwards, rank 0 did not find the error
+// (only this host lacks a file, say), and this rank prints it.
+static void wait_for_rank_0(void) {
     obey_signals();
     __atomic_store_n(&waits_for_rank_0, 1, __ATOMIC_RELEASE);
     sleep(RANK_0_PRINTS_S);
@@ -167,7 +167,7 @@ CF_NORETURN static void die(bool together, const char *hint, const char *format,
     char text[sizeof error / 2]; // the last error may be among the arguments
     vsnprintf(text, sizeof text, format, arguments);
     cf_printable(text);
-    if (boundary) { // a caller wants errors as values
+    if (boundary) { // the error is returned
         cf_boundary *to = boundary;
         boundary = NULL;
         snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
@@ -178,7 +178,7 @@ CF_NORETURN static void die(bool together, const char *hint, const char *format,
     if (together) self.meet = NULL;
     if (together && meet && self.size > 1) meet(); // an error in there is printed instead
     pthread_mutex_lock(&self.dying);               // never unlocked: the first to die prints
-    if (together && self.rank != 0) leave_it_to_rank_0();
+    if (together && self.rank != 0) wait_for_rank_0();
     print_and_leave(hint, text);
 }
 

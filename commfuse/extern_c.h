@@ -1,4 +1,4 @@
-// What is declared between these is C, whichever language includes it.
+// Declarations between these have C linkage in C++ too.
 #ifndef CF_EXTERN_C_H
 #define CF_EXTERN_C_H
 

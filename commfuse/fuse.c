@@ -1,18 +1,17 @@
-// The executor. It walks one rank's list of steps and knows no algorithm: which slice, which peer and what
-// must be complete first is all in the step.
+// The executor. It walks one rank's list of steps and knows no algorithm: the step names the slice, the peer and the steps to
+// wait for.
 //
-//   COMPUTE, ADD, COPY   wait on a stream for what the transfers named bring, then enqueue the work
-//   EXCHANGE, COLLECTIVE post a request, exchanges that are joined all at once; transfers named become the request's
-//                        `after`; computations named are earlier in the stream, which post() is given
+//   COMPUTE, ADD, COPY   the stream waits until the named transfers have arrived, then the work is enqueued
+//   EXCHANGE, COLLECTIVE post a request, joined exchanges together. Named transfers become the request's `after`; named
+//                        computations are already on the stream that post() gets
 //
-// A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so
-// that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
-// Memory and requests are made once, in create. Where a slice is, one place decides, place_of(). If the
-// context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
+// begin runs the steps before schedule.begin, finish the others; then finish waits for every request, so that all memory may be
+// reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
+// decides where a slice is. If the context has a check, a checksum is posted after each payload and compared in finish (check.c).
 //
-// Lanes. If the plan allows it, computations take turns on the context's two streams. On a GPU the first tiles of one then
-// run where the last ones of the other leave multiprocessors free, so that slices cost little more than the whole. A
-// computation on one lane waits for nothing on the other; all else (an addition, a request) waits for what is on both.
+// Lanes. If the plan is `independent`, computations alternate between the context's two streams. On a GPU the first tiles of one
+// then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the whole. Computations
+// of the two lanes do not wait for each other; everything else (additions, requests) waits for both lanes.
 #include "fuse.h"
 #include "die.h"
 #include "schedule_check.h"
@@ -22,37 +21,39 @@
 
 enum { TIMED_RUNS = 64 };
 
-typedef struct timed_run { // on the compute stream: what begin and finish enqueued lies between these
+typedef struct timed_run { // moments of the compute stream before and after what begin, and finish, enqueued
     cf_moment begin[2], finish[2];
 } timed_run;
 
 struct cf_fuse {
     cf_context *context;
     cf_fuse_plan plan;
-    cf_schedule *way[CF_CHOICES]; // those that it may run by
-    int ways;
-    const cf_schedule *schedule; // the one that it runs by
+    cf_schedule *choice[CF_CHOICES];
+    int choices;
+    const cf_schedule *schedule; // the current choice
     cf_request *request;         // one per step; unused for steps on the compute stream
-    unsigned char *arrived;      // per step: lanes on which what its request brings is known to be here, a bit each
+    unsigned char *arrived;      // per step, a bit for each lane: work on this lane need not wait for the request any more
     int tag;                     // of slice 0
-    cf_checksums *sums;          // NULL: none are made
+    cf_checksums *sums;          // NULL: none
     char *stage, *result;
     char label[64];
-    timed_run *timed; // [TIMED_RUNS]; NULL: there is nothing to compare
+    timed_run *timed; // [TIMED_RUNS]; NULL: there is one choice
     int timed_count;
     timed_run *now; // of the run in progress; NULL: it is not timed
     // The run in progress
-    bool running, half_way; // an error now would leave it half done
+    bool running, half_way; // half_way: inside begin or finish, where an error makes the context fail
     int next;               // step
     char *full;
     int64_t rows, row_bytes, row_elements;
     cf_compute *compute;
     void *argument;
     int layer;
-    // Lanes: 0 is the context's stream, 1 the one beside it
-    bool two, computed, forked, behind; // both are used; now by one at least; 1 has begun; the other has what this waits for
-    int lane;                           // of the step in progress
-    cf_moment fork;                     // lane 1 begins after it
+    // Lanes: 0 is the context's stream, 1 its second one
+    bool two_lanes;      // both are used
+    bool computed, fork; // a computation has been enqueued; lane 1 has begun
+    bool join;           // the other lane has work that an addition or a request must wait for
+    int lane;            // of the step in progress
+    cf_moment start;     // of begin or finish on lane 0: lane 1 begins after it
 };
 
 // --- plan ---
@@ -81,14 +82,13 @@ cf_work cf_fuse_work(const cf_fuse *f) {
                      .folds = f->plan.folds};
 }
 
-// Native collectives have no checksums.
-static cf_choice choose(const cf_context *context, const cf_fuse *f) {
-    const cf_fuse_plan *plan = &f->plan;
+static cf_choice predicted_choice(const cf_fuse *f) {
+    const cf_context *context = f->context;
     cf_costs costs = {0};
     if (context->transport) costs = context->transport->costs;
-    if (plan->group->size > 1 && costs.flops_per_s <= 0)
-        cf_die("call cf_costs_agree() first", "%s: mode auto, but nobody knows what things cost", plan->name);
-    costs.native &= context->check == NULL;
+    if (f->plan.group->size > 1 && costs.flops_per_s <= 0)
+        cf_die("call cf_costs_agree() first", "%s: mode auto needs the costs of transfers and computation", f->plan.name);
+    costs.native &= context->check == NULL; // native collectives have no checksums
     cf_work work = cf_fuse_work(f);
     return cf_choose(&work, &costs);
 }
@@ -97,18 +97,17 @@ static void release(cf_fuse *f) {
     cf_checksums_free(f->sums, f->context->stream);
     cf_free(f->stage);
     if (!f->plan.result_given) cf_free(f->result);
-    for (int i = 0; i < f->ways; i++) cf_schedule_free(f->way[i]);
+    for (int i = 0; i < f->choices; i++) cf_schedule_free(f->choice[i]);
     free(f->request);
     free(f->arrived);
     free(f->timed);
 }
 
-// All ranks', which are checked together; the schedule of this one.
+// The schedule of this rank from the caller's generator. The schedules of all ranks are checked together.
 static cf_schedule *generated(const cf_fuse_plan *plan) {
     const int ranks = plan->group->size;
     if (!plan->generator) cf_die("give plan.generator", "%s: mode own without a generator", plan->name);
-    cf_schedule **all = calloc((size_t)ranks, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for operation %s", plan->name);
+    cf_schedule **all = cf_host_alloc(ranks, sizeof *all, plan->name);
     for (int r = 0; r < ranks; r++) {
         cf_boundary *boundary = cf_boundary_swap(NULL);
         all[r] = plan->generator(ranks, r, plan->slices);
@@ -117,7 +116,7 @@ static cf_schedule *generated(const cf_fuse_plan *plan) {
         if (!s) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
         if (s->ranks != ranks || s->operation != plan->operation || s->side != plan->side || s->mode != CF_MODE_OWN ||
             (s->folds && !plan->folds))
-            cf_die(NULL, "%s: its generator makes a schedule of %d ranks for %s, mode %s", plan->name, s->ranks,
+            cf_die(NULL, "%s: its generator made a schedule of %d ranks for %s, mode %s", plan->name, s->ranks,
                    cf_operation_name(s->operation), cf_mode_name(s->mode));
     }
     char where[CF_WHERE_TEXT];
@@ -130,17 +129,17 @@ static cf_schedule *generated(const cf_fuse_plan *plan) {
     return mine;
 }
 
-int cf_fuse_offer(cf_fuse *f, cf_choice *ways, int count, int64_t *room) {
+int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room) {
     const cf_fuse_plan *plan = &f->plan;
     cf_context *context = f->context;
     if (f->running || count < 1 || count > CF_CHOICES || (context->check && count > 1))
-        cf_die(NULL, "%s: %d ways are offered%s%s", f->label, count, f->running ? " while it runs" : "",
+        cf_die(NULL, "%s gets %d choices%s%s", f->label, count, f->running ? " while it runs" : "",
                context->check ? " with checksums" : "");
     release(f);
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
-    f->ways = 0;
+    f->choices = 0;
     for (int i = 0; i < count; i++) {
-        const cf_choice *c = &ways[i];
+        const cf_choice *c = &choices[i];
         cf_schedule *s = c->mode == CF_MODE_OWN ? generated(plan)
                                                 : cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
                                                                      plan->group->size, plan->group->rank, c->slices, plan->folds);
@@ -152,25 +151,25 @@ int cf_fuse_offer(cf_fuse *f, cf_choice *ways, int count, int64_t *room) {
         }
         *room -= more, stage += more_stage, result += more_result;
         steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
-        ways[f->ways] = *c, f->way[f->ways++] = s;
+        choices[f->choices] = *c, f->choice[f->choices++] = s;
     }
-    f->request = calloc((size_t)steps, sizeof *f->request);
-    f->arrived = calloc((size_t)steps, sizeof *f->arrived);
-    f->timed = count > 1 ? calloc(TIMED_RUNS, sizeof *f->timed) : NULL;
-    if (!f->request || !f->arrived || (count > 1 && !f->timed)) cf_die(NULL, "out of memory for operation %s", plan->name);
+    f->request = cf_host_alloc(steps, sizeof *f->request, plan->name);
+    f->arrived = cf_host_alloc(steps, sizeof *f->arrived, plan->name);
+    f->timed = count > 1 ? cf_host_alloc(TIMED_RUNS, sizeof *f->timed, plan->name) : NULL;
     f->stage = cf_alloc(stage, "communication staging");
     if (!plan->result_given) f->result = cf_alloc(result, "communication staging");
     int tags = plan->group->size * (int)slices;
     f->tag = context->tags;
-    f->sums = cf_checksums_create(context->check, f->way[0], plan->group, f->label, tags);
+    f->sums = cf_checksums_create(context->check, f->choice[0], plan->group, f->label, tags);
     context->tags += f->sums ? 2 * tags : tags;
-    cf_fuse_take(f, 0);
-    return f->ways;
+    cf_fuse_choose(f, 0);
+    return f->choices;
 }
 
-void cf_fuse_take(cf_fuse *f, int way) {
-    if (f->running || way < 0 || way >= f->ways) cf_die(NULL, "%s takes way %d of %d", f->label, way, f->ways);
-    f->schedule = f->way[way];
+void cf_fuse_choose(cf_fuse *f, int choice) {
+    if (f->running || choice < 0 || choice >= f->choices)
+        cf_die(NULL, "%s gets choice %d of %d%s", f->label, choice, f->choices, f->running ? " while it runs" : "");
+    f->schedule = f->choice[choice];
     f->plan.mode = f->schedule->mode, f->plan.route = f->schedule->route, f->plan.slices = f->schedule->slices;
 }
 
@@ -178,16 +177,15 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     CF_RETURNS(NULL);
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
     if (plan.result_given && plan.operation != CF_ALLTOALL)
-        cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name, cf_operation_name(plan.operation));
-    cf_fuse *f = calloc(1, sizeof *f);
-    if (!f) cf_die(NULL, "out of memory for operation %s", plan.name);
+        cf_die(NULL, "%s: result_given is for all-to-all, not for %s", plan.name, cf_operation_name(plan.operation));
+    cf_fuse *f = cf_host_alloc(1, sizeof *f, plan.name);
     f->context = context;
     f->plan = plan;
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
-    cf_choice way = {plan.mode, plan.route, plan.slices};
-    if (plan.mode == CF_MODE_AUTO) way = choose(context, f);
+    cf_choice choice = {plan.mode, plan.route, plan.slices};
+    if (plan.mode == CF_MODE_AUTO) choice = predicted_choice(f);
     int64_t room = 0;
-    cf_fuse_offer(f, &way, 1, &room);
+    cf_fuse_set_choices(f, &choice, 1, &room);
     return f;
 }
 
@@ -200,9 +198,9 @@ bool cf_fuse_free(cf_fuse *f) {
     return true;
 }
 
-void cf_fuse_result(cf_fuse *f, void *result) {
+void cf_fuse_set_result(cf_fuse *f, void *result) {
     if (!f->plan.result_given || f->running)
-        cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "has a place of its own for its result");
+        cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "was planned without result_given");
     f->result = result;
 }
 
@@ -213,9 +211,9 @@ const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
     return &f->plan;
 }
 
-// --- what runs take ---
+// --- times of runs ---
 
-double cf_fuse_spent_ms(cf_fuse *f) {
+double cf_fuse_median_ms(cf_fuse *f) {
     double ms[TIMED_RUNS];
     int count = f->timed_count < TIMED_RUNS ? f->timed_count : TIMED_RUNS;
     for (int i = 0; i < count; i++) {
@@ -226,12 +224,12 @@ double cf_fuse_spent_ms(cf_fuse *f) {
     return cf_median(ms, count);
 }
 
-void cf_fuse_include(cf_fuse *f) {
+void cf_fuse_extend_timing(cf_fuse *f) {
     if (f->running) cf_die(NULL, "%s is not finished", f->label);
     if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
 }
 
-// --- where things lie ---
+// --- places ---
 
 // Slice k of any shard is rows [offset(k), offset(k + 1)) of it.
 static int64_t offset_of(const cf_fuse *f, int k) {
@@ -273,29 +271,30 @@ static cf_span span_of(const cf_fuse *f, const cf_step *step) {
 // --- lanes ---
 
 static cf_stream *stream_of(const cf_fuse *f, int lane) {
-    return lane ? f->context->beside : f->context->stream;
+    return lane ? f->context->second : f->context->stream;
 }
 
-// A generator of the caller's may order its computations by the stream alone.
+// Schedules of a caller's generator have one lane: the order of their computations may be that of the stream.
 static void begin_lanes(cf_fuse *f) {
-    f->two = f->plan.apart && f->context->beside && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
-    f->computed = f->forked = f->behind = false, f->lane = 0;
-    if (f->two) f->fork = cf_moment_untimed(f->context->stream);
+    f->two_lanes =
+        f->plan.independent && f->context->second && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
+    f->computed = f->fork = f->join = false, f->lane = 0;
+    if (f->two_lanes) f->start = cf_moment_untimed(f->context->stream);
 }
 
 static void join_lanes(cf_fuse *f) {
-    if (f->behind) cf_stream_after(stream_of(f, f->lane), cf_moment_untimed(stream_of(f, 1 - f->lane)));
-    f->behind = false;
+    if (f->join) cf_stream_after(stream_of(f, f->lane), cf_moment_untimed(stream_of(f, 1 - f->lane)));
+    f->join = false;
 }
 
 static void change_lane(cf_fuse *f) {
-    if (f->computed) f->lane = 1 - f->lane, f->behind = true;
-    if (f->lane == 1 && !f->forked) cf_stream_after(f->context->beside, f->fork), f->forked = true;
+    if (f->computed) f->lane = 1 - f->lane, f->join = true;
+    if (f->lane == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
     f->computed = true;
 }
 
 static void end_lanes(cf_fuse *f) {
-    if (f->lane == 1) f->lane = 0, f->behind = true;
+    if (f->lane == 1) f->lane = 0, f->join = true;
     join_lanes(f);
 }
 
@@ -313,8 +312,8 @@ static void trace_request(cf_fuse *f, int index) {
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
     if (t->test(t, request, point, stream_of(f, f->lane))) return;
-    // What is computed on the other lane hides the transfer until then.
-    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, stream_of(f, f->behind ? 1 - f->lane : f->lane));
+    // Computation on the other lane still hides the transfer, so the wait counts from its end.
+    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, stream_of(f, f->join ? 1 - f->lane : f->lane));
     cf_moment end = t->wait(t, request, point, stream_of(f, f->lane));
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
@@ -326,74 +325,50 @@ static void wait_for_step(cf_fuse *f, int index, cf_point point) {
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
-    if (!cf_on_wire(&f->schedule->step[index]) || f->arrived[index] >> f->lane & 1) return;
-    wait_for_step(f, index, CF_ARRIVED);
-}
-
-static void wait_for_all(cf_fuse *f, const cf_step *step) {
-    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
+    const bool arrived = f->arrived[index] >> f->lane & 1;
+    if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_for_step(f, index, CF_ARRIVED);
 }
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
     cf_stream *stream = stream_of(f, f->lane);
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, "add", stream);
-    // A shard further is the same slice of the next part.
+    // The same slice of the next part is one shard further.
     cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->plan.dtype, stream);
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, begin, stream);
 }
 
 // --- steps on the wire ---
 
-static void fill_exchange(cf_fuse *f, const cf_step *step, cf_request *r) {
-    r->kind = CF_REQUEST_EXCHANGE;
-    r->send_to = step->send_to;
-    r->recv_from = step->recv_from;
-    int m = f->schedule->slices;
-    if (step->send_to >= 0) {
-        r->send = place_of(f, step->from);
-        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements;
-        r->send_tag = f->tag + step->send_slice;
-    }
-    if (step->recv_from >= 0) {
-        r->recv = place_of(f, step->at);
-        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements;
-        r->recv_tag = f->tag + step->recv_slice;
-    }
-}
-
-static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
-    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
-    r->kind = kinds[f->schedule->operation];
-    r->blocking = f->schedule->blocking;
-    r->send = place_of(f, step->from);
-    r->recv = place_of(f, step->at);
-    r->send_count = rows_of(f, step->first % f->schedule->slices) * f->row_elements;
-    r->stride = f->rows * f->row_elements;
-}
-
 static void fill_request(cf_fuse *f, int index) {
+    static const cf_request_kind collectives[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
     const cf_step *step = &f->schedule->step[index];
+    const bool exchange = step->kind == CF_EXCHANGE;
+    const int m = f->schedule->slices;
+    const cf_request_kind kind = exchange ? CF_REQUEST_EXCHANGE : collectives[f->schedule->operation];
     cf_request *r = &f->request[index];
-    *r = (cf_request){.group = f->plan.group,
-                      .dtype = f->plan.dtype,
-                      .send_to = -1,
-                      .recv_from = -1,
-                      .bulk = f->plan.bulk,
-                      .label = f->label,
-                      .layer = f->layer,
-                      .step = f->context->step,
-                      .posted = cf_trace_posted(f->context->trace, stream_of(f, f->lane))};
-    if (step->kind == CF_EXCHANGE)
-        fill_exchange(f, step, r);
-    else
-        fill_collective(f, step, r);
+    *r = cf_request_of(kind, f->plan.group, f->plan.dtype, f->label);
+    r->bulk = f->plan.bulk, r->layer = f->layer, r->step = f->context->step;
+    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->lane));
+    if (!exchange) {
+        r->blocking = f->schedule->blocking;
+        r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
+        r->send_count = rows_of(f, step->first % m) * f->row_elements, r->stride = f->rows * f->row_elements;
+    }
+    if (exchange && step->send_to >= 0) {
+        r->send_to = step->send_to, r->send = place_of(f, step->from);
+        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements, r->send_tag = f->tag + step->send_slice;
+    }
+    if (exchange && step->recv_from >= 0) {
+        r->recv_from = step->recv_from, r->recv = place_of(f, step->at);
+        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements, r->recv_tag = f->tag + step->recv_slice;
+    }
     for (int i = 0, n = 0; i < 2; i++)
-        if (step->wait[i] >= 0 && cf_on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
+        if (step->wait[i] >= 0 && cf_is_transfer(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
 }
 
-// A collective, or exchanges [first, end), which are one unit.
+// Posts steps [first, end): a collective, or the exchanges of one unit.
 static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
     join_lanes(f);
@@ -404,11 +379,11 @@ static void post(cf_fuse *f, int first, int end) {
 
 // --- a run ---
 
-// Takes the next step, and with an exchange those that are joined to it.
+// Runs the next step; with an exchange also those joined to it.
 static void run_step(cf_fuse *f) {
     int index = f->next++;
     const cf_step *step = &f->schedule->step[index];
-    if (cf_on_wire(step)) {
+    if (cf_is_transfer(step)) {
         while (f->next < f->schedule->count && f->schedule->step[f->next].joined) f->next++;
         post(f, index, f->next);
         if (f->schedule->blocking) wait_for_arrival(f, index);
@@ -416,11 +391,11 @@ static void run_step(cf_fuse *f) {
     }
     cf_span span = span_of(f, step);
     const bool compute = step->kind == CF_COMPUTE && span.rows > 0;
-    if (f->two && compute && !step->accumulate)
+    if (f->two_lanes && compute && !step->accumulate)
         change_lane(f);
     else
         join_lanes(f);
-    wait_for_all(f, step);
+    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
     cf_stream *stream = stream_of(f, f->lane);
     if (compute) {
         cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
@@ -454,7 +429,7 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label, (long long)rows_per_rank,
                (long long)row_elements, (long long)f->plan.capacity);
     if (f->plan.result_given && !f->result)
-        cf_die("call cf_fuse_result() before every begin", "%s: no place for its result", f->label);
+        cf_die("call cf_fuse_set_result() before every begin", "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
     f->now = f->context->timed && f->timed ? &f->timed[f->timed_count++ % TIMED_RUNS] : NULL;
@@ -479,17 +454,20 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     return true;
 }
 
-static void finish_checksums(cf_fuse *f) {
-    for (int i = 0; i < f->schedule->count; i++)
+static void wait_for_requests(cf_fuse *f) {
+    int last = f->schedule->count - 1;
+    while (last >= 0 && !cf_is_transfer(&f->schedule->step[last])) last--;
+    if (last >= 0 && !f->sums && f->context->transport->in_order) // one wait for all; checksums are made as slices arrive
+        wait_until(f, &f->request[last], CF_COMPLETE);
+    for (int i = 0; i <= last; i++)
+        if (cf_is_transfer(&f->schedule->step[i])) {
+            wait_for_step(f, i, CF_COMPLETE);
+            trace_request(f, i);
+        }
+    if (!f->sums) return;
+    for (int i = 0; i <= last; i++)
         if (f->schedule->step[i].kind == CF_EXCHANGE) wait_until(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
     cf_checksums_compare(f->sums, f->context->stream);
-}
-
-// Where requests complete in order that is one wait for all of them.
-static void wait_for_last(cf_fuse *f) {
-    int last = f->schedule->count - 1;
-    while (last >= 0 && !cf_on_wire(&f->schedule->step[last])) last--;
-    if (last >= 0 && f->context->transport->in_order) wait_until(f, &f->request[last], CF_COMPLETE);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {
@@ -501,18 +479,12 @@ void *cf_fuse_finish(cf_fuse *f) {
     begin_lanes(f);
     while (f->next < f->schedule->count) run_step(f);
     end_lanes(f);
-    if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
-    for (int i = 0; i < f->schedule->count; i++) {
-        if (!cf_on_wire(&f->schedule->step[i])) continue;
-        wait_for_step(f, i, CF_COMPLETE);
-        trace_request(f, i);
-    }
-    if (f->sums) finish_checksums(f);
+    wait_for_requests(f);
     f->half_way = false;
     if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
-    if (f->plan.result_given) f->result = NULL; // the caller's again: no later run may write there unasked
+    if (f->plan.result_given) f->result = NULL; // it is the caller's again
     return result;
 }
 

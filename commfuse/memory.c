@@ -1,5 +1,5 @@
-// See memory.h. Each allocation and its purpose are in a list, not in front of the memory, so that guards of allocators and
-// sanitizers stay useful, and because the host cannot write into a GPU's memory.
+// See memory.h. Allocations are in a list, not in a header before the memory: the host cannot write to GPU memory, and sanitizers'
+// guards stay useful.
 #include "memory.h"
 #include "device.h"
 #include "die.h"
@@ -42,15 +42,15 @@ static void *reserve(int64_t bytes) {
     return address == MAP_FAILED ? NULL : address;
 }
 
-// NULL: none. The lock is held, or there is one thread.
-static block *holds(const void *address) {
+// The block that contains an address; NULL: none. The lock is held, or there is one thread.
+static block *block_of(const void *address) {
     block *b = allocated.blocks;
     while (b && ((const char *)address < (char *)b->memory || (const char *)address >= (char *)b->memory + b->bytes)) b = b->next;
     return b;
 }
 
 bool cf_memory_is_reserved(const void *address) {
-    const block *b = holds(address);
+    const block *b = block_of(address);
     return b && b->reserved;
 }
 
@@ -58,10 +58,10 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
     block *b = malloc(sizeof *b);
-    void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_take(bytes);
+    void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_malloc(bytes);
     if (!address)
         cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
-               "no memory: %.1f MiB for %s, after %.1f MiB already taken", (double)bytes / 1048576, purpose,
+               "no memory: %.1f MiB for %s; %.1f MiB are allocated already", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576);
     *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.plan_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
@@ -73,7 +73,7 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     return address;
 }
 
-// Frees what is not used any more. The lock is held.
+// The lock is held.
 static void free_unused(void) {
     for (block **at = &allocated.blocks, *b; (b = *at) != NULL;) {
         if (!b->unused || b->lent) {
@@ -84,7 +84,7 @@ static void free_unused(void) {
         if (b->reserved)
             munmap(b->memory, (size_t)b->bytes + 1);
         else
-            cf_device_give(b->memory);
+            cf_device_free(b->memory);
         free(b);
     }
 }
@@ -94,7 +94,7 @@ void cf_free(void *address) {
     pthread_mutex_lock(&allocated.lock);
     block *b = allocated.blocks;
     while (b && (b->memory != address || b->unused)) b = b->next;
-    if (!b) cf_die(NULL, "cf_free of memory that cf_alloc did not give");
+    if (!b) cf_die(NULL, "cf_free() of memory that is not from cf_alloc()");
     b->unused = true;
     free_unused();
     pthread_mutex_unlock(&allocated.lock);
@@ -102,7 +102,7 @@ void cf_free(void *address) {
 
 void *cf_memory_lend(const void *address, int64_t *bytes) {
     pthread_mutex_lock(&allocated.lock);
-    block *b = holds(address);
+    block *b = block_of(address);
     if (b) b->lent = true, *bytes = b->bytes;
     pthread_mutex_unlock(&allocated.lock);
     return b ? b->memory : NULL;
@@ -115,19 +115,19 @@ void cf_memory_returned(void) {
     pthread_mutex_unlock(&allocated.lock);
 }
 
-static void *some(void *memory, int64_t count, size_t size, const char *purpose) {
+static void *checked(void *memory, int64_t count, size_t size, const char *purpose) {
     if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
     return memory;
 }
 
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {
-    return some(calloc((size_t)count + !count, size + !size), count, size, purpose);
+    return checked(calloc((size_t)count + !count, size + !size), count, size, purpose);
 }
 
 void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose) {
     if (wanted <= *capacity) return array;
     *capacity = wanted < 32 ? 64 : 2 * wanted;
-    return some(realloc(array, (size_t)*capacity * size), *capacity, size, purpose);
+    return checked(realloc(array, (size_t)*capacity * size), *capacity, size, purpose);
 }
 
 double cf_now_ms(void) {
@@ -136,7 +136,7 @@ double cf_now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-// For a purpose; NULL: for all. The lock is held.
+// purpose NULL: all. The lock is held.
 static int64_t bytes_for(const char *purpose) {
     int64_t total = 0;
     for (const block *b = allocated.blocks; b; b = b->next)

@@ -1,7 +1,6 @@
-// Device memory, by purpose. Allocated before the first step (scratch of some GPU kernels: at their first call with a
-// larger shape) and freed at exit. Each allocation names its purpose, so that a report can say where
-// memory goes. In plan-only mode addresses are reserved with mmap(PROT_NONE): the model is built as usual, takes no
-// memory, and a stray access is a fault rather than a wrong figure.
+// Device memory. It is allocated before the first step (scratch of some GPU kernels: at their first call with a larger shape) and
+// freed at exit. Each allocation names its purpose, for the report of memory by purpose. In plan-only mode addresses are reserved
+// with mmap(PROT_NONE): the model is built as usual without memory, and a stray access faults.
 #ifndef CF_MEMORY_H
 #define CF_MEMORY_H
 
@@ -25,19 +24,19 @@ bool cf_memory_is_reserved(const void *address);
 void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
 
-// The start and size of the allocation that holds an address, which other processes may map from here on; NULL: none holds
-// it. cf_free() of such memory frees it when no process has it mapped any more: in cf_memory_returned().
+// The start and size of the allocation that contains an address, which other processes may map from here on; NULL: none. cf_free()
+// of such memory delays the release until no process has it mapped any more: until cf_memory_returned().
 void *cf_memory_lend(const void *address, int64_t *bytes);
 void cf_memory_returned(void);
 
-// Zeroed memory of the host: `count` elements of `size` bytes. Ends (cf_die) where there is none. To free().
+// Zeroed host memory for `count` elements of `size` bytes, for free(). Dies if there is none.
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose);
-// The array with room for `wanted` elements, which may be elsewhere then; *capacity: for how many it has room.
+// Grows an array to at least `wanted` elements, as realloc(); *capacity is its size in elements. Dies if there is no memory.
 void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose);
 
 double cf_now_ms(void); // the host's monotonic clock, milliseconds
 
-int64_t cf_memory_bytes(void);     // bytes allocated now
+int64_t cf_memory_bytes(void);     // allocated now
 void cf_memory_report(FILE *file); // a table: purpose, bytes, share
 
 CF_EXTERN_C_END

@@ -19,7 +19,7 @@ void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp)
     mesh->tp = tp;
     mesh->dp = dp;
     mesh->tp_group = make_group("tp", tp, tp_rank, dp_rank * tp, 1);
-    mesh->tp_group.slack = false; // a layer's computation waits for what its ranks exchange, an update for what replicas do
+    mesh->tp_group.slack = false; // a layer waits for its group's exchanges
     mesh->dp_group = make_group("dp", dp, dp_rank, tp_rank, tp);
     mesh->world_group = make_group("world", world_size, world_rank, 0, 1);
     mesh->self_group = make_group("self", 1, 0, world_rank, 1);

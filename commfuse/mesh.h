@@ -13,14 +13,14 @@ typedef struct cf_group {
     int size;         // ranks in the group
     int rank;         // this process's rank in it
     int *world;       // world[i]: world rank of member i
-    bool slack;       // what it exchanges has other computation to hide in: it takes few of a GPU's multiprocessors
-    void *native;     // the transport's handle, set by cf_transport.bind, freed when it closes
+    bool slack;       // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
+    void *native;     // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 
 typedef struct cf_mesh {
     int tp, dp;
     cf_group tp_group, dp_group, world_group;
-    cf_group self_group; // this rank alone: nothing travels, so it needs no bind
+    cf_group self_group; // this rank alone; needs no bind
 } cf_mesh;
 
 // Fills *mesh for one rank. Dies (together) unless tp, dp >= 1 and tp · dp = world_size.

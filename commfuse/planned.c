@@ -1,8 +1,8 @@
-// The third twin of device.h and transport.h: nothing is computed or sent, what would be is recorded (record.h). The same
-// program linked with this one is its own model: layers, schedules and executor are those that train.
+// The third twin of device.h and transport.h: instead of computing and sending it records what the program would do (record.h).
+// So the program predicts itself: layers, schedules and executor are those that train.
 //
-// Memory is reserved and never touched. What the host reads from the device are token numbers, drawn evenly from the
-// vocabulary; as the doubles of reports they are tiny. A program has one device, so there is one record.
+// Memory is reserved and never touched. When the host reads device memory it gets random token numbers of the vocabulary; read as
+// the doubles of reports these are tiny. A program has one device, so there is one record.
 #pragma GCC diagnostic ignored "-Wunused-parameter" // nothing is read or written
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +14,13 @@
 
 enum { PAGE = 4096 };
 static const double MS = 1e3;
-static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4; // transport_cuda.cu: by a unit; by what replicas exchange
+// As in transport_cuda.cu: the share of multiprocessors that a unit takes at most, and how much less replicas' exchanges take.
+static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4;
 
 static cf_record record;
 
 struct cf_stream {
-    int number; // 1: the one beside
+    int number; // 1: the second compute stream
 };
 
 // --- the record ---
@@ -54,20 +55,19 @@ const cf_hardware *cf_record_hardware(void) {
     return record.hardware;
 }
 
-// --- device: what a function of device.h does here; the Makefile makes the functions of these ---
+// --- device: the body of each function of device.h; the Makefile adds the declarations ---
 
 static cf_stream *make_stream(int number) {
-    cf_stream *stream = calloc(1, sizeof *stream);
-    if (!stream) cf_die(NULL, "out of memory for a stream");
+    cf_stream *stream = cf_host_alloc(1, sizeof *stream, "a stream");
     stream->number = number;
     return stream;
 }
 
-static void moves(cf_stream *stream, const char *name, double bytes) {
+static void move_bytes(cf_stream *stream, const char *name, double bytes) {
     cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, bytes);
 }
 
-// Its number is that of the next entry, and of the stream.
+// Its number encodes the next entry and the stream.
 static cf_moment moment(const cf_stream *stream, bool timed) {
     cf_record_entry *e = timed && record.hardware && record.hardware->moment_s > 0 ? add(stream, CF_DO_MOMENT) : NULL;
     if (e) e->work = CF_WORK_MEMORY, e->ms = MS * record.hardware->moment_s;
@@ -85,7 +85,7 @@ static void sync(void) {
 
 static void copy(cf_stream *stream, void *to, int64_t bytes) {
     if (bytes <= 0) return;
-    moves(stream, "copy", 2 * (double)bytes);
+    move_bytes(stream, "copy", 2 * (double)bytes);
     if (cf_memory_is_reserved(to)) return;
     uint64_t word = 1; // all ranks read the same tokens
     int32_t token = 0;
@@ -97,8 +97,8 @@ static void copy(cf_stream *stream, void *to, int64_t bytes) {
     if (bytes >= PAGE) record.host_ms += MS * record.hardware->word_s * (double)bytes / sizeof token;
 }
 
-static void *take_memory(void) {
-    cf_die("a bug: cf_device_plan_only() comes first", "a planned program takes memory");
+static void *no_memory(void) {
+    cf_die("a bug: cf_device_plan_only() comes first", "a planned program allocates memory");
 }
 
 #define NOTHING                         (void)0
@@ -107,7 +107,7 @@ static void *take_memory(void) {
 #define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
 #define PLANNED_cf_device_threads       NOTHING
 #define PLANNED_cf_stream_create        make_stream(0)
-#define PLANNED_cf_stream_create_beside record.hardware->gpu ? make_stream(1) : NULL
+#define PLANNED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
 #define PLANNED_cf_stream_create_urgent make_stream(0)
 #define PLANNED_cf_stream_free          free(stream)
 #define PLANNED_cf_stream_sync          sync()
@@ -122,16 +122,17 @@ static void *take_memory(void) {
 #define PLANNED_cf_range_begin          NOTHING
 #define PLANNED_cf_range_end            NOTHING
 #define PLANNED_cf_copy                 copy(stream, to, bytes)
-#define PLANNED_cf_zero                 bytes > 0 ? moves(stream, "zero", (double)bytes) : NOTHING
-#define PLANNED_cf_add                  moves(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
-#define PLANNED_cf_checksum             moves(stream, "checksum", (double)bytes)
-#define PLANNED_cf_compare              moves(stream, "compare", 16 * (double)count)
-#define PLANNED_cf_device_take          take_memory()
-#define PLANNED_cf_device_give          NOTHING
+#define PLANNED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
+#define PLANNED_cf_add                  move_bytes(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
+#define PLANNED_cf_checksum             move_bytes(stream, "checksum", (double)bytes)
+#define PLANNED_cf_compare              move_bytes(stream, "compare", 16 * (double)count)
+#define PLANNED_cf_device_malloc        no_memory()
+#define PLANNED_cf_device_free          NOTHING
 #include <device_functions.h> // made by the Makefile
 
 // --- transport ---
 
+// The first level of links that joins two world ranks.
 static int level_of(int a, int b) {
     const cf_hardware *h = record.hardware;
     int level = 0;
@@ -139,14 +140,15 @@ static int level_of(int a, int b) {
     return level;
 }
 
-// The rank so many places after `rank` in its group: of ranks side by side, or `stride` apart.
+// The member `offset` places after world rank `rank` in its group, whose members are neighbours or `stride` apart.
 static int shifted(const cf_group *g, int rank, int offset) {
     int stride = g->size > 1 ? g->world[1] - g->world[0] : 1, span = g->size * stride;
     int first = stride == 1 ? rank / g->size * g->size : rank % stride;
     return first + (rank - first + offset * stride + span) % span;
 }
 
-// Adds `bytes` to what this rank and, with it, all ranks of its block send to the members `offset` places on.
+// Adds `bytes` from each rank to the member `offset` places after it: to mine[] for this rank, to block[] for all ranks of its
+// block of the level below, which share a link.
 static void add_bytes(const cf_group *g, int offset, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int me = g->world[g->rank];
@@ -162,7 +164,8 @@ static uint64_t player(const cf_group *g, int member) {
     return UINT64_C(1) << g->world[member] % record.players;
 }
 
-// Bytes of a ring over the members: each passes on what all others have; of those on one block the last passes it further.
+// Adds the bytes of a ring over the members. Each forwards the data of all others; in a block of ranks only the last forwards them
+// to the next block.
 static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int reach = level_of(g->world[0], g->world[g->size - 1]), together = 1;
@@ -180,7 +183,7 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
     }
 }
 
-// A message to one member; natively one to each, or a ring.
+// An exchange, an all-to-all as a message to each member, or another collective as a ring.
 static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     const cf_group *g = r->group;
@@ -209,7 +212,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     }
 }
 
-// Two of each group: on GPUs native collectives have one where they have a communicator, on CPUs what is in bulk.
+// Each group has two lanes. The second is for native collectives, which have their own communicator, on GPUs, for bulk on CPUs.
 static int lane_of(const cf_transport *t, const cf_request *r) {
     static const char *const names[] = {"tp", "dp", "world"};
     int lane = 0;
@@ -222,8 +225,7 @@ static void add_after(cf_record_unit *u, const cf_request *r) {
         int unit = r->after[i] ? (int)r->after[i]->end.number - 1 : -1;
         bool known = unit < 0;
         for (int k = u->after; k < record.afters; k++) known |= record.after[k] == unit;
-        if (known) continue;
-        cf_record_after(&record, unit);
+        if (!known) cf_record_after(&record, unit);
     }
 }
 
@@ -249,7 +251,7 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
-// On a GPU a group's requests end in the order posted: who has waited for one has waited for all before it.
+// On a GPU a group's requests end in the order posted, so a stream that has waited for one need not wait for those before it.
 static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     return r->state > (int)point ||
            (record.hardware->gpu && r->end.number <= record.done[lane_of(t, r)] && record.waiter[lane_of(t, r)] == stream->number);
@@ -259,7 +261,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     int unit = (int)r->end.number - 1;
     cf_record_kind kind = point == CF_ARRIVED ? CF_DO_WAIT_ARRIVED : CF_DO_WAIT_COMPLETE;
     const cf_record_entry *last = record.entries ? &record.entry[record.entries - 1] : NULL;
-    if (!last || last->unit != unit || last->kind != kind) add(stream, kind)->unit = unit; // else another message of that unit
+    if (!last || last->unit != unit || last->kind != kind) add(stream, kind)->unit = unit; // once for all messages of a unit
     const int lane = record.unit[unit].lane;
     if (record.waiter[lane] != stream->number) record.done[lane] = 0, record.waiter[lane] = stream->number;
     if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[lane] = r->end.number;
@@ -271,7 +273,7 @@ static void set_threads(cf_transport *t, int threads) {}
 
 static void set_timeout(cf_transport *t, double timeout_s) {}
 
-static cf_costs reckon(const cf_transport *t, int threads) {
+static cf_costs estimate_costs(const cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
     return (cf_costs){.latency_s = h->link[0].latency_s,
                       .message_s = h->message_s,
@@ -302,8 +304,7 @@ static void close_transport(cf_transport *t) {
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
-    cf_transport *t = calloc(1, sizeof *t);
-    if (!t) cf_die(NULL, "out of memory for a transport");
+    cf_transport *t = cf_host_alloc(1, sizeof *t, "a transport");
     *t = (cf_transport){.name = "planned",
                         .size = 1,
                         .local_size = 1,
@@ -312,7 +313,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .state = &record,
                         .set_threads = set_threads,
                         .set_timeout = set_timeout,
-                        .reckon = reckon,
+                        .estimate_costs = estimate_costs,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,

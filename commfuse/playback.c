@@ -4,14 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double MOMENT = 1e-9; // ms: what is this near to done is done
+static const double MOMENT = 1e-9; // ms: tolerance of rounding
 
 enum { WAVES = 64 };
 
-typedef struct flight { // a unit of one player; times are INFINITY until they are known
+typedef struct flight { // a unit of one player; times are INFINITY until known
     bool posted, ready, gone;
     int held;                 // multiprocessors, until it is complete
-    double left_ms[CF_LINKS]; // on each link, if alone there
+    double left_ms[CF_LINKS]; // remaining time on each link, if alone there
     double asks_ms, began_ms, through_ms;
 } flight;
 
@@ -19,22 +19,22 @@ typedef struct stream {
     int64_t next;          // entry
     bool working, waiting; // in a kernel; at a wait, since began_ms
     double left_ms, began_ms;
-    int64_t blocks[2]; // of the kernel, that have not begun
-    struct {           // those that have, together
+    int64_t blocks[2]; // of the kernel, not started
+    struct {           // blocks that started together
         int count;
         double left_ms;
     } wave[WAVES];
-    int waves, computing; // multiprocessors
+    int waves, computing; // computing: multiprocessors in use
 } stream;
 
 typedef struct player {
     const cf_record *record;
     stream stream[CF_STREAMS];
-    flight *flight;         // one a unit
+    flight *flight;         // one for each unit
     int held;               // multiprocessors, by units
-    double host_ms;         // when the host last was at one with the stream
-    int first[CF_LANES];    // unit of each lane that may go next
-    int *in_lane[CF_LANES]; // unit of each number
+    double host_ms;         // end of the last SYNC
+    int first[CF_LANES];    // number of the unit of each lane that goes next
+    int *in_lane[CF_LANES]; // number in the lane → unit
     int open, posted;       // units before `open` are done, those from `posted` on are not posted
     double step_ms[2];      // when the last two steps began
     cf_played sum;
@@ -51,15 +51,11 @@ typedef struct playback {
 static void add_event(playback *b, const player *p, int row, const char *name, int layer, int64_t bytes, double begin, double end) {
     if (!b->events) return;
     cf_played_events *e = &b->events[p - b->player];
-    if (e->count == e->room) {
-        e->room = e->room ? 2 * e->room : 1024;
-        e->event = realloc(e->event, (size_t)e->room * sizeof *e->event);
-        if (!e->event) cf_die(NULL, "out of memory for a timeline");
-    }
+    e->event = cf_host_grow(e->event, &e->room, e->count + 1, sizeof *e->event, "a timeline");
     cf_trace_event *at = &e->event[e->count++];
     *at = (cf_trace_event){.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
     at->posted_ms = begin;
-    snprintf(at->name, sizeof at->name, "%s", name);
+    snprintf(at->name, sizeof at->name, "%.39s", name);
 }
 
 // --- units ---
@@ -95,18 +91,13 @@ static bool may_go(const playback *b, const player *p, int unit) {
     return true;
 }
 
-// Multiprocessors that a unit takes on a GPU. (A CPU's cores are shared: pace().)
-static int needs(const playback *b, const cf_record_unit *u) {
-    return b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0;
-}
-
 static int unused(const playback *b, const player *p) {
     int computing = 0;
     for (int k = 0; k < CF_STREAMS; k++) computing += p->stream[k].computing;
     return b->hardware->multiprocessors - p->held - computing;
 }
 
-// Moves the units of a player as far as they get at this instant.
+// Moves the units of a player as far as they get at this instant. Returns whether any moved.
 static bool move_units(playback *b, player *p) {
     const cf_record *r = p->record;
     bool moved = false;
@@ -124,7 +115,8 @@ static bool move_units(playback *b, player *p) {
             }
             if (!f->ready) {
                 if (f->asks_ms > b->now_ms + MOMENT) break;
-                const int wanted = needs(b, u) - f->held, given = unused(b, p) < wanted ? unused(b, p) : wanted;
+                const int needed = b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0; // CPU: pace()
+                const int wanted = needed - f->held, given = unused(b, p) < wanted ? unused(b, p) : wanted;
                 f->held += given, p->held += given;
                 if (given < wanted) break;
                 f->ready = moved = true;
@@ -156,7 +148,7 @@ static void add_exposed(cf_played *sum, const char *label, double ms) {
     sum->place[i].ms += ms, sum->exposed_ms += ms;
 }
 
-// The next entry of a stream; NULL: there is none.
+// The next entry of a stream; NULL: none.
 static const cf_record_entry *entry_of(const player *p, const stream *s) {
     return s->next < p->record->entries ? &p->record->entry[s->next] : NULL;
 }
@@ -166,20 +158,15 @@ static void go_on(const player *p, stream *s) {
     while (s->next < p->record->entries && p->record->entry[s->next].stream != s - p->stream);
 }
 
-static bool is_over(const playback *b, const player *p, const cf_record_entry *e) {
-    if (e->kind == CF_DO_AFTER) return p->stream[1 - e->stream].next >= e->after;
-    return e->kind == CF_DO_WAIT_ARRIVED ? arrived(b, p, e->unit) : complete(b, p, e->unit);
-}
-
-// The other stream's kernel came first, and has not begun with all of its blocks.
+// The other stream's kernel began earlier and has blocks left to start.
 static bool comes_second(const player *p, const stream *s) {
     const stream *other = &p->stream[s == p->stream];
     const bool sooner = other->began_ms < s->began_ms || (other->began_ms == s->began_ms && other < s);
     return other->working && sooner && (other->left_ms > MOMENT || other->blocks[0] + other->blocks[1] > 0);
 }
 
-// Blocks begin where multiprocessors are unused. True: all have ended.
-static bool compute(playback *b, player *p, stream *s, const cf_record_entry *e) {
+// Starts blocks on unused multiprocessors. Returns whether all blocks have ended.
+static bool start_blocks(playback *b, player *p, stream *s, const cf_record_entry *e) {
     for (int i = 0; i < 2 && s->left_ms <= MOMENT && !comes_second(p, s); i++) {
         const int count = s->blocks[i] < unused(b, p) ? (int)s->blocks[i] : unused(b, p);
         if (count == 0 || s->waves == WAVES) continue;
@@ -189,12 +176,12 @@ static bool compute(playback *b, player *p, stream *s, const cf_record_entry *e)
     return s->left_ms <= MOMENT && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
 }
 
-// Takes the entry that is next, if it can be taken now.
-static bool take(playback *b, player *p, stream *s) {
+// Runs the next entry of a stream, if it can run now.
+static bool run_entry(playback *b, player *p, stream *s) {
     const cf_record_entry *e = entry_of(p, s);
     if (!e) return false;
     if (s->working) {
-        if (!compute(b, p, s, e)) return false;
+        if (!start_blocks(b, p, s, e)) return false;
         if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, s->began_ms, b->now_ms);
         p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - s->began_ms - e->ms);
         s->working = false;
@@ -216,7 +203,10 @@ static bool take(playback *b, player *p, stream *s) {
     case CF_DO_WAIT_ARRIVED:
     case CF_DO_WAIT_COMPLETE:
         if (!s->waiting) s->waiting = true, s->began_ms = b->now_ms;
-        if (!is_over(b, p, e)) return false;
+        if (e->kind == CF_DO_AFTER          ? p->stream[1 - e->stream].next < e->after
+            : e->kind == CF_DO_WAIT_ARRIVED ? !arrived(b, p, e->unit)
+                                            : !complete(b, p, e->unit))
+            return false;
         s->waiting = false;
         if (e->unit >= 0 && b->now_ms > s->began_ms + MOMENT)
             add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, s->began_ms, b->now_ms);
@@ -235,7 +225,7 @@ static bool take(playback *b, player *p, stream *s) {
 
 // --- time ---
 
-// How fast a flight drains on a link: those of this player that are there share it.
+// The share of a link that a unit gets: the units of this player divide it.
 static double speed(const playback *b, const player *p, int link, bool bulk) {
     int urgent = 0, all = 0;
     for (int i = p->open; i < p->posted; i++) {
@@ -247,7 +237,7 @@ static double speed(const playback *b, const player *p, int link, bool bulk) {
     return bulk ? (urgent > 0 ? 0 : 1.0 / all) : 1.0 / urgent;
 }
 
-// Of computation on a CPU while these are in flight.
+// The speed of computation on a CPU while units are in flight; a GPU's is 1.
 static double pace(const playback *b, const player *p, bool *flying) {
     double taken = 0;
     *flying = false;
@@ -259,19 +249,19 @@ static double pace(const playback *b, const player *p, bool *flying) {
     return b->hardware->gpu ? 1 : 1 - taken;
 }
 
-// Of the same, where the whole device works on it: with what others leave.
+// The speed of a stream's kernel if the whole device works on it: the share of multiprocessors that others leave.
 static double share(const playback *b, const player *p, const stream *s) {
     const cf_record_entry *e = entry_of(p, s);
     const bool whole = s->working && e->kind == CF_DO_KERNEL && e->blocks[0] == 0;
     return !whole ? 1 : comes_second(p, s) ? 0 : (double)unused(b, p) / b->hardware->multiprocessors;
 }
 
-// Until something on a stream ends; with ms >= 0: lets this much time pass.
+// Time until something on a stream ends. ms >= 0: first lets this much time pass.
 static double pass_stream(player *p, stream *s, double now_ms, double pace, double share, double ms) {
     const cf_record_entry *e = entry_of(p, s);
     double next = INFINITY;
     if (!e) return next;
-    if (s->working && s->left_ms > MOMENT) { // of work for the whole device, or before blocks begin
+    if (s->working && s->left_ms > MOMENT) { // work of the whole device, or the start-up time before blocks
         if (ms >= 0) s->left_ms -= ms * pace * share;
         if (share > 0) next = s->left_ms / (pace * share);
     }
@@ -284,7 +274,7 @@ static double pass_stream(player *p, stream *s, double now_ms, double pace, doub
     return !s->working && issue > MOMENT ? fmin(next, issue) : next;
 }
 
-// Until something of a player ends; with ms >= 0: lets this much time pass.
+// Time until something of a player ends. ms >= 0: first lets this much time pass.
 static double pass(playback *b, player *p, double ms) {
     double next = INFINITY;
     int working = 0;
@@ -325,25 +315,23 @@ static double pass(playback *b, player *p, double ms) {
 // --- the whole ---
 
 static void start(playback *b, const cf_record *const *records) {
-    b->player = calloc((size_t)b->players, sizeof *b->player);
-    for (int i = 0; b->player && i < b->players; i++) {
+    b->player = cf_host_alloc(b->players, sizeof *b->player, "a playback");
+    for (int i = 0; i < b->players; i++) {
         player *p = &b->player[i];
         p->record = records[i];
         for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, go_on(p, &p->stream[k]);
-        p->flight = calloc((size_t)p->record->units + 1, sizeof *p->flight);
+        p->flight = cf_host_alloc(p->record->units, sizeof *p->flight, "a playback");
         for (int lane = 0; lane < CF_LANES; lane++) {
             if (p->record->lane_units[lane] != records[0]->lane_units[lane])
-                cf_die(NULL, "ranks 0 and %d do not post the same: %d and %d units in lane %d", i, records[0]->lane_units[lane],
+                cf_die(NULL, "ranks 0 and %d post different units: %d and %d in lane %d", i, records[0]->lane_units[lane],
                        p->record->lane_units[lane], lane);
-            p->in_lane[lane] = calloc((size_t)p->record->lane_units[lane] + 1, sizeof(int));
-            if (!p->in_lane[lane] || !p->flight) cf_die(NULL, "out of memory to play %d ranks", b->players);
+            p->in_lane[lane] = cf_host_alloc(p->record->lane_units[lane], sizeof(int), "a playback");
         }
         for (int u = 0; u < p->record->units; u++) {
             p->in_lane[p->record->unit[u].lane][p->record->unit[u].number] = u;
             p->flight[u].through_ms = p->flight[u].asks_ms = INFINITY;
         }
     }
-    if (!b->player) cf_die(NULL, "out of memory to play %d ranks", b->players);
 }
 
 static int longest_first(const void *x, const void *y) {
@@ -357,7 +345,7 @@ static cf_played result_of(playback *b) {
     for (player *p = b->player; p < b->player + b->players; p++) {
         for (const stream *s = p->stream; s < p->stream + CF_STREAMS; s++) {
             const cf_record_entry *e = entry_of(p, s);
-            if (!e || e->kind == CF_DO_AFTER) continue; // it waits for the other
+            if (!e || e->kind == CF_DO_AFTER) continue; // the other stream's wait is the cause
             const cf_record_unit *u = e->unit >= 0 ? &p->record->unit[e->unit] : NULL;
             cf_die(NULL, "deadlock: rank %d waits for ever for %s, layer %d", (int)(p - b->player), u ? u->label : e->name,
                    u ? u->layer : -1);
@@ -380,7 +368,7 @@ cf_played cf_playback(const cf_record *const *records, int players, cf_played_ev
             for (player *p = b.player; p < b.player + players; p++) {
                 moved |= move_units(&b, p); // first: their streams are urgent
                 for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
-                    while (take(&b, p, s)) moved = true;
+                    while (run_entry(&b, p, s)) moved = true;
             }
         }
         next = INFINITY;

@@ -1,18 +1,18 @@
-// What recorded steps (record.h) take when all ranks do the same on one machine: several streams, groups and links, where
-// replay.h has one operation.
+// Predicts how long recorded steps (record.h) take on a machine, with several streams, groups and links. (replay.h replays one
+// operation.)
 //
-//   kernels     of each of two streams in order, when the host has started them. GPU: each block keeps its multiprocessor until it
-//               ends, the kernel that came first begins with all of its blocks first, and work for the whole device shares what
-//               blocks and units leave. CPU: so much slower as transfers take
-//   units       of one lane (a group's; CPU: those in bulk apart; GPU: native collectives, which have a communicator) in order.
-//               One goes when it is posted, what it waits for is here, some microseconds have passed, it has its multiprocessors
-//               (GPU: as they become free, before kernels, until it has arrived), the unit before it is done (GPU: has arrived;
-//               CPU: has left), and those that it sends to have come as far (CPU: have posted it). Units of one rank on one link
-//               share it; on a CPU those in bulk give way
-//   arrival     when all that send to a rank in this unit are through, and the latency has passed
+//   kernels     run in order on each of the two streams, once the host has started them. GPU: a block keeps its multiprocessor to
+//               its end; the earlier kernel starts all its blocks before the later one; work for the whole device shares the
+//               multiprocessors that blocks and units leave. CPU: transfers slow kernels down by the share that they take
+//   units       of a lane go in order. A lane is a group's, with another one for bulk (CPU) or for native collectives, which have
+//               their own communicator (GPU). A unit goes when it is posted, the units that it waits for have arrived, start_s has
+//               passed, it has its multiprocessors (GPU: it gets free ones before kernels do and keeps them until it has
+//               arrived), the unit before it has arrived (GPU) or left (CPU), and its receivers are ready (GPU) or have posted it
+//               (CPU). The units of a rank share a link; on a CPU bulk gives way
+//   arrival     when all senders to a rank in this unit have finished, and the latency has passed
 //
-// Ranks are alike but for their place in a replica, so players are the ranks of the first replica and stand for those of all;
-// or, to test that, all ranks are players. One clock; between two events all rates are constant.
+// Ranks differ only by their place in a replica, so the players are the ranks of one replica and represent all (or, to test this,
+// all ranks are players). One clock; all rates are constant between two events.
 #ifndef CF_PLAYBACK_H
 #define CF_PLAYBACK_H
 
@@ -31,19 +31,19 @@ typedef struct cf_place_exposed {
 typedef struct cf_played { // of the last step that begins and ends
     double step_ms;        // from the last player's begin to the last player's end
     // Of the player that waited longest:
-    double work_ms[CF_WORK_KINDS], exposed_ms, host_ms; // kernels by themselves; waits for units; waits for the host
-    double slowed_ms; // what kernels take longer than alone, less what both streams compute at the same time
-    double comm_ms;   // in which its units were in flight
+    double work_ms[CF_WORK_KINDS], exposed_ms, host_ms; // kernels, each alone; waits for units; waits for the host
+    double slowed_ms; // delays of kernels by other work, minus the time in which both streams compute
+    double comm_ms;   // with units in flight
     int places;
     cf_place_exposed place[CF_PLACES]; // exposed, by operation; the longest first
 } cf_played;
 
-// Every player's record, all of the same step. events: NULL, or of each player; the caller frees them. Dies on a deadlock, with
-// player and operation.
-typedef struct cf_played_events {
+typedef struct cf_played_events { // of one player
     cf_trace_event *event;
     int64_t count, room;
 } cf_played_events;
+// records: of every player, the same steps. events: NULL, or one for each player, to be freed by the caller. Dies on a deadlock,
+// with player and operation.
 cf_played cf_playback(const cf_record *const *records, int players, cf_played_events *events);
 
 CF_EXTERN_C_END

@@ -1,6 +1,6 @@
-// What one rank does in its steps, recorded instead of done: kernels with what they would take, units of requests as they are
-// posted and waited for. planned.c, a third twin of device and transport, writes it, and the layers' third twin
-// (layers/kernels_planned.c); playback.h finds out how long it takes when all ranks do so.
+// The work of one rank in its steps, recorded instead of done: kernels with their predicted times, and units of requests as they
+// are posted and waited for. The third twins of device, transport (planned.c) and kernels (layers/kernels_planned.c) write it;
+// playback.h predicts how long it takes when all ranks do it.
 #ifndef CF_RECORD_H
 #define CF_RECORD_H
 
@@ -14,13 +14,13 @@ enum { CF_PLAYERS_MAX = 64 };
 
 typedef enum {
     CF_DO_KERNEL,
-    CF_DO_MOMENT, // the stream notes a time
-    CF_DO_POST,
-    CF_DO_AFTER,        // until the other stream has done what is recorded before `after`
-    CF_DO_WAIT_ARRIVED, // until what a unit brings is here
+    CF_DO_MOMENT,       // the stream notes a time
+    CF_DO_POST,         // of a unit
+    CF_DO_AFTER,        // waits until the other stream has passed entry `after`
+    CF_DO_WAIT_ARRIVED, // waits until the data of a unit has arrived
     CF_DO_WAIT_COMPLETE,
     CF_DO_SYNC, // the host waits for the stream
-    CF_DO_STEP  // a step begins here
+    CF_DO_STEP  // a step begins
 } cf_record_kind;
 typedef enum { CF_WORK_PRODUCT, CF_WORK_ATTENTION, CF_WORK_MEMORY, CF_WORK_KINDS } cf_work_kind;
 
@@ -32,32 +32,32 @@ typedef struct cf_record_entry {
     int unit;         // POST and WAIT
     const char *name; // KERNEL; a constant
     double ms;        // KERNEL, if it has the device alone; MOMENT
-    // KERNEL: after what it takes in any case, so many blocks, each of them so long on a multiprocessor; none: the whole device works
-    // on it for `ms`
+    // KERNEL: after its start-up time, blocks[i] blocks of block_ms[i] each on one multiprocessor; none: the whole device works on it
+    // for `ms`
     int64_t blocks[2];
     double block_ms[2];
     int64_t after;  // AFTER: an entry
-    double host_ms; // the host comes here so long after the last SYNC
+    double host_ms; // when the host comes here, since the last SYNC
 } cf_record_entry;
 
-// Requests that are posted together. Unit `number` of a lane is the same one on all ranks. Ranks are players, world rank modulo
-// their number.
+// Requests that are posted together. Unit `number` of a lane is the same one on all ranks. A rank is played by player number world
+// rank modulo players.
 typedef struct cf_record_unit {
     char label[48];
     int layer, lane, number;
     uint64_t sends_to, receives_from; // players, one bit each
-    double wire_ms[CF_LINKS];         // that it keeps this rank's part of a link, if it has it alone
+    double wire_ms[CF_LINKS];         // time on each of this rank's links, if alone there
     double latency_ms, taken;
     int64_t bytes;
-    int after, afters; // must have arrived first: units record.after[after …]
+    int after, afters; // units record.after[after …] must have arrived first
     bool bulk;
 } cf_record_unit;
 
 enum { CF_LANES = 16 };
 typedef struct cf_record {
     const cf_hardware *hardware;
-    int world, rank, players; // who records
-    int64_t words;            // tokens of the vocabulary
+    int world, rank, players; // world: number of ranks; rank: the one recorded
+    int64_t words;            // size of the vocabulary
     cf_record_entry *entry;
     cf_record_unit *unit;
     int *after;
@@ -65,26 +65,26 @@ typedef struct cf_record {
     double host_ms;
     int lane_units[CF_LANES];
     bool copies; // copy engines serve one of the groups
-    // 1 + the last unit of lane 0 that takes multiprocessors, 1 + the last of each lane that has been waited for
+    // 1 + the last unit posted in lane 0 that takes multiprocessors; 1 + the last unit of each lane that was waited for, on stream
+    // `waiter`
     int64_t posted, done[CF_LANES];
-    int waiter[CF_LANES]; // the stream that has
+    int waiter[CF_LANES];
 } cf_record;
 
-// The next entry, unit, and what that unit waits for.
+// Append an entry, a unit, and a unit that the last one waits for.
 cf_record_entry *cf_record_add(cf_record *record, cf_record_kind kind);
 cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int lane);
 void cf_record_after(cf_record *record, int unit);
-// What has been recorded, now the caller's; the next record begins empty.
+// Moves the record to the caller; the next one begins empty.
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);
 
-// planned.c: a kernel of this program's record that moves so many bytes, of so many parts that each take a multiprocessor for part_s.
-// parts 0: the whole device works on it for part_s. Parts of a persistent product are computed by a block on each multiprocessor, one
-// after another.
+// planned.c: adds a kernel to this program's record. It moves `bytes` bytes and has `parts` parts, each of which takes one
+// multiprocessor part_s seconds; 0 parts: the whole device works on it for part_s. In a persistent product one block on each
+// multiprocessor computes the parts, one after another.
 struct cf_stream;
 void cf_record_kernel(struct cf_stream *stream, cf_work_kind work, const char *name, double parts, double part_s, double bytes);
-// That a product takes: it leaves room for transfers beside it.
-int cf_record_multiprocessors(void);
+int cf_record_multiprocessors(void); // those for a product: it leaves room for simultaneous transfers
 const cf_hardware *cf_record_hardware(void);
 
 CF_EXTERN_C_END

@@ -1,23 +1,22 @@
 // See replay.h.
 #include "replay.h"
 #include "die.h"
+#include "memory.h"
 #include <math.h>
 #include <stdlib.h>
 
-typedef struct transfer { // an EXCHANGE or COLLECTIVE of one rank; times are INFINITY until they are known
+typedef struct transfer { // an EXCHANGE or COLLECTIVE of one rank; times are INFINITY until known
     double posted_ms, ready_ms, sent_ms, received_ms;
-    int receiver,
-        receiver_step; // who receives what this one sends, and in which of its steps; -1: it sends nothing
+    int receiver, receiver_step; // player, and its step, that receive what this one sends; -1: it sends nothing
 } transfer;
 
-typedef struct player { // a rank, or all of them
+typedef struct player { // a rank, or one that stands for all
     const cf_schedule *schedule;
-    transfer *transfer; // one per step; unused for steps on the compute stream
-    int next;           // step
-    int open;           // transfers before this step are done
-    double stream_ms;   // the compute stream is busy until then
+    transfer *transfer;                      // one per step; unused for steps on the compute stream
+    int next;                                // step
+    int open;                                // transfers before this step are done
+    double stream_ms, egress_ms, ingress_ms; // compute stream and link are busy until then
     double exposed_ms;
-    double egress_ms, ingress_ms; // the link is busy until then
 } player;
 
 typedef struct replay {
@@ -27,13 +26,13 @@ typedef struct replay {
     double now_ms;
 } replay;
 
-// All alike: what the receiver does is what this rank does with all ranks shifted.
+// With one player for all ranks, the receiver's schedule is this one with all ranks shifted.
 static void find_receiver(const replay *r, const player *p, const cf_step *step, transfer *t) {
     const cf_schedule *s = p->schedule;
-    const bool alike = r->players == 1;
-    const int shift = alike ? s->ranks + s->rank - step->send_to : 0, sender = (s->rank + shift) % s->ranks;
+    const bool symmetric = r->players == 1;
+    const int shift = symmetric ? s->ranks + s->rank - step->send_to : 0, sender = (s->rank + shift) % s->ranks;
     const int slice = (step->send_slice + shift * s->slices) % (s->ranks * s->slices);
-    t->receiver = alike ? 0 : step->send_to;
+    t->receiver = symmetric ? 0 : step->send_to;
     s = r->player[t->receiver].schedule;
     for (int i = 0; i < s->count && t->receiver_step < 0; i++)
         if (s->step[i].kind == CF_EXCHANGE && s->step[i].recv_from == sender && s->step[i].recv_slice == slice)
@@ -42,12 +41,10 @@ static void find_receiver(const replay *r, const player *p, const cf_step *step,
 }
 
 static void start(replay *r, cf_schedule *const *schedule) {
-    r->player = calloc((size_t)r->players, sizeof *r->player);
-    if (!r->player) cf_die(NULL, "out of memory to replay %d ranks", r->players);
+    r->player = cf_host_alloc(r->players, sizeof *r->player, "a replay");
     for (int i = 0; i < r->players; i++) r->player[i].schedule = schedule[i];
     for (player *p = r->player; p < r->player + r->players; p++) {
-        p->transfer = malloc(((size_t)p->schedule->count + 1) * sizeof *p->transfer);
-        if (!p->transfer) cf_die(NULL, "out of memory to replay %d ranks", r->players);
+        p->transfer = cf_host_alloc(p->schedule->count, sizeof *p->transfer, "a replay");
         for (int i = 0; i < p->schedule->count; i++) {
             const cf_step *step = &p->schedule->step[i];
             p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1};
@@ -57,7 +54,7 @@ static void start(replay *r, cf_schedule *const *schedule) {
 }
 
 static bool done(const replay *r, const player *p, int step) {
-    if (step < p->open || !cf_on_wire(&p->schedule->step[step])) return true; // earlier on the stream
+    if (step < p->open || !cf_is_transfer(&p->schedule->step[step])) return true; // the stream has passed it
     const transfer *t = &p->transfer[step];
     return (!r->machine->coupled || t->sent_ms <= r->now_ms) && t->received_ms <= r->now_ms;
 }
@@ -68,12 +65,12 @@ static bool waits_done(const replay *r, const player *p, const cf_step *step) {
     return true;
 }
 
-// Walks the list as far as the stream gets at this instant.
+// Walks the list as far as the compute stream gets at this instant. Returns whether anything happened, as those below do.
 static bool walk(replay *r, player *p) {
     bool moved = false;
     for (; p->next < p->schedule->count && p->stream_ms <= r->now_ms; p->next++, moved = true) {
         const cf_step *step = &p->schedule->step[p->next];
-        if (cf_on_wire(step)) {
+        if (cf_is_transfer(step)) {
             p->transfer[p->next].posted_ms = fmin(p->transfer[p->next].posted_ms, r->now_ms);
             if (p->schedule->blocking && !(p->transfer[p->next].received_ms <= r->now_ms)) break;
             if (p->schedule->blocking) p->exposed_ms += r->now_ms - p->stream_ms, p->stream_ms = r->now_ms;
@@ -88,23 +85,23 @@ static bool walk(replay *r, player *p) {
 
 static bool make_ready(replay *r, player *p) {
     bool moved = false;
-    for (int i = p->open; i < p->schedule->count && (!cf_on_wire(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY);
+    for (int i = p->open; i < p->schedule->count && (!cf_is_transfer(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY);
          i++) {
         const cf_step *step = &p->schedule->step[i];
         transfer *t = &p->transfer[i];
-        if (!cf_on_wire(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
+        if (!cf_is_transfer(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
         t->ready_ms = r->now_ms;
         if (step->kind == CF_EXCHANGE && step->send_to < 0) t->sent_ms = r->now_ms;
         if (step->kind == CF_EXCHANGE && step->recv_from < 0) t->received_ms = r->now_ms;
         moved = true;
     }
-    while (p->open < p->next && (!cf_on_wire(&p->schedule->step[p->open]) ||
+    while (p->open < p->next && (!cf_is_transfer(&p->schedule->step[p->open]) ||
                                  (p->transfer[p->open].sent_ms <= r->now_ms && p->transfer[p->open].received_ms <= r->now_ms)))
         p->open++;
     return moved;
 }
 
-// All players' collectives have the same place in their lists.
+// A collective has the same index in all lists.
 static bool start_collective(replay *r, int step) {
     for (int i = 0; i < r->players; i++) {
         const player *p = &r->player[i];
@@ -117,14 +114,14 @@ static bool start_collective(replay *r, int step) {
     return true;
 }
 
-// Of each sender's transfers that could start now takes the first posted, of these the one ready for longest.
+// Starts one transfer: from each sender the first posted that can start now, and of these the one that has been ready longest.
 static bool start_transfer(replay *r) {
     player *sender = NULL, *receiver = NULL;
     transfer *send = NULL, *receive = NULL;
     double since = INFINITY;
     for (player *a = r->player; a < r->player + r->players; a++)
         for (int i = a->open; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
-            if (!cf_on_wire(&a->schedule->step[i])) continue;
+            if (!cf_is_transfer(&a->schedule->step[i])) continue;
             transfer *from = &a->transfer[i];
             if (from->posted_ms == INFINITY) break;
             if (a->schedule->step[i].kind == CF_COLLECTIVE && from->sent_ms == INFINITY && start_collective(r, i)) return true;
@@ -157,7 +154,7 @@ static void run_instant(replay *r) {
     }
 }
 
-// The next instant at which something ends; INFINITY: never.
+// The next instant at which something ends; INFINITY: none.
 static double next_instant(const replay *r) {
     double next = INFINITY;
     for (const player *p = r->player; p < r->player + r->players; p++) {
@@ -166,7 +163,7 @@ static double next_instant(const replay *r) {
             if (busy[i] > r->now_ms) next = fmin(next, busy[i]);
         for (int i = p->open; i < p->schedule->count; i++) {
             const transfer *t = &p->transfer[i];
-            if (!cf_on_wire(&p->schedule->step[i])) continue;
+            if (!cf_is_transfer(&p->schedule->step[i])) continue;
             if (t->posted_ms == INFINITY) break;
             if (t->sent_ms > r->now_ms) next = fmin(next, t->sent_ms);
             if (t->received_ms > r->now_ms) next = fmin(next, t->received_ms);
@@ -182,7 +179,7 @@ static cf_replayed result_of(const replay *r) {
         double end = p->stream_ms;
         for (int k = 0; k < p->schedule->count; k++) {
             if (k >= p->next || !done(r, p, k)) cf_die(NULL, "deadlock: rank %d of %d stops at step %d", i, r->players, k);
-            if (cf_on_wire(&p->schedule->step[k])) end = fmax(end, fmax(p->transfer[k].sent_ms, p->transfer[k].received_ms));
+            if (cf_is_transfer(&p->schedule->step[k])) end = fmax(end, fmax(p->transfer[k].sent_ms, p->transfer[k].received_ms));
         }
         result.finished_ms = fmax(result.finished_ms, end);
         result.exposed_ms = fmax(result.exposed_ms, p->exposed_ms + end - p->stream_ms);
@@ -206,6 +203,6 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine 
     return result;
 }
 
-cf_replayed cf_replay_alike(cf_schedule *schedule, const cf_machine *machine) {
+cf_replayed cf_replay_symmetric(cf_schedule *schedule, const cf_machine *machine) {
     return cf_replay(&schedule, 1, machine);
 }

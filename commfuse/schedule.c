@@ -1,22 +1,21 @@
 // The generators: Algorithms 1–5 of the paper, their baselines, and nothing else.
 //
-// N ranks, this one is r, m slices per shard. Ranks are counted on a circle: left(i) = r − i and right(i) = r + i modulo N. The
-// idea is the same everywhere: the last computation of a rank needs no communication afterwards, the first needs none before.
+// N ranks, this one is r, m slices per shard. Ranks are on a circle: left(i) = r − i and right(i) = r + i modulo N. One idea serves
+// all: the last computation of a rank needs no communication after it, the first needs none before it.
 //
-//   all-gather       compute own, r−1, r−2, …   slices arrive in that order while the one before is computed
+//   all-gather       compute own, r−1, r−2, …   each slice arrives while the one before is computed
 //   reduce-scatter   compute r−1, r−2, …, own   partial sums leave as soon as they are computed
-//   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter; both: the one
-//                    follows the other, and the own slices, last and first, hide what is still on its way
+//   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter; both: the second list follows the
+//                    first, and the own slices, last and first, hide the transfers in flight
 //
-// Ring: every transfer is with a neighbour, data of distant ranks is forwarded (all-gather) or summed up on the way
-// (reduce-scatter). Direct: the same slices at the same time, but straight between the rank that has them and the one that
-// needs them. The slice of owner j is summed in the order ((p[j+1] + p[j+2]) + …) + p[j] on both routes: on the ring because that
-// is its way round, on the direct route because the owner adds in that order. Addition commutes bit by bit, so both give the
-// same bits.
+// Ring: every transfer is with a neighbour. Data of distant ranks is forwarded (all-gather) or summed on the way (reduce-scatter).
+// Direct: the same slices at the same time, but straight from the rank that has them to the rank that needs them. Both routes sum
+// the slice of owner j in the order ((p[j+1] + p[j+2]) + …) + p[j]: the ring because the sum travels that way, the direct route
+// because the owner adds in that order. Addition commutes to the bit, so both give the same bits.
 //
-// Once: where the latency of a transfer is longer than the computation of a slice, and where nothing is computed at all, one
-// transfer after another would cost N − 1 latencies. All transfers are one unit, beside the computation of the own shard, and
-// everything else is computed together, before or after.
+// Once: where the latency of a transfer exceeds the computation of a slice, or nothing is computed, one transfer after another
+// would cost N − 1 latencies. So all transfers are one unit, during the computation of the own shard; everything else is computed
+// together, before or after.
 #include "schedule.h"
 #include "die.h"
 #include "memory.h"
@@ -36,13 +35,8 @@ static int slice(const cf_schedule *s, int owner, int k) {
 
 // --- appending steps ---
 
-// Room doubles at 64, 128, …
 static cf_step *append(cf_schedule *s, cf_step_kind kind, cf_place at, cf_place from, int wait0, int wait1) {
-    if (s->count == 0 || (s->count >= 64 && (s->count & (s->count - 1)) == 0)) {
-        cf_step *more = realloc(s->step, (size_t)(s->count ? 2 * s->count : 64) * sizeof *more);
-        if (!more) cf_die(NULL, "out of memory for a schedule of more than %d steps", s->count);
-        s->step = more;
-    }
+    s->step = cf_host_grow(s->step, &s->room, s->count + 1, sizeof *s->step, "a schedule");
     cf_step *step = &s->step[s->count++];
     *step = (cf_step){.kind = kind, .at = at, .from = from, .wait = {wait0, wait1}, .stride = 1};
     step->send_to = step->recv_from = step->send_slice = step->recv_slice = -1;
@@ -87,29 +81,28 @@ static int compute_after(cf_schedule *s, cf_buffer buffer, int number, int wait)
     return cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){buffer, number}, number, 1, wait);
 }
 
-// The newest step on the compute stream, -1: there is none.
+// The latest step on the compute stream; -1: none.
 static int last_on_stream(const cf_schedule *s) {
     int i = s->count - 1;
-    while (i >= 0 && cf_on_wire(&s->step[i])) i--;
+    while (i >= 0 && cf_is_transfer(&s->step[i])) i--;
     return i;
 }
 
-// A generator notes in sent[i · m + k] which step is the transfer of round i, slice k. The one of the round before; -1: none.
+// Generators note in sent[i · m + k] the step that transfers slice k in round i. Returns that of the round before; -1: none.
 static int sent_before(const cf_schedule *s, const int *sent, int round, int k) {
     return round > 0 ? sent[(round - 1) * s->slices + k] : -1;
 }
 
-// Sends slice `number` from where it is in FULL.
+// An exchange that sends slice `number` of FULL.
 static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, int recv, int wait0, int wait1) {
     return cf_append_exchange(s, to, (cf_place){CF_FULL, number}, number, from, at, recv, wait0, wait1);
 }
 
-// --- all-gather (Algorithm 1), and an all-to-all with compute after ---
+// --- all-gather (Algorithm 1), and all-to-all with compute after ---
 
-// Round i brings slices of rank r − 1 − i. Nothing here depends on a computation of this operation, so all transfers are posted
-// at once, in the order in which slices are worked on: to one peer they travel in that order. Ring: a slice is forwarded when it
-// is here. Direct: a round, to the next peer, starts when the last has brought what it brings, rather than sharing the wire with
-// it, so that both arrive together at the end.
+// Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order in
+// which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct: a
+// round starts when the one before has arrived; if they shared the wire, both would arrive late.
 static void compute_as_slices_arrive(cf_schedule *s, int *sent) {
     const bool gather = s->operation == CF_ALLGATHER, ring = gather && s->route == CF_RING;
     const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
@@ -128,13 +121,13 @@ static void compute_as_slices_arrive(cf_schedule *s, int *sent) {
 
 // --- reduce-scatter (Algorithms 2–4) ---
 
-// Is slice k of `owner` computed before any sum has arrived for it?
+// Slice k of `owner` is computed without waiting for a sum.
 static bool computed_early(const cf_schedule *s, int owner, int k) {
     return !s->folds || owner != s->rank || k == s->slices - 1;
 }
 
-// What is done with own slice k once what all other ranks have for it is in `parts` slots of the stage, from slot k on, m apart,
-// brought by steps first … last. If own slices are computed onto their sums, the result is wanted there.
+// Completes own slice k: the other ranks' parts of it are in `parts` stage slots, k, k + m, …, once steps first … last are done. If
+// the schedule folds, the result goes to the stage.
 static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
     cf_place own = {CF_FULL, slice(s, s->rank, k)}, sum = {CF_STAGE, k};
     if (s->folds && parts > 1) first = cf_append_add(s, sum, sum, parts, first, last), parts = 1;
@@ -147,8 +140,8 @@ static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
         cf_append_add(s, own, sum, parts, first, parts > 1 ? last : -1);
 }
 
-// Ring. Round i: compute the slice of rank r − 1 − i, add the running sum that came from the left
-// neighbour, send it on to the right. One stage slot per k is enough: it is free again once added.
+// Ring. Round i: compute the slice of rank r − 1 − i, add the running sum from the left neighbour, send it to the right one. One
+// stage slot per k is enough: it is free again after the addition.
 static void ring_reduce_scatter(cf_schedule *s, int *sent) {
     s->stage_slots = s->ranks > 1 ? s->slices : 0;
     for (int i = 0; i < s->ranks; i++)
@@ -156,7 +149,7 @@ static void ring_reduce_scatter(cf_schedule *s, int *sent) {
             int owner = left(s, i + 1), number = slice(s, owner, k), arrived = sent_before(s, sent, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
-            if (i == s->ranks - 1) continue; // own slices: finished below, after all else
+            if (i == s->ranks - 1) continue; // own slices are completed last, below
             if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
             sent[i * s->slices + k] =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
@@ -165,7 +158,7 @@ static void ring_reduce_scatter(cf_schedule *s, int *sent) {
     for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, sent_before(s, sent, s->ranks - 1, k), -1);
 }
 
-// Where round i's part arrives.
+// The stage slot where the part of a round arrives.
 static cf_place window_slot(const cf_schedule *s, int round, int window, int k) {
     int slot = round == 0 ? 0 : 1 + (round - 1) % (window - 1);
     return (cf_place){CF_STAGE, slot * s->slices + k};
@@ -176,10 +169,9 @@ static void add_part(cf_schedule *s, const int *sent, int round, int window, int
     cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, sent[round * s->slices + k], sent[k]);
 }
 
-// Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
-// part of the own slice, into a slot of a window. Slot 0 holds the sum so far; another is used again once what
-// it brought has been added. Where a rank's slices cost more than another's, its parts come late: the wider the window, the
-// later a rank waits for them. Where it has room for all parts, one step adds them up.
+// Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in a
+// window of slots. Slot 0 holds the sum so far; another slot is reused once its part has been added. Parts come late from a rank
+// whose slices cost more: the wider the window, the later this rank waits for them. If all parts fit, one step adds them up.
 enum { WINDOW = 8 };
 
 static void direct_reduce_scatter(cf_schedule *s, int *sent) {
@@ -191,7 +183,7 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
             if (i == N - 1) continue;
-            int before = i - (window - 1); // the round whose slot this one takes
+            int before = i - (window - 1); // the round that used this slot last
             if (before > 0) add_part(s, sent, before, window, k);
             sent[i * m + k] = exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
         }
@@ -205,9 +197,8 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
 
 // --- all-to-all with compute before, or on both sides (Algorithm 5) ---
 
-// Round i computes for rank r − 1 − i and sends; what arrives comes from r + 1 + i. Own slices last,
-// computed where the result is wanted. With compute on both sides, the own slices are then the first to be
-// worked on, and the others follow in the order in which they were sent.
+// Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last and are computed in RESULT. With
+// compute on both sides they are then the first to be computed on, and the others follow in the order of the rounds.
 static void alltoall(cf_schedule *s, int *sent) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
@@ -225,8 +216,7 @@ static void alltoall(cf_schedule *s, int *sent) {
 
 // --- all at once: any operation whose slices hide nothing ---
 
-// Sends every other rank what it needs and receives what this one needs from it, as one unit. A part of the own shard's sum
-// from rank r + i arrives in stage slot i − 1.
+// One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1.
 static void exchange_at_once(cf_schedule *s, int wait) {
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
     for (int i = 0; i < s->ranks - 1; i++) {
@@ -237,7 +227,7 @@ static void exchange_at_once(cf_schedule *s, int wait) {
     }
 }
 
-// The shards of all other ranks, those below and those above the own one, once steps first … last are done; first -1: now.
+// Computes the shards of all other ranks, below and above the own one, once steps first … last are done; first -1: no wait.
 static void compute_others(cf_schedule *s, cf_side side, cf_buffer buffer, int first, int last) {
     const int owner[] = {0, s->rank + 1}, count[] = {s->rank, s->ranks - 1 - s->rank};
     for (int i = 0; i < 2; i++) {
@@ -269,10 +259,9 @@ static void at_once(cf_schedule *s) {
 
 // --- the baselines: native collectives ---
 
-// M slices; the collective of slice k runs during the computation of slice k ± 1. With M = 1 and
-// `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
-// A collective names no other to wait for: libraries demand that all ranks start their collectives in one order, and
-// only the order of this list, which is the same everywhere, gives them one.
+// M slices; the collective of slice k runs during the computation of slice k ± 1. With M = 1 and `blocking` this is mode none: the
+// whole collective before or after one computation. A collective waits for no other: libraries require that all ranks start their
+// collectives in one order, and that is the order of this list.
 static void native(cf_schedule *s, int *sent) {
     int N = s->ranks, M = s->slices;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
@@ -294,16 +283,16 @@ static void native(cf_schedule *s, int *sent) {
 
 // --- the bounds ---
 
-// Leaves the transfers out, and who waits for one waits no more: nowire of commfuse, ideal of none.
+// Removes the transfers and all waits for them: commfuse becomes nowire, none becomes ideal.
 static void leave_out_transfers(cf_schedule *s) {
-    int count = 0, begin = 0, *moved = cf_host_alloc(s->count, sizeof *moved, "a schedule"); // where step i goes
+    int count = 0, begin = 0, *moved = cf_host_alloc(s->count, sizeof *moved, "a schedule"); // new index of step i
     for (int i = 0; i < s->count; i++) {
         cf_step step = s->step[i];
-        moved[i] = cf_on_wire(&step) ? -1 : count;
+        moved[i] = cf_is_transfer(&step) ? -1 : count;
         if (moved[i] < 0) continue;
         for (int w = 0; w < 2; w++)
             if (step.wait[w] >= 0) step.wait[w] = moved[step.wait[w]];
-        step.range = false; // only transfers are waited for so
+        step.range = false; // ranges are of transfers
         s->step[count++] = step;
         begin += i < s->begin;
     }
@@ -350,11 +339,11 @@ cf_schedule *cf_schedule_start(cf_operation operation, cf_side side, int ranks, 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
                                 bool folds) {
     CF_RETURNS(NULL);
-    if (mode >= CF_MODE_AUTO) cf_die(NULL, "a schedule of mode %s: one must be chosen first", cf_mode_name(mode));
+    if (mode >= CF_MODE_AUTO) cf_die(NULL, "mode %s has no schedule of its own", cf_mode_name(mode));
     const bool alone = side == CF_NO_COMPUTE, fused = cf_mode_is_fused(mode), once = alone || route == CF_ONCE;
     const bool whole = mode == CF_MODE_NONE || mode == CF_MODE_IDEAL || alone || ranks == 1 || (once && fused);
     cf_schedule *s = start(operation, side, mode, once ? CF_ONCE : route, ranks, rank, whole && slices > 1 ? 1 : slices);
-    s->folds = folds && fused && operation == CF_REDUCE_SCATTER && s->slices > 1; // hence several ranks, and compute
+    s->folds = folds && fused && operation == CF_REDUCE_SCATTER && s->slices > 1; // so there are several ranks, and compute
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     int *sent = cf_host_alloc((int64_t)ranks * s->slices, sizeof *sent, "a schedule");
     generate(s, sent);
@@ -391,13 +380,13 @@ const char *cf_route_name(cf_route route) {
     return route_names[route];
 }
 
-bool cf_mode_of(const char *name, cf_mode *mode) {
+bool cf_mode_parse(const char *name, cf_mode *mode) {
     for (int i = 0; i < CF_MODES; i++)
         if (strcmp(mode_names[i], name) == 0) return *mode = (cf_mode)i, true;
     return false;
 }
 
-bool cf_route_of(const char *name, cf_route *route) {
+bool cf_route_parse(const char *name, cf_route *route) {
     for (int i = 0; i < CF_ROUTES; i++)
         if (strcmp(route_names[i], name) == 0) return *route = (cf_route)i, true;
     return false;

@@ -1,19 +1,19 @@
-// See schedule_check.h. Properties that a step or a rank's list shows by itself come first, then races, then a run of all ranks.
+// See schedule_check.h. First come the properties of a single step and of one rank's list, then races, then a run of all ranks.
 //
-// Races. A transfer may write its destination as soon as it is posted, and only the waits named order two transfers, or a
-// transfer and a computation. To wait for an exchange is to wait for what it brings; what it sends it may read until the end of
-// the run, so nothing may be written there any more. Only computations are ordered among themselves: they share a stream. So
-// step b is "after" step a exactly if a path of waits and of stream order leads from a to b, and any two conflicting steps must
-// be so ordered. Every rank must show this by its list; order that only messages imply is not accepted.
+// Races. A transfer may write its destination as soon as it is posted. Only waits order two transfers, or a transfer and a
+// computation. A wait for an exchange is a wait for the data that it receives; it may read the data that it sends until the end of
+// the run, so nothing may be written there any more. Computations share a stream, so they are ordered. Step b is "after" step a
+// exactly if a path of waits and of stream order leads from a to b, and any two conflicting steps must be ordered so by the rank's
+// own list; an order that only messages imply is not accepted.
 //
-// Deadlock. Strict rendezvous: each rank has one communication queue; only its head may be active, once posted (the host walks
-// the list, and stops before a COMPUTE, ADD or COPY whose waits are not complete) and once its waits are complete; it completes
-// when both its halves have met the active head of the peer. No action ever makes another one impossible: a head stays active
-// until it completes, complete steps stay complete. Hence all maximal runs take the same steps, and one run decides for all
-// interleavings. As conflicting steps are ordered, that one run also shows the data of every other run.
+// Deadlock. Strict rendezvous: each rank has one communication queue, and only its head may be active, once it is posted and its
+// waits are complete. (The host posts as it walks the list; it stops before a COMPUTE, ADD or COPY whose waits are not complete.)
+// The head completes when both its halves have met the active head of the peer. No action prevents another: a head stays active
+// until it completes, and complete steps stay complete. So all maximal runs take the same steps, and one run decides for all
+// interleavings. As conflicting steps are ordered, that run also shows the data of all others.
 //
-// Data are tracked by name. The value of a slice is its number and the run of contributors summed in it, in the order of the
-// sum: contributor (p - j - 1) mod N of a slice that rank j owns is rank p.
+// Data are tracked by name. The value of a slice is its number and the contributors summed in it, in the order of the sum:
+// contributor (p - j - 1) mod N of a slice that rank j owns is rank p.
 #include "schedule_check.h"
 #include "die.h"
 #include <pthread.h>
@@ -31,12 +31,12 @@ enum {
     RECV = 1
 };
 
-typedef struct value { // slice < 0: nothing is there
+typedef struct value { // slice < 0: empty
     int slice;
     int from, count; // contributors from, from + 1, … (reduce-scatter); source rank, 1 (all-to-all); 0, 1 (all-gather)
 } value;
 
-typedef struct access { // a step reads or writes a place, for this slice or one of the same size
+typedef struct access { // a step reads or writes a place, for this slice or one of equal size
     cf_place at;
     int slice;
     bool writes;
@@ -49,7 +49,7 @@ typedef struct checker {
     cf_side side;
     cf_mode mode;
     int ranks, slices, total; // N, m, N · m
-    const char *found;        // the first property that is violated, and where
+    const char *found;        // the first violated property
     char where[CF_WHERE_TEXT];
 
     int unmet[RANKS_MAX][RANKS_MAX]; // sends from one rank to another without a receive
@@ -57,14 +57,13 @@ typedef struct checker {
     int last_access[PLACES_MAX];
     uint64_t before[STEPS_MAX][STEPS_MAX / 64]; // steps of that rank that precede step i
 
-    // The run: data; the next step of the host; the first transfer that is not complete, and which halves of it have met those
-    // of peers
+    // The run: data; the next step of the host; the first incomplete transfer, and whether its halves have met those of peers
     value held[RANKS_MAX][PLACES_MAX];
     int host[RANKS_MAX], head[RANKS_MAX];
     bool met[RANKS_MAX][2];
 } checker;
 
-// Only the first violation counts.
+// Notes the first violation.
 CF_PRINTF(5, 6)
 static const char *violated(checker *c, const char *property, int rank, int step, const char *format, ...) {
     if (c->found) return c->found;
@@ -103,7 +102,7 @@ static bool in_place(const cf_step *step) {
     return place_number(step->from) == place_number(step->at);
 }
 
-// What a step reads, then what it writes; returns how many. What a transfer sends is what it reads.
+// Lists the places that a step reads, then those that it writes; returns their number. A transfer reads what it sends.
 static int accesses(const checker *c, int rank, const cf_step *step, access *list) {
     const bool exchange = step->kind == CF_EXCHANGE, adds = step->kind == CF_ADD, moves = exchange || adds || step->kind == CF_COPY;
     const bool collective = step->kind == CF_COLLECTIVE, gather = c->operation == CF_ALLGATHER;
@@ -136,19 +135,18 @@ static const char *check_step(checker *c, int r, int i) {
         const char *property, *how;
     } rules[] = {
         {wait0 < -1 || wait0 >= i || wait1 < -1 || wait1 >= i, "form", "waits for a step that is not earlier"},
-        {step->range && ((!compute && step->kind != CF_ADD) || wait0 < 0 || wait1 < wait0), "form",
-         "waits for a range that is none"},
+        {step->range && ((!compute && step->kind != CF_ADD) || wait0 < 0 || wait1 < wait0), "form", "waits for an empty range"},
         {compute && c->side == CF_NO_COMPUTE, "form", "computes, but the operation does not"},
         {compute && ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !computes(c, step->side)), "side",
          "computes on a side on which the operation does not"},
         {step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER, "form", "adds, but the operation does not"},
         {step->kind == CF_ADD && (count < 1 || count > c->ranks || step->stride != c->slices), "form",
-         "adds no parts, or of slices"},
+         "adds a wrong number of parts, or with a wrong stride"},
         {step->kind == CF_COPY && c->operation != CF_ALLTOALL, "form", "copies, but the operation does not"},
         {exchange && (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks ||
                       step->send_to + step->recv_from == -2),
-         "form", "exchanges with no rank, or with one that does not exist"},
-        {(compute || collective) && (none || apart), "form", "its slices do not exist, or are not those of several ranks"},
+         "form", "names no peer, or one that does not exist"},
+        {(compute || collective) && (none || apart), "form", "its slices do not exist, or are not of one k"},
         {step->at.slot >= PLACES_MAX || step->from.slot >= PLACES_MAX, "form", "slots that do not exist"},
     };
     for (size_t k = 0; k < sizeof rules / sizeof *rules; k++)
@@ -162,7 +160,7 @@ static const char *check_step(checker *c, int r, int i) {
     return NULL;
 }
 
-// Slices with equal k are equal in size, and so are slots.
+// Slices of equal k have equal sizes, and so have slots.
 static const char *check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
@@ -184,12 +182,12 @@ static const char *check_form(checker *c, int r) {
 static const char *check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     bool one = c->mode == CF_MODE_COMMFUSE && (s->route == CF_ONCE || c->side == CF_NO_COMPUTE);
-    int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: in which unit, last of all
+    int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
     for (int i = 0, first = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         bool exchange = step->kind == CF_EXCHANGE;
         if (step->joined && (!exchange || i == 0 || s->step[i - 1].kind != CF_EXCHANGE))
-            return violated(c, "unit", r, i, "joined to what is no exchange");
+            return violated(c, "unit", r, i, "joined to a step that is not an exchange");
         if (!exchange) continue;
         if (!step->joined) first = i, units++;
         const int peer[2] = {[SEND] = step->send_to, [RECV] = step->recv_from};
@@ -204,7 +202,7 @@ static const char *check_units(checker *c, int r) {
     return NULL;
 }
 
-// Computations of each side, and native collectives, name every slice once.
+// Computations of each side, and native collectives, cover every slice once.
 static const char *check_counts(checker *c, int r) {
     enum { BEFORE, AFTER, NATIVE, LISTS };
     const cf_schedule *s = c->schedule[r];
@@ -220,7 +218,7 @@ static const char *check_counts(checker *c, int r) {
                 return violated(c, list == NATIVE ? "volume" : "coverage", r, i, "slice %d a second time", slice);
             seen[list][slice] = true, named[list]++;
         }
-        sent += step->kind == CF_EXCHANGE && step->send_to >= 0 && step->send_to != r; // to itself nothing travels
+        sent += step->kind == CF_EXCHANGE && step->send_to >= 0 && step->send_to != r;
         received += step->kind == CF_EXCHANGE && step->recv_from >= 0 && step->recv_from != r;
     }
     for (int list = BEFORE; list <= AFTER; list++)
@@ -233,7 +231,7 @@ static const char *check_counts(checker *c, int r) {
                     named[NATIVE], collected);
 }
 
-// As many sends as receives between any two ranks, and as many collectives on all. What they carry shows in the run.
+// Equal numbers of sends and receives between any two ranks, and of collectives on all. The run checks what they carry.
 static const char *check_numbers(checker *c) {
     int collectives[RANKS_MAX] = {0};
     memset(c->unmet, 0, sizeof c->unmet);
@@ -245,7 +243,8 @@ static const char *check_numbers(checker *c) {
             if (step->kind == CF_EXCHANGE && step->recv_from >= 0) c->unmet[step->recv_from][r]--;
         }
     for (int r = 0; r < c->ranks; r++) {
-        if (collectives[r] != collectives[0]) return violated(c, "matching", r, -1, "rank 0 calls another number of collectives");
+        if (collectives[r] != collectives[0])
+            return violated(c, "matching", r, -1, "%d collectives, rank 0 has %d", collectives[r], collectives[0]);
         for (int p = 0; p < c->ranks; p++)
             if (c->unmet[r][p] != 0) return violated(c, "matching", r, -1, "%d sends to rank %d too many", c->unmet[r][p], p);
     }
@@ -254,13 +253,13 @@ static const char *check_numbers(checker *c) {
 
 // --- data by name ---
 
-// What this rank computes or starts with. The owner of a sum is its last contributor.
+// The value that this rank computes or starts with. The owner of a sum is its last contributor.
 static value own_value(const checker *c, int rank, int slice) {
     const int contributor = (rank - slice / c->slices - 1 + 2 * c->ranks) % c->ranks;
     return (value){slice, c->operation == CF_ALLGATHER ? 0 : c->operation == CF_ALLTOALL ? rank : contributor, 1};
 }
 
-// What the rank must find in slice `slice` after the communication.
+// The value that the rank must find in a slice after the communication.
 static value arrived_value(const checker *c, int rank, int slice) {
     int owner = slice / c->slices, k = slice % c->slices;
     if (c->operation == CF_ALLTOALL) return (value){rank * c->slices + k, owner, 1};
@@ -273,8 +272,8 @@ static void expect(checker *c, int r, int i, const char *how, value found, value
                  expected.from + expected.count - 1, found.slice, found.from, found.from + found.count - 1);
 }
 
-// Addition commutes but does not associate: a sum is right if it only ever grows by one contributor, the
-// next one (or if two single ones meet).
+// Addition commutes but does not associate: a sum may only grow by one contributor at a time, the next one (or two single ones
+// meet).
 static void add(checker *c, int r, int i, value *to, value from) {
     if (to->slice < 0 || to->slice != from.slice)
         violated(c, "data", r, i, "adds slice %d to slice %d", from.slice, to->slice);
@@ -343,7 +342,7 @@ static void check_result(checker *c, int r) {
 
 static bool waits_complete(const checker *c, int r, const cf_step *step) {
     for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++)
-        if (wait >= (cf_on_wire(&c->schedule[r]->step[wait]) ? c->head[r] : c->host[r])) return false;
+        if (wait >= (cf_is_transfer(&c->schedule[r]->step[wait]) ? c->head[r] : c->host[r])) return false;
     return true;
 }
 
@@ -357,7 +356,7 @@ static const cf_step *active_head(const checker *c, int r) {
 // The next transfer of a rank, from step i on.
 static void find_head(checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
-    while (i < s->count && !cf_on_wire(&s->step[i])) i++;
+    while (i < s->count && !cf_is_transfer(&s->step[i])) i++;
     c->head[r] = i;
     c->met[r][SEND] = c->met[r][RECV] = false;
 }
@@ -367,7 +366,7 @@ static bool walk_host(checker *c, int r) {
     int start = c->host[r];
     for (; c->host[r] < s->count; c->host[r]++) {
         const cf_step *step = &s->step[c->host[r]];
-        if (!cf_on_wire(step)) {
+        if (!cf_is_transfer(step)) {
             if (!waits_complete(c, r, step)) break;
             run_on_stream(c, r, c->host[r]);
         } else if (step->kind == CF_COLLECTIVE && s->blocking && c->host[r] >= c->head[r])
@@ -376,7 +375,7 @@ static bool walk_host(checker *c, int r) {
     return c->host[r] > start;
 }
 
-// Rank r does what it can; true: something. Of two halves that meet, the sender finds the other.
+// Moves rank r as far as it gets; returns whether it moved. When two halves meet, the sender transfers the data.
 static bool advance(checker *c, int r) {
     bool moved = walk_host(c, r);
     const cf_step *step = active_head(c, r);
@@ -438,8 +437,8 @@ static void add_before(checker *c, int step, int earlier) {
     c->before[step][earlier / 64] |= UINT64_C(1) << (earlier % 64);
 }
 
-// An access conflicts with those since the last write before it, and with that write; older ones are ordered before that write,
-// or were found.
+// Compares an access with those since the last write before it, and with that write. Older ones are ordered before that write, or
+// were reported.
 static const char *check_access(checker *c, int r, access *mine) {
     int *last = &c->last_access[place_number(mine->at)];
     mine->earlier = *last;
@@ -466,7 +465,7 @@ static const char *check_races(checker *c, int r) {
         memset(c->before[i], 0, sizeof c->before[i]);
         for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) add_before(c, i, wait);
         add_before(c, i, blocking);
-        if (!cf_on_wire(step)) add_before(c, i, on_stream), on_stream = i;
+        if (!cf_is_transfer(step)) add_before(c, i, on_stream), on_stream = i;
         if (step->kind == CF_COLLECTIVE && s->blocking) blocking = i;
         if (end + 2 * c->ranks > c->access + ACCESSES_MAX) return violated(c, "form", r, i, "more than %d places", ACCESSES_MAX);
         for (access *last = end + accesses(c, r, step, end); end < last; end++) {
@@ -487,7 +486,7 @@ static const char *check_order(checker *c, int r) {
     const cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
     int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = -1; // slices, by side; newest: transfer that was waited for
     if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
-        return violated(c, "fold", r, -1, "an operation without sums of computations");
+        return violated(c, "fold", r, -1, "the operation does not compute sums");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         const bool compute = step->kind == CF_COMPUTE, own = compute && step->first / c->slices == r;
@@ -498,14 +497,14 @@ static const char *check_order(checker *c, int r) {
             if (own != now_own || (step->count > 1 && (own || s->route != CF_ONCE)))
                 return violated(c, "own slice", r, i, "slice %d is computed as number %d", step->first, number);
             if (own && after && (step->wait[0] >= 0 || step->wait[1] >= 0))
-                return violated(c, "own slice", r, i, "waits, though it is here");
+                return violated(c, "own slice", r, i, "waits for data that is already here");
             if (number == 0 && after && c->mode == CF_MODE_COMMFUSE && c->ranks > 1 && exchanges == 0)
                 return violated(c, "own slice", r, i, "no transfer runs during the first computation");
         }
         exchanges += step->kind == CF_EXCHANGE;
         if (step->kind == CF_EXCHANGE && fused && c->side != CF_NO_COMPUTE && computed[last] == c->total)
             return violated(c, "tail", r, i, "posted after the last computation");
-        const bool begins = cf_on_wire(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
+        const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->begin)) // an ADD: on either side, as needed
             return violated(c, "begin", r, i, "begin takes %d steps", s->begin);
         if (step->accumulate != (s->folds && own && !number_m))

@@ -1,31 +1,31 @@
-// What makes N lists of steps one correct schedule. cf_schedule_check() looks at all ranks' lists together and names the
-// first property that they violate. It is written from schedule.h alone, and generators are held against it: those of
-// schedule.c by the tests, one of your own by cf_fuse_create().
+// Checks that N lists of steps are one correct schedule. cf_schedule_check() looks at all ranks' lists together and names the first
+// property that they violate. It is written from schedule.h alone. The tests check the generators of schedule.c with it,
+// cf_fuse_create() a generator of your own.
 //
-//   form        waits name earlier steps, slots and peers exist and fit the slices in size, no COMPUTE where nothing is
-//               computed; several slices in one step are those of several ranks with the same k
-//   unit        exchanges that are joined follow one another, none waits for another of its unit, and no two are with one
-//               peer; by route ONCE, and without compute, all exchanges of a rank are one unit
+//   form        waits name earlier steps; slots and peers exist and fit the slices in size; no COMPUTE without computation;
+//               several slices in one step have the same k and are of several ranks
+//   unit        joined exchanges follow one another, none waits for another of its unit, and no two are with one peer; by route
+//               ONCE, and without compute, all exchanges of a rank are one unit
 //   side        each COMPUTE is on a side on which the operation computes
-//   coverage    each rank computes every slice it must, once; with compute on both sides, once on each
-//   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
-//               none and slice: native collectives cover every slice once; nowire: nothing travels
-//   matching    the k-th send from r to p is the k-th receive of p from r: same slice, hence same size
-//   race        two steps of a rank that touch one place, one of them writing, are ordered by waits
+//   coverage    each rank computes every slice that it must, once; with compute on both sides, once on each
+//   volume      commfuse: each rank sends and receives (N-1)·m slices, without collectives; none and slice: native collectives
+//               cover every slice once; nowire: nothing travels
+//   matching    the k-th send from r to p is the k-th receive of p from r: same slice, so same size
+//   race        two steps of a rank that use one place, one of them writing, are ordered by waits
 //   deadlock    every step of every rank completes
-//   data        what a step reads is there when it reads it, and the result is complete
-//   sum order   reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
+//   data        a step finds the data that it reads, and the result is complete
+//   sum order   a reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
 //   own slice   compute after: own slices first and during the first transfer; before: own slices last
 //   arrival     compute after: the other slices in the order in which their transfers were posted
-//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and
-//               direct alike (an all-to-all has the same one on both)
-//   tail        no EXCHANGE is posted after the last COMPUTE; if there is compute before, after the last of it
+//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and by
+//               direct (an all-to-all has the same order on both)
+//   tail        no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
-//   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
-//               others' parts, in finish
+//   fold        a schedule that folds computes its own slices except m − 1, and no others, onto the sums of all other parts, in
+//               finish
 //
-// A schedule of your own (CF_MODE_OWN) need not have unit (but for its form), volume, own slice, work order and tail: CommFuse
-// promises those of its schedules; the others make any schedule correct.
+// A schedule of your own (CF_MODE_OWN) need not satisfy unit (except for its form), volume, own slice, work order and tail, which
+// CommFuse promises of its own schedules. The others make any schedule correct.
 #ifndef CF_SCHEDULE_CHECK_H
 #define CF_SCHEDULE_CHECK_H
 
@@ -41,8 +41,8 @@ enum {
     CF_WHERE_TEXT = 256
 };
 
-// NULL, or the name of the property that the schedules of ranks 0 … N-1 violate; `where` then says at which rank and step, and
-// how. May be called by several threads, one at a time runs.
+// NULL, or the name of the property that the schedules of ranks 0 … N-1 violate; `where` then has rank, step and cause. Several
+// threads may call it; they run one after another.
 const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]);
 
 CF_EXTERN_C_END

@@ -15,7 +15,7 @@
 enum { SHORTEST = 16, LONGEST = 4096 };
 
 bool cf_secret_given(void) {
-    return cf_given("COMMFUSE_SECRET") || cf_given("COMMFUSE_SECRET_FILE");
+    return cf_getenv("COMMFUSE_SECRET") || cf_getenv("COMMFUSE_SECRET_FILE");
 }
 
 static size_t read_secret(const char *path, char *text) {
@@ -34,7 +34,7 @@ static size_t read_secret(const char *path, char *text) {
 
 cf_mac cf_secret(void) {
     static const cf_mac public_key;
-    const char *secret = cf_given("COMMFUSE_SECRET"), *path = cf_given("COMMFUSE_SECRET_FILE");
+    const char *secret = cf_getenv("COMMFUSE_SECRET"), *path = cf_getenv("COMMFUSE_SECRET_FILE");
     char text[LONGEST];
     if (!secret && !path) return public_key;
     size_t length = secret ? strlen(secret) : read_secret(path, text);

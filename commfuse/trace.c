@@ -1,8 +1,8 @@
-// See trace.h. Every step has two figures whether events are recorded or not: the sum of the waits, and the union of the intervals
-// of communication (transfers overlap, so their sum would count the same moment twice).
+// See trace.h. The figures of a step do not depend on recording: the sum of the waits, and the union of the intervals of
+// communication. (Transfers overlap, so their sum would count time twice.)
 //
-// Perfetto draws events of one row nested, not side by side, and transfers do overlap; the writer therefore spreads them over as
-// many "comm" rows per rank as are in flight at the same time.
+// Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are in flight
+// at the same time.
 #include "trace.h"
 #include "die.h"
 #include <errno.h>
@@ -11,26 +11,26 @@
 #include <string.h>
 
 static const char purpose[] = "the trace; --trace-steps A:B makes it shorter";
-enum { COMM_ROWS_MAX = 16, BESIDE_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024 };
+enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024 };
 
-typedef struct span { // it is sorted by the time with which its event begins
-    cf_trace_event event;
+typedef struct span {
+    cf_trace_event event; // first: spans are sorted by its first field, begin_ms
     cf_moment posted, begin, end;
 } span;
 
 struct cf_trace {
     double zero_ms;
-    bool record, forgotten; // events are recorded; a moment was asked for too late
+    bool record, forgotten; // forgotten: a moment was no longer remembered
     int step;
     cf_moment began;                                // the current step
-    const cf_stream *stream;                        // on which it began
+    const cf_stream *stream;                        // of the current step
     span *span;                                     // of the step before and of the current one
-    int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; moments of [0, resolved) are times
+    int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; [0, resolved) have times
     cf_trace_event *event;                          // recorded
     int64_t events, event_capacity;
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
-    int64_t counted; // steps
+    int64_t total_steps;
 };
 
 cf_trace *cf_trace_create(void) {
@@ -62,22 +62,22 @@ cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
     return trace->record ? cf_moment_now(stream) : cf_moment_untimed(stream);
 }
 
-// Moments of the first spans become times: of the first `count`, and of others that have passed. A GPU does not remember
-// moments for ever, and a step may take more than it remembers.
+// Turns moments of spans into times, in order: of the first `count`, and, with `others`, of those after them that have passed. A GPU
+// remembers a limited number of moments, and a step may take more.
 static void resolve(cf_trace *trace, int64_t count, bool others) {
     for (; trace->resolved < (others ? trace->spans : count); trace->resolved++) {
         span *s = &trace->span[trace->resolved];
         cf_trace_event *e = &s->event;
         if (!cf_moment_remembered(s->posted) || !cf_moment_remembered(s->end)) { // one of these is the earliest
-            if (!trace->forgotten)                                               // said once: figures are too small without it
+            if (!trace->forgotten)                                               // printed once
                 fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n", e->name,
                         e->layer);
             trace->forgotten = true;
-            e->row = CF_TRACE_COMPUTE; // which has no figures
+            e->row = CF_TRACE_COMPUTE; // not in the figures
             continue;
         }
         if (trace->resolved >= count && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
-        // Each is a call of a GPU's driver, so only a timeline asks for all three.
+        // Each is a call of the GPU's driver, so posted is read only for recorded events.
         e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
         e->posted_ms = trace->record && s->posted.number >= 0 ? cf_moment_ms(s->posted) : e->begin_ms;
         if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
@@ -99,7 +99,7 @@ static void add_span(cf_trace *trace, span s, const char *name) {
 
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {
-        .row = row, .layer = layer, .slice = slice, .peer = -1, .beside = trace->stream && stream != trace->stream};
+        .row = row, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
     cf_range_end();
     if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
@@ -119,18 +119,18 @@ void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, 
 // --- figures ---
 
 void cf_trace_record(cf_trace *trace, bool on) {
-    resolve(trace, trace->spans, false); // what came before belongs to before
+    resolve(trace, trace->spans, false); // with the old setting
     trace->record = on;
 }
 
-// Zero is the moment that a rank left the barrier; on one host, where the clocks are one, the latest of these.
+// Zero is the time when a rank left the barrier; on one host, whose ranks share a clock, the latest of these times.
 void cf_trace_start(cf_trace *trace, cf_transport *t) {
     trace->zero_ms = cf_now_ms();
-    if (t->local_size == t->size) trace->zero_ms = -1e-3 * (double)cf_least_host(t, (int64_t)(-1e3 * trace->zero_ms));
+    if (t->local_size == t->size) trace->zero_ms = -1e-3 * (double)cf_min_host(t, (int64_t)(-1e3 * trace->zero_ms));
     cf_trace_record(trace, true);
 }
 
-// All of it that was waited for, was waited for by the stream.
+// The stream has waited for all transfers of the step before.
 static void resolve_last(cf_trace *trace) {
     if (trace->before > 0) cf_moment_wait(trace->began);
     resolve(trace, trace->before, false);
@@ -145,7 +145,7 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     trace->step = step;
 }
 
-// By the double that they begin with.
+// Orders spans, events and doubles by the double at their start.
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -157,7 +157,7 @@ double cf_median(double *values, int count) {
     return values[count / 2];
 }
 
-// Of events in the order in which they begin. reached: the end of the union of the communication so far.
+// Events come in the order in which they begin. reached: the end of the union of communication so far.
 static void add_event(cf_trace_total *to, const cf_trace_event *e, double *reached) {
     if (e->row == CF_TRACE_WAIT) to->exposed_ms += e->end_ms - e->begin_ms;
     if (e->row != CF_TRACE_COMM) return;
@@ -175,7 +175,7 @@ cf_trace_figures cf_trace_last(cf_trace *trace) {
     return (cf_trace_figures){sum.comm_ms, sum.exposed_ms};
 }
 
-// -1: there is no room for more.
+// The index of an operation's total; -1: there is no room for more.
 static int total_of(cf_trace *trace, const char *name) {
     for (int i = 0; i < trace->totals; i++)
         if (strcmp(trace->total[i].name, name) == 0) return i;
@@ -184,7 +184,7 @@ static int total_of(cf_trace *trace, const char *name) {
     return trace->totals++;
 }
 
-void cf_trace_count(cf_trace *trace) {
+void cf_trace_add_totals(cf_trace *trace) {
     double reached[CF_TRACE_TOTALS];
     for (int i = 0; i < CF_TRACE_TOTALS; i++) reached[i] = -INFINITY;
     for (int64_t i = 0; i < trace->before; i++) {
@@ -192,11 +192,11 @@ void cf_trace_count(cf_trace *trace) {
         const int at = e->row == CF_TRACE_COMPUTE ? -1 : total_of(trace, e->name);
         if (at >= 0) add_event(&trace->total[at], e, &reached[at]);
     }
-    trace->counted++;
+    trace->total_steps++;
 }
 
 const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps) {
-    *count = trace->totals, *steps = trace->counted;
+    *count = trace->totals, *steps = trace->total_steps;
     return trace->total;
 }
 
@@ -230,28 +230,28 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
 }
 
 static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t count) {
-    double taken[COMM_ROWS_MAX];                                  // until when each comm row is
-    for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
+    double end_ms[COMM_ROWS_MAX];                                  // of the last event of each comm row
+    for (int i = 0; i < COMM_ROWS_MAX; i++) end_ms[i] = -INFINITY; // a transfer may begin before zero
     if (count > 0) qsort(events, (size_t)count, sizeof *events, ascending);
     for (const cf_trace_event *e = events; e < events + count; e++) {
-        int lane = 0; // the first that is free
+        int row = e->second ? SECOND_ROW : e->row;
         if (e->row == CF_TRACE_COMM) {
-            while (lane < COMM_ROWS_MAX - 1 && taken[lane] > e->begin_ms) lane++;
-            taken[lane] = e->end_ms;
+            int free = 0;
+            while (free < COMM_ROWS_MAX - 1 && end_ms[free] > e->begin_ms) free++;
+            end_ms[free] = e->end_ms, row += free;
         }
-        if (e->beside) lane = BESIDE_ROW;
-        write_event(file, rank, e->row + lane, e);
+        write_event(file, rank, row, e);
     }
 }
 
 void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
-        for (int row = 0; row <= BESIDE_ROW; row++)
+        for (int row = 0; row <= SECOND_ROW; row++)
             fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, row,
                     row == CF_TRACE_COMPUTE ? "compute"
                     : row == CF_TRACE_WAIT  ? "waiting (exposed)"
-                    : row == BESIDE_ROW     ? "compute beside"
+                    : row == SECOND_ROW     ? "compute, second stream"
                                             : "comm");
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");
@@ -260,14 +260,14 @@ void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const 
     fprintf(file, "\n]}\n");
 }
 
-// Blocks of an all-gather are of one size: that of the rank with most events.
+// All ranks send blocks of equal size: that of the rank with the most events.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
-    const int64_t most = -cf_least_host(t, -trace->events);
+    const int64_t most = -cf_min_host(t, -trace->events);
     trace->event = cf_host_grow(trace->event, &trace->event_capacity, most + 1, sizeof *trace->event, purpose);
-    int64_t *counts = cf_of_all(t, &trace->events, sizeof *counts);
+    int64_t *counts = cf_allgather_alloc(t, &trace->events, sizeof *counts);
     cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
-    cf_trace_event *all = cf_of_all(t, trace->event, most * (int64_t)sizeof *all);
+    cf_trace_event *all = cf_allgather_alloc(t, trace->event, most * (int64_t)sizeof *all);
     char *text = NULL;
     FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
     if (t->rank == 0 && !memory) cf_die(NULL, "out of memory for the trace");

@@ -451,7 +451,7 @@ static void set_timeout(cf_transport *t, double timeout_s) {
 }
 
 // Of an H100 with NVLink.
-static cf_costs reckon(const cf_transport *t, int threads) {
+static cf_costs estimate_costs(const cf_transport *t, int threads) {
     (void)threads;
     const cuda_state *s = (const cuda_state *)t->state;
     cf_costs c;
@@ -529,7 +529,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->state = s;
     t->set_threads = set_threads;
     t->set_timeout = set_timeout;
-    t->reckon = reckon;
+    t->estimate_costs = estimate_costs;
     t->gather = gather;
     t->bind = bind_group;
     t->post = post;

@@ -349,7 +349,7 @@ static void set_timeout(cf_transport *t, double timeout_s) {
 
 // Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
 // threads finds a message within some ten microseconds.
-static cf_costs reckon(const cf_transport *t, int threads) {
+static cf_costs estimate_costs(const cf_transport *t, int threads) {
     double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
     return (cf_costs){.latency_s = 30e-6 * turns,
                       .message_s = 2e-6 * turns,
@@ -376,7 +376,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .state = s,
                         .set_threads = set_threads,
                         .set_timeout = set_timeout,
-                        .reckon = reckon,
+                        .estimate_costs = estimate_costs,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,
@@ -400,6 +400,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     pthread_condattr_destroy(&monotonic);
     set_threads(t, 1);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
-    s->never_block = !cf_least_host(t, t->local_size <= t->local_cores);
+    s->never_block = !cf_min_host(t, t->local_size <= t->local_cores);
     return t;
 }

@@ -6,180 +6,167 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, WAY_REPEATS = 3, PLAN_REPEATS = 5, FINALISTS = 2, PLANS = 7 };
-_Static_assert((int)PLANS <= (int)CF_CHOICES, "plans are candidates, as ways are");
-_Static_assert(WARM_STEPS + CF_CHOICES + (WAY_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
+enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, CHOICE_REPEATS = 3, PLAN_REPEATS = 5, FINALISTS = 2 };
+static const double HOPELESS = 2; // times the shortest prediction: not tried
+static const double FAR = 1.3;    // times the best: dropped
+static const double CLEAR = 0.02; // of an operation's time: another choice must save at least this
+static const double WORTH = 0.01; // of a step: another plan must save at least this
+
+// The plans that are compared; from NONE on all operations run the same choice.
+enum { FOUND, PREDICTED, NONE, SLICE, COMMFUSE, PLANS = COMMFUSE + 3 };
+static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse", "commfuse:2", "commfuse:4"};
+_Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
+_Static_assert(WARM_STEPS + CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
                    CF_TRIAL_STEPS,
                "trials are bounded");
-static const double FAR = 1.3;    // from the best: tried no more
-static const double HOPELESS = 2; // times the shortest, by arithmetic: not tried
-static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
-static const double WORTH = 0.01; // of a step: what another plan must save, at least
 
-// Candidates that are measured in turns: ways of an operation, whole plans.
-typedef struct trial {
-    int repeats; // of each
+// Candidates measured in turn: the choices of an operation, or the plans. Candidate 0 stays unless another one is clearly better.
+typedef struct contest {
+    int candidates, repeats; // measurements of each
     double ms[CF_CHOICES][PLAN_REPEATS];
-    int tried[CF_CHOICES];
-    bool out[CF_CHOICES]; // left out
-} trial;
+    int measured[CF_CHOICES];
+    bool dropped[CF_CHOICES];
+} contest;
 
 typedef struct operation {
     char name[96];
     cf_fuse *fuse;
-    bool set; // by a plan
-    cf_choice way[CF_CHOICES];
-    int ways, chosen;
-    trial trial; // of ways
+    bool set; // by cf_tuner_set()
+    cf_choice choice[CF_CHOICES];
+    contest contest; // of its choices
+    int best;        // choice
+    int current;     // choice of this step
+    int planned[PLANS];
 } operation;
-
-typedef enum { PLAN_FOUND, PLAN_FIRST, PLAN_NONE, PLAN_SLICE, PLAN_ROUNDS, PLAN_ROUNDS_2, PLAN_ROUNDS_4 } plan_kind;
-static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse", "commfuse:2", "commfuse:4"};
-
-typedef enum { DONE, WARM, SEARCH, COMPARE } phase;
 
 struct cf_tuner {
     cf_context *context;
     const cf_group *world;
-    operation *operation;
+    operation operation[OPERATIONS_MAX];
     int operations;
-    phase phase;
-    int step;    // of this phase
-    bool inside; // a step
-    cf_moment begin;
-    int way[OPERATIONS_MAX]; // of this step
-    // Comparison: way of each operation in each plan; left out are those that cannot be had, or are the same as another
-    int planned[PLANS][OPERATIONS_MAX];
-    trial trial; // of plans
-    int current, taken, left_out;
-    double *all; // (ranks, operations + 1) what all ranks have measured
+    enum { DONE, WARM, SEARCH, COMPARE } phase;
+    int warm_steps;
+    bool in_step;
+    cf_moment begin; // of the step
+    contest plans;
+    int current_plan, winner; // -1: none yet
+    int left_out;
+    double *all; // (ranks, operations + 1) the measurements of all ranks
 };
 
-// --- trials ---
+// --- contests ---
 
-static double median_ms(const trial *t, int i) { // NAN: it has not been tried, or there is none
+static double median_ms(const contest *c, int i) { // NAN: not measured, or i is -1
     double sorted[PLAN_REPEATS];
-    if (i >= 0) memcpy(sorted, t->ms[i], sizeof sorted);
-    return cf_median(sorted, i < 0 ? 0 : t->tried[i]);
+    if (i >= 0) memcpy(sorted, c->ms[i], sizeof sorted);
+    return cf_median(sorted, i < 0 ? 0 : c->measured[i]);
 }
 
-static void note(trial *t, int i, double ms) {
-    if (t->tried[i] < t->repeats) t->ms[i][t->tried[i]++] = ms;
-}
-
-// Of those that are left, from `first` on in a circle, the one tried least; -1: all have been tried often enough.
-static int least_tried(const trial *t, int count, int first) {
-    int best = -1;
-    for (int k = 0; k < count; k++) {
-        int i = (first + k) % count;
-        if (!t->out[i] && t->tried[i] < t->repeats && (best < 0 || t->tried[i] < t->tried[best])) best = i;
+// The candidate measured least, searching from `first` and wrapping around; -1: all have been measured often enough.
+static int least_measured(const contest *c, int first) {
+    int least = -1;
+    for (int k = 0; k < c->candidates; k++) {
+        int i = (first + k) % c->candidates;
+        if (!c->dropped[i] && c->measured[i] < c->repeats && (least < 0 || c->measured[i] < c->measured[least])) least = i;
     }
-    return best;
+    return least;
 }
 
-// Once each has been tried: only the first and the best others go on.
-static void drop_the_far(trial *t, int count) {
+// Notes a measurement. Once each candidate has one, only candidate 0 and the best others remain.
+static void measure(contest *c, int i, double ms) {
+    if (c->measured[i] < c->repeats) c->ms[i][c->measured[i]++] = ms;
     double best = INFINITY;
-    for (int k = 0; k < count; k++) {
-        if (!t->out[k] && t->tried[k] == 0) return;
-        best = fmin(best, median_ms(t, k));
+    for (int k = 0; k < c->candidates; k++) {
+        if (!c->dropped[k] && c->measured[k] == 0) return;
+        best = fmin(best, median_ms(c, k));
     }
-    for (int k = 1; k < count; k++) {
+    for (int k = 1; k < c->candidates; k++) {
         int better = 0;
-        for (int i = 1; i < count; i++) better += !t->out[i] && median_ms(t, i) < median_ms(t, k);
-        if (median_ms(t, k) > FAR * best || better >= FINALISTS) t->out[k] = true;
+        for (int other = 1; other < c->candidates; other++) better += !c->dropped[other] && median_ms(c, other) < median_ms(c, k);
+        if (median_ms(c, k) > FAR * best || better >= FINALISTS) c->dropped[k] = true;
     }
 }
 
-// What candidate k saves: of what one turn after the other says, the median and how far that may be wrong. A machine's speed
-// drifts, so only what was measured in the same turn is compared.
-static double saved_ms(const trial *t, int k, double *error) {
+// What candidate k saves over candidate 0, the median over turns, and its error. A machine's speed drifts, so only measurements of
+// the same turn are compared.
+static double saved_ms(const contest *c, int k, double *error) {
     double saved[PLAN_REPEATS], low = INFINITY, high = -INFINITY;
-    const int turns = t->tried[k] < t->tried[0] ? t->tried[k] : t->tried[0];
+    const int turns = c->measured[k] < c->measured[0] ? c->measured[k] : c->measured[0];
     for (int i = 0; i < turns; i++) {
-        saved[i] = t->ms[0][i] - t->ms[k][i];
+        saved[i] = c->ms[0][i] - c->ms[k][i];
         low = fmin(low, saved[i]), high = fmax(high, saved[i]);
     }
     *error = turns > 0 ? (high - low) / (turns + 1) : INFINITY;
     return cf_median(saved, turns);
 }
 
-// The first, unless another one is shorter: by a share of it at least, and by more than measurements vary.
-static int shortest(const trial *t, int count, double share) {
-    double most = share * median_ms(t, 0), error = 0;
-    int chosen = 0;
-    for (int k = 1; k < count; k++) {
-        const double saved = t->out[k] ? 0 : saved_ms(t, k, &error);
-        if (saved > most && saved > error) chosen = k, most = saved;
+// Candidate 0, unless another saves more than this share of its time and more than the measurements vary.
+static int winner_of(const contest *c, double share) {
+    double most = share * median_ms(c, 0), error = 0;
+    int winner = 0;
+    for (int k = 1; k < c->candidates; k++) {
+        const double saved = c->dropped[k] ? 0 : saved_ms(c, k, &error);
+        if (saved > most && saved > error) winner = k, most = saved;
     }
-    return chosen;
+    return winner;
 }
 
-// --- life ---
+// --- operations and their choices ---
 
 cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world) {
-    cf_tuner *t = calloc(1, sizeof *t);
-    operation *operations = calloc(OPERATIONS_MAX, sizeof *operations);
-    if (!t || !operations) cf_die(NULL, "out of memory for the tuner");
-    *t = (cf_tuner){.context = context, .world = world, .operation = operations, .taken = -1, .trial.repeats = PLAN_REPEATS};
+    cf_tuner *t = cf_host_alloc(1, sizeof *t, "the tuner");
+    t->context = context, t->world = world, t->winner = -1;
+    t->plans.candidates = PLANS, t->plans.repeats = PLAN_REPEATS;
     return t;
 }
 
 void cf_tuner_free(cf_tuner *t) {
     if (!t) return;
     free(t->all);
-    free(t->operation);
     free(t);
 }
 
-static operation *find(const cf_tuner *t, const char *name) {
-    for (int i = 0; i < t->operations; i++)
-        if (strcmp(t->operation[i].name, name) == 0) return &t->operation[i];
+static operation *find(cf_tuner *t, const char *name) {
+    for (operation *o = t->operation; o < t->operation + t->operations; o++)
+        if (strcmp(o->name, name) == 0) return o;
     return NULL;
 }
 
-static int find_way(const operation *o, cf_choice c) {
-    for (int i = 0; i < o->ways; i++) {
-        const cf_choice *w = &o->way[i];
-        if (w->mode == c.mode && w->slices == c.slices && (w->route == c.route || c.mode != CF_MODE_COMMFUSE)) return i;
+static int find_choice(const operation *o, cf_choice c) { // -1: the operation does not have it
+    for (int i = 0; i < o->contest.candidates; i++) {
+        const cf_choice *own = &o->choice[i];
+        if (own->mode == c.mode && own->slices == c.slices && (own->route == c.route || c.mode != CF_MODE_COMMFUSE)) return i;
     }
     return -1;
 }
 
-// The choice that the operation was created with comes first. Rounds that the arithmetic calls hopeless, where slices are small
-// and ranks many, would cost more to try than the trials may; the simplest rounds and the baselines are always tried.
-static void list_ways(const cf_tuner *t, operation *o) {
-    const cf_fuse_plan *plan = cf_fuse_get_plan(o->fuse);
-    const cf_costs *costs = &t->context->transport->costs;
-    cf_work work = cf_fuse_work(o->fuse);
-    cf_choice list[CF_CHOICES];
-    double ms[CF_CHOICES], best = INFINITY;
-    int count = cf_choices(&work, costs, list);
-    for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
-    o->way[o->ways++] = (cf_choice){plan->mode, plan->route, plan->slices};
-    for (int i = 0; i < count && o->ways < CF_CHOICES; i++)
-        if (find_way(o, list[i]) != 0 && (i == 0 || list[i].mode != CF_MODE_COMMFUSE || ms[i] < HOPELESS * best))
-            o->way[o->ways++] = list[i];
+static int find_native(const operation *o) {
+    int blocking = find_choice(o, (cf_choice){CF_MODE_NONE, CF_RING, 1});
+    return blocking >= 0 ? blocking : find_choice(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
 }
 
+// Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
+// make trials too expensive; the simplest rounds and the baselines are always tried.
 void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
     char name[sizeof t->operation->name];
     if (plan->side == CF_NO_COMPUTE || plan->group->size == 1) return;
     snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(place, ","), place, cf_operation_name(plan->operation), plan->name);
     if (t->operations == OPERATIONS_MAX || find(t, name))
-        cf_die(NULL, "%s is there twice, or there are more than %d operations", name, OPERATIONS_MAX);
+        cf_die(NULL, "operation %s is added twice, or is one more than %d", name, OPERATIONS_MAX);
     operation *o = &t->operation[t->operations++];
     snprintf(o->name, sizeof o->name, "%s", name);
-    o->fuse = fuse, o->trial.repeats = WAY_REPEATS;
-    list_ways(t, o);
-}
-
-// --- the plan ---
-
-static int native_way(const operation *o) {
-    int blocking = find_way(o, (cf_choice){CF_MODE_NONE, CF_RING, 1});
-    return blocking >= 0 ? blocking : find_way(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
+    o->fuse = fuse, o->contest.repeats = CHOICE_REPEATS;
+    const cf_work work = cf_fuse_work(fuse);
+    const cf_costs *costs = &t->context->transport->costs;
+    cf_choice list[CF_CHOICES];
+    double ms[CF_CHOICES], best = INFINITY;
+    const int count = cf_choices(&work, costs, list);
+    for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
+    o->choice[o->contest.candidates++] = (cf_choice){plan->mode, plan->route, plan->slices};
+    for (int i = 0; i < count && o->contest.candidates < CF_CHOICES; i++)
+        if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].mode != CF_MODE_COMMFUSE || ms[i] < HOPELESS * best))
+            o->choice[o->contest.candidates++] = list[i];
 }
 
 int cf_tuner_operations(const cf_tuner *t) {
@@ -188,12 +175,12 @@ int cf_tuner_operations(const cf_tuner *t) {
 
 cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
     const operation *o = &t->operation[i];
-    int way = t->taken >= 0 ? t->planned[t->taken][i] : o->chosen;
+    int chosen = t->winner >= 0 ? o->planned[t->winner] : o->best;
     return (cf_tuned){.name = o->name,
-                      .choice = o->way[way],
-                      .ms = median_ms(&o->trial, way),
-                      .first_ms = median_ms(&o->trial, 0),
-                      .native_ms = median_ms(&o->trial, native_way(o))};
+                      .choice = o->choice[chosen],
+                      .ms = median_ms(&o->contest, chosen),
+                      .first_ms = median_ms(&o->contest, 0),
+                      .native_ms = median_ms(&o->contest, find_native(o))};
 }
 
 bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
@@ -203,135 +190,121 @@ bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
 void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
     operation *o = find(t, name);
     if (!o || !cf_tuner_can(t, c)) cf_die(NULL, "%s cannot be set", name);
-    int way = find_way(o, c);
-    if (way < 0) way = o->ways < CF_CHOICES ? o->ways++ : o->ways - 1;
-    o->way[way] = c, o->chosen = way, o->set = true;
-}
-
-int cf_tuner_plans(const cf_tuner *t) {
-    return t->taken >= 0 ? PLANS : 0;
-}
-
-cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
-    return (cf_compared){plan_names[i], median_ms(&t->trial, i), i == t->taken};
-}
-
-// --- comparison of plans ---
-
-static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
-    bool differs = p == PLAN_FOUND;
-    for (int i = 0; i < t->operations; i++) {
-        const operation *o = &t->operation[i];
-        cf_route route = t->context->transport->costs.route;
-        if (cf_fuse_get_plan(o->fuse)->operation == CF_ALLTOALL) route = CF_DIRECT;
-        int slice = find_way(o, (cf_choice){CF_MODE_SLICE, CF_RING, 4});
-        ways[i] = p == PLAN_FOUND   ? o->chosen
-                  : p == PLAN_FIRST ? 0
-                  : p == PLAN_NONE  ? native_way(o)
-                  : p == PLAN_SLICE ? (slice >= 0 ? slice : native_way(o))
-                                    : find_way(o, (cf_choice){CF_MODE_COMMFUSE, route, 1 << (p - PLAN_ROUNDS)});
-        if (ways[i] < 0) return false;
-        differs |= ways[i] != o->chosen;
-    }
-    return differs;
-}
-
-static void begin_comparison(cf_tuner *t) {
-    for (int p = 0; p < PLANS; p++) {
-        bool *out = t->trial.out;
-        out[p] = !plan_ways(t, (plan_kind)p, t->planned[p]);
-        for (int q = 0; q < p; q++)
-            out[p] |= !out[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0;
-    }
-    t->phase = COMPARE, t->current = 0;
-}
-
-static void end_comparison(cf_tuner *t) {
-    t->taken = shortest(&t->trial, PLANS, WORTH);
-    for (int i = 0; i < t->operations; i++) cf_fuse_take(t->operation[i].fuse, t->planned[t->taken][i]);
-    t->phase = DONE;
-    t->context->timed = false;
-}
-
-// --- steps ---
-
-void cf_tuner_start(cf_tuner *t, bool search) {
-    bool set = false;
-    const int ranks = t->world->size, count = t->operations + 1;
-    search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
-    cf_transport *transport = t->context->transport;
-    int64_t room = 0; // half of what is left: libraries take more as a run goes on
-    if (search) room = cf_least_host(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
-    for (int i = 0; i < t->operations; i++) {
-        operation *o = &t->operation[i];
-        const cf_choice chosen = o->way[o->chosen];
-        int ways = cf_fuse_offer(o->fuse, search ? o->way : &o->way[o->chosen], search ? o->ways : 1, &room);
-        set |= o->set;
-        if (!search) continue;
-        t->left_out += o->ways - ways, o->ways = ways;
-        o->chosen = find_way(o, chosen) >= 0 ? find_way(o, chosen) : 0;
-        cf_fuse_take(o->fuse, o->chosen);
-    }
-    if (!search) return;
-    t->phase = set ? COMPARE : WARM;
-    if (set) begin_comparison(t);
-    t->all = calloc((size_t)(ranks * count), sizeof *t->all);
-    if (!t->all) cf_die(NULL, "out of memory for the trials of %d ranks", ranks);
+    int i = find_choice(o, c);
+    if (i < 0) i = o->contest.candidates < CF_CHOICES ? o->contest.candidates++ : CF_CHOICES - 1;
+    o->choice[i] = c, o->best = i, o->set = true;
 }
 
 int cf_tuner_left_out(const cf_tuner *t) {
     return t->left_out;
 }
 
+// --- comparison of plans ---
+
+int cf_tuner_plans(const cf_tuner *t) {
+    return t->winner >= 0 ? PLANS : 0;
+}
+
+cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
+    return (cf_compared){plan_names[i], median_ms(&t->plans, i), i == t->winner};
+}
+
+// The choice of an operation in a plan; -1: it has no such choice.
+static int choice_in(const cf_tuner *t, const operation *o, int plan) {
+    const cf_route route = cf_fuse_get_plan(o->fuse)->operation == CF_ALLTOALL ? CF_DIRECT : t->context->transport->costs.route;
+    const int slice = find_choice(o, (cf_choice){CF_MODE_SLICE, CF_RING, 4});
+    if (plan == FOUND) return o->best;
+    if (plan == PREDICTED) return 0;
+    if (plan == NONE || (plan == SLICE && slice < 0)) return find_native(o);
+    return plan == SLICE ? slice : find_choice(o, (cf_choice){CF_MODE_COMMFUSE, route, 1 << (plan - COMMFUSE)});
+}
+
+// A plan that some operation cannot run, or that equals one before it, is not compared.
+static void begin_comparison(cf_tuner *t) {
+    for (int p = 0; p < PLANS; p++) {
+        bool same[PLANS], *dropped = &t->plans.dropped[p];
+        memset(same, true, sizeof same);
+        for (operation *o = t->operation; o < t->operation + t->operations; o++) {
+            o->planned[p] = choice_in(t, o, p);
+            *dropped |= o->planned[p] < 0;
+            for (int q = 0; q < p; q++) same[q] &= o->planned[q] == o->planned[p];
+        }
+        for (int q = 0; q < p; q++) *dropped |= same[q] && !t->plans.dropped[q];
+    }
+    t->phase = COMPARE, t->current_plan = FOUND;
+}
+
+// --- steps ---
+
+void cf_tuner_start(cf_tuner *t, bool search) {
+    bool set = false;
+    search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
+    cf_transport *transport = t->context->transport;
+    int64_t room = 0; // half of the memory that is left: libraries take more as a run goes on
+    if (search) room = cf_min_host(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
+    for (operation *o = t->operation; o < t->operation + t->operations; o++) {
+        const cf_choice best = o->choice[o->best];
+        int fitting =
+            cf_fuse_set_choices(o->fuse, search ? o->choice : &o->choice[o->best], search ? o->contest.candidates : 1, &room);
+        set |= o->set;
+        if (!search) continue;
+        t->left_out += o->contest.candidates - fitting, o->contest.candidates = fitting;
+        o->best = find_choice(o, best) >= 0 ? find_choice(o, best) : 0;
+        cf_fuse_choose(o->fuse, o->best);
+    }
+    if (!search) return;
+    t->phase = WARM;
+    if (set) begin_comparison(t);
+    t->all = cf_host_alloc((int64_t)t->world->size * (t->operations + 1), sizeof *t->all, "the trials of all ranks");
+}
+
 bool cf_tuner_trying(const cf_tuner *t) {
     return t && t->phase != DONE;
 }
 
-// What all ranks have measured becomes the maximum of all.
-static void agree(cf_tuner *t, double *ms) {
-    const int count = t->operations + 1, ranks = t->world->size;
-    cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
-    for (int r = 0; r < ranks; r++) // fmax passes over NAN: not measured
-        for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);
-}
-
-static void record(cf_tuner *t, const double *ms) {
-    if (t->phase == COMPARE) {
-        note(&t->trial, t->current, ms[t->operations]);
-        drop_the_far(&t->trial, PLANS);
-        int next = least_tried(&t->trial, PLANS, t->current + 1); // plans take turns
-        if (next >= 0)
-            t->current = next;
-        else
-            end_comparison(t);
-        return;
-    }
-    if (t->phase == WARM) {
-        if (++t->step == WARM_STEPS) t->phase = SEARCH;
-        return;
-    }
+// ms: of each operation and of the step, the same on all ranks.
+static void end_search_step(cf_tuner *t, const double *ms) {
     bool more = false;
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        note(&o->trial, t->way[i], isnan(ms[i]) ? INFINITY : ms[i]);
-        drop_the_far(&o->trial, o->ways);
-        more |= least_tried(&o->trial, o->ways, i) >= 0;
+        measure(&o->contest, o->current, isnan(ms[i]) ? INFINITY : ms[i]);
+        more |= least_measured(&o->contest, 0) >= 0;
     }
     if (more) return;
-    for (operation *o = t->operation; o < t->operation + t->operations; o++) o->chosen = shortest(&o->trial, o->ways, CLEAR);
+    for (operation *o = t->operation; o < t->operation + t->operations; o++) o->best = winner_of(&o->contest, CLEAR);
     begin_comparison(t);
 }
 
+static void end_compare_step(cf_tuner *t, double step_ms) {
+    measure(&t->plans, t->current_plan, step_ms);
+    int next = least_measured(&t->plans, t->current_plan + 1); // plans take turns
+    if (next >= 0) {
+        t->current_plan = next;
+        return;
+    }
+    t->winner = winner_of(&t->plans, WORTH);
+    for (operation *o = t->operation; o < t->operation + t->operations; o++) cf_fuse_choose(o->fuse, o->planned[t->winner]);
+    t->phase = DONE;
+}
+
 void cf_tuner_end_step(cf_tuner *t) {
-    if (!cf_tuner_trying(t) || !t->inside) return;
+    if (!cf_tuner_trying(t) || !t->in_step) return;
+    const int count = t->operations + 1;
     double ms[OPERATIONS_MAX + 1];
     cf_moment end = cf_moment_now(t->context->stream);
     cf_stream_sync(t->context->stream);
-    for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_spent_ms(t->operation[i].fuse);
+    for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_median_ms(t->operation[i].fuse);
     ms[t->operations] = cf_moment_ms(end) - cf_moment_ms(t->begin);
-    t->inside = false;
-    agree(t, ms);
-    record(t, ms);
+    t->in_step = false;
+    cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
+    for (int r = 0; r < t->world->size; r++) // fmax ignores NAN: not measured on that rank
+        for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);
+    if (t->phase == COMPARE)
+        end_compare_step(t, ms[t->operations]);
+    else if (t->phase == SEARCH)
+        end_search_step(t, ms);
+    else if (++t->warm_steps == WARM_STEPS)
+        t->phase = SEARCH;
 }
 
 void cf_tuner_begin_step(cf_tuner *t) {
@@ -340,13 +313,13 @@ void cf_tuner_begin_step(cf_tuner *t) {
     if (!cf_tuner_trying(t)) return;
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        // Neighbours in the list begin with different ways, so that a slow moment or a way that disturbs others does not always
-        // meet the same.
-        int way = t->phase == COMPARE ? t->planned[t->current][i] : o->chosen, next = least_tried(&o->trial, o->ways, i);
-        if (t->phase == SEARCH && next >= 0) way = next;
-        cf_fuse_take(o->fuse, t->way[i] = way);
+        // Operations search from different choices on, so that a slow moment, or a choice that slows others, does not always hit
+        // the same choice.
+        const int next = t->phase == SEARCH ? least_measured(&o->contest, i) : -1;
+        o->current = t->phase == COMPARE ? o->planned[t->current_plan] : next >= 0 ? next : o->best;
+        cf_fuse_choose(o->fuse, o->current);
     }
     t->context->timed = t->phase == SEARCH;
-    t->inside = true;
+    t->in_step = true;
     t->begin = cf_moment_now(t->context->stream);
 }

@@ -1,17 +1,17 @@
-// Finds, while training, how each operation travels best on this machine. All ways of an operation (choice.h) do the same work,
-// so the steps that try them are steps of the training.
+// Finds the best choice (choice.h) for each operation while training. All choices of an operation compute the same, so the steps
+// that try them are ordinary training steps.
 //
-//   warm up  two steps by what the arithmetic says (cf_choose)
-//   search   in each step every operation takes another way; those that are far from the best drop out, the others are tried
-//            twice more. An operation keeps its first way unless another one is shorter by more than the measurements vary
-//   compare  whole steps in turns: the plan found, the plan of the arithmetic, all operations natively and blocking (none), all
-//            in native slices, all in rounds of one, two and four slices; after a step of each only the plan found and the two
-//            best others go on. The plan found is taken, unless another is shorter by more than a hundredth of a step and by
-//            more than the measurements vary
+//   warm up  two steps with the predicted choices (cf_choose)
+//   search   in each step every operation runs another of its choices. Once all were tried, only the predicted one and the two
+//            best others are measured twice more. Another choice replaces the predicted one if it is shorter by more than 2 % and
+//            by more than the measurements vary
+//   compare  whole plans take turns, a step each: the plan found, the predicted one, and each of none, slice, commfuse with one,
+//            two and four slices for all operations. After one step of each only the plan found and the two best others go on.
+//            The plan found stays, unless another is shorter by more than 1 % of a step and by more than the measurements vary
 //
-// What counts for an operation is the time that it adds to the compute stream, waiting included: of each rank the median over
-// layers, of these the maximum. Ranks exchange them after each step, so all decide alike. It takes at most CF_TRIAL_STEPS steps.
-// A plan that is known from the start is only compared.
+// An operation is judged by the time that it adds to the compute stream, waiting included: the median over layers on each rank,
+// then the maximum over ranks. Ranks exchange these times after each step, so all decide the same. All of it takes at most
+// CF_TRIAL_STEPS steps. If the choices are given from the start (cf_tuner_set), only the comparison runs.
 #ifndef CF_TUNE_H
 #define CF_TUNE_H
 
@@ -27,38 +27,36 @@ typedef struct cf_tuner cf_tuner;
 typedef struct cf_tuned { // an operation of the plan
     const char *name;     // "forward reduce-scatter mlp.fc2"
     cf_choice choice;
-    double ms, first_ms,
-        native_ms; // what it adds to the stream: so, by the first way, natively and blocking. NAN: not tried
+    double ms, first_ms, native_ms; // on the compute stream: with this choice, the predicted one, `none`. NAN: not measured
 } cf_tuned;
 
-typedef struct cf_compared { // a plan that took part in the comparison
+typedef struct cf_compared { // a plan that was compared
     const char *name;
     double step_ms; // median
-    bool taken;
+    bool taken;     // the winner
 } cf_compared;
 
-cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world); // all ranks of the transport
-void cf_tuner_free(cf_tuner *tuner);
-// An operation that computes, between create and start; all ranks add the same in the same order. place: "forward", up to a
-// comma; with kind and name it names the operation.
+cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world); // world: all ranks of the transport
+void cf_tuner_free(cf_tuner *tuner);                                   // NULL is allowed
+// Adds an operation, between create and start; all ranks add the same ones in the same order. One without computation, or on one
+// rank, is ignored. Its name in the plan is `place` up to a comma ("forward"), its kind and its own name.
 void cf_tuner_add(cf_tuner *tuner, const char *place, cf_fuse *fuse);
 
-// The plan. A choice that is set, of an operation of that name, holds from the start.
 int cf_tuner_operations(const cf_tuner *tuner);
 cf_tuned cf_tuner_operation(const cf_tuner *tuner, int operation);
-bool cf_tuner_can(const cf_tuner *tuner, cf_choice choice); // native collectives are not to be had everywhere
+bool cf_tuner_can(const cf_tuner *tuner, cf_choice choice); // false: it needs native collectives, which are not available
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
 
-// After the last add and set: gives the operations their ways. search: try them in the steps that follow, or, where choices
-// have been set, compare. Otherwise the plan stays as it is. Ways whose staging memory would not fit are left out.
+// After the last add and set. search: try choices in the steps that follow (if any was set, only compare plans); otherwise the plan
+// is final. Choices whose staging memory does not fit are left out.
 void cf_tuner_start(cf_tuner *tuner, bool search);
-int cf_tuner_left_out(const cf_tuner *tuner); // ways of all operations
-// A step begins, on all ranks, with what comes on the stream from here on; ends the one before if end() has not.
+int cf_tuner_left_out(const cf_tuner *tuner); // choices, of all operations together
+// A step begins, on all ranks, with the work enqueued from here on. Ends the step before unless end_step() has.
 void cf_tuner_begin_step(cf_tuner *tuner);
-void cf_tuner_end_step(cf_tuner *tuner); // before something else than a step follows
+void cf_tuner_end_step(cf_tuner *tuner); // call it before work that is not part of a step
 bool cf_tuner_trying(const cf_tuner *tuner);
 
-int cf_tuner_plans(const cf_tuner *tuner);
+int cf_tuner_plans(const cf_tuner *tuner); // plans compared; 0: none yet
 cf_compared cf_tuner_plan(const cf_tuner *tuner, int plan);
 
 CF_EXTERN_C_END

@@ -150,7 +150,7 @@ void accounts_audit(const cf_trace *trace, cf_transport *transport, const option
     rank_totals mine = {0};
     const cf_trace_total *totals = cf_trace_totals(trace, &mine.count, &mine.steps);
     memcpy(mine.total, totals, (size_t)mine.count * sizeof *totals);
-    rank_totals *all = cf_of_all(transport, &mine, sizeof mine);
+    rank_totals *all = cf_allgather_alloc(transport, &mine, sizeof mine);
     const rank_totals sum = merge(all, transport->size);
     free(all);
     if (transport->rank != 0 || sum.steps == 0 || sum.count == 0) return;

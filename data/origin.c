@@ -48,7 +48,7 @@ CF_PRINTF(2, 3) static fact fact_of(const char *name, const char *format, ...) {
 }
 
 static void compare_facts(cf_transport *transport, const fact *mine, int facts, const char *hint) {
-    fact *all = cf_of_all(transport, mine, facts * (int64_t)sizeof *mine);
+    fact *all = cf_allgather_alloc(transport, mine, facts * (int64_t)sizeof *mine);
     for (int i = 0; i < facts; i++)
         for (int rank = 1; rank < transport->size; rank++)
             if (all[rank * facts + i].hash != all[i].hash)
@@ -234,7 +234,7 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
                    *why.what ? ": " : "", why.what);
         manifest_free(m);
     }
-    all = cf_of_all(transport, &saved, sizeof saved);
+    all = cf_allgather_alloc(transport, &saved, sizeof saved);
     saved = all[0];
     free(all);
     if (*o->export_to) { // nothing is computed: the least there can be
@@ -243,7 +243,7 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
         o->micro_batch = 1;
         return saved.shape;
     }
-    const bool readable = cf_least_host(transport, access(o->init_from, R_OK) == 0);
+    const bool readable = cf_min_host(transport, access(o->init_from, R_OK) == 0);
     return *o->init_from && (readable || saved.shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
 }
 
@@ -296,7 +296,7 @@ static manifest *find_sound(const options *o, cf_transport *transport, int64_t b
             sound = false;
             warn("passed over a checkpoint: %s", why.what);
         }
-        if (cf_least_host(transport, sound)) return m;
+        if (cf_min_host(transport, sound)) return m;
         *damage = transport->rank == 0;
         manifest_free(m);
     }

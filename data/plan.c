@@ -46,7 +46,7 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
         int i = 0;
         while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
         if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
-        if (!cJSON_IsString(item) || !cf_choice_of(item->valuestring, &choice) || !cf_tuner_can(p->tuner, choice))
+        if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, choice))
             return unsound(why, name, "has no way for this operation that it can run by (ring:2, direct, once, none, slice:4): ",
                            item->string);
     }
@@ -64,7 +64,7 @@ static bool apply(run_plan *p, const char *text, const char *name, bool here, pr
     const cJSON *list = ok ? cJSON_GetObjectItemCaseSensitive(plan, "operations") : NULL, *item;
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
-        if (cf_choice_of(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
+        if (cf_choice_parse(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
     }
     cJSON_Delete(plan);
     return ok;
@@ -84,7 +84,7 @@ static char *read_shared(const char *path, cf_transport *transport, problem *why
     mine->found = text != NULL;
     if (text) memcpy(mine->text, text, (size_t)bytes);
     free(text);
-    shared_text *all = cf_of_all(transport, mine, (int64_t)sizeof *mine);
+    shared_text *all = cf_allgather_alloc(transport, mine, (int64_t)sizeof *mine);
     text = all->found ? strdup(all->text) : NULL;
     *why = all->why;
     free(mine);

@@ -136,7 +136,7 @@ void report_banner(const run_report *r) {
 
 void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]) {
     const cf_trace_figures figures = cf_trace_last(trace);
-    if (step->step >= 0 && !step->trial) cf_trace_count(trace);
+    if (step->step >= 0 && !step->trial) cf_trace_add_totals(trace);
     mine[FIGURE_SAVER] = s ? saver_stage(s) : 0;
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)step->step;

@@ -118,7 +118,7 @@ bool saver_begin(saver *s, int64_t step, cJSON *described) {
     s->begun_ms = begun;
     s->ok = !s->store || checkpoint_begin(s->store, step, &s->why);
     if (!s->ok) warn(s);
-    s->failed = !cf_least_host(s->transport, s->ok);
+    s->failed = !cf_min_host(s->transport, s->ok);
     return !s->failed;
 }
 
@@ -146,7 +146,7 @@ static void next_stage(saver *s, stage root) {
         if (s->failed && s->store) checkpoint_abandon(s->store);
         if (!s->failed && s->store) start(s, COMMITTING);
     } else {
-        s->failed = !cf_least_host(s->transport, s->ok); // the others had no error, or nothing would be committed
+        s->failed = !cf_min_host(s->transport, s->ok); // the others had no error, or nothing would be committed
         atomic_store(&s->stage, IDLE);
         if (s->store) (s->failed ? warn : report)(s);
     }

@@ -139,7 +139,7 @@ static void use_rows(lookup *l) {
 }
 
 static void exchange_rows(lookup *l, cf_fuse *operation) {
-    cf_fuse_result(operation, l->arrived);
+    cf_fuse_set_result(operation, l->arrived);
     cf_fuse_begin(operation, l->leaving, l->rows, l->p->shape.C, NULL, NULL, -1);
 }
 

@@ -55,7 +55,7 @@ static void whole_gradient(const parallel_linear *l, int layer, cf_fuse *arrived
     weight_gradient g = {.dy = &dy, .x = &x, .R = l->group->size * l->pass->Ts * l->pass->B, .parts = 1};
     const gradient_place place = place_of(l, layer);
     weight_gradient_compute(l->pass, l->w, layer, place, g);
-    if (arrived && place == GRADIENT_NOW) cf_fuse_include(arrived);
+    if (arrived && place == GRADIENT_NOW) cf_fuse_extend_timing(arrived);
 }
 
 static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
@@ -65,11 +65,11 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 // --- life ---
 
 static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, overlap how,
-                     double flops, bool early, bool apart) {
+                     double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_plan p =
         overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
-    p.flops = flops, p.early = early, p.folds = sums, p.apart = apart;
+    p.flops = flops, p.early = early, p.folds = sums, p.independent = independent;
     return cf_fuse_create(l->pass->context, p);
 }
 

@@ -108,10 +108,10 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     int64_t C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B, own = u->own * rows * Cl;
     job j = make_job(u, layer, (job){.side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm});
     prepare_groups(u, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
-    cf_fuse_result(g->qkv.forward, g->acts.qkv[layer]);
+    cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
     j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = attend});
-    cf_fuse_result(g->attproj.forward, g->acts.groups[layer]);
+    cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
     prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
@@ -165,14 +165,14 @@ const real *up_backward(gpt *g, int layer, real *dx) {
                  (job){.side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl, .attend = attend_backward, .in = dx});
     prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
-    cf_fuse_result(g->attproj.backward, g->dheads);
+    cf_fuse_set_result(g->attproj.backward, g->dheads);
     cf_fuse_begin(g->attproj.backward, u->dheads_out, pass->Ts, pass->B * Cl, work, &j, layer);
     for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(u, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
 
     j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl});
-    cf_fuse_result(g->qkv.backward, u->dqkv_groups);
+    cf_fuse_set_result(g->qkv.backward, u->dqkv_groups);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
     const real *norm = gpt_norm_again(g, 2 * layer);
     prepare_groups(u, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
@@ -189,7 +189,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
 static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, overlap how) {
     cf_fuse_plan plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
-    plan.flops = flops, plan.result_given = true, plan.apart = true;
+    plan.flops = flops, plan.result_given = true, plan.independent = true;
     return cf_fuse_create(g->context, plan);
 }
 

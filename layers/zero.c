@@ -66,7 +66,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
     cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
                                      PRECISE_DTYPE, b->shard);
     plan.slices = 1, plan.bulk = true;
-    if (s->fused) plan.flops = 2.0 * (double)(rows * b->count), plan.apart = true;
+    if (s->fused) plan.flops = 2.0 * (double)(rows * b->count), plan.independent = true;
     s->reduce = reduction_to_share(z, i);
     s->shares_staging = s->reduce != NULL;
     if (!s->reduce) s->reduce = cf_fuse_create(z->context, plan);

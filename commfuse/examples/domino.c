@@ -1,5 +1,5 @@
-// A schedule of your own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves, and the sums of a
-// half travel, all at once, while the next half is computed. It is checked, replayed over costs, and run.
+// A schedule of your own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves. The partial sums of
+// one half travel, all at once, while the next half is computed. The program checks the schedule, replays it over costs, and runs it.
 //
 //     cc -O3 domino.c $(pkg-config --cflags --libs commfuse) -o domino && mpirun -np 2 ./domino
 #include <commfuse/fuse.h>
@@ -18,12 +18,12 @@ static cf_schedule *domino(int N, int rank, int halves) {
             int from = (rank + 1 + p) % N, to = (rank - 1 - p + N) % N, slice = to * halves + half;
             int index = cf_append_exchange(s, to, (cf_place){CF_FULL, slice}, slice, from, (cf_place){CF_STAGE, p * halves + half},
                                            rank * halves + half, computed, -1);
-            s->step[index].joined = p < N - 2; // all of a half are one unit
+            s->step[index].joined = p < N - 2; // one unit for each half
         }
     }
     s->begin = s->count;
-    for (int half = 0; half < halves && N > 1;
-         half++) // own += (p[0] + p[1]) + …; steps of a half: one computes, the others exchange
+    // own += (p[0] + p[1]) + …   A half has N steps: one computes, the others exchange.
+    for (int half = 0; half < halves && N > 1; half++)
         cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
                       half * N + N - 1);
     return s;
@@ -58,11 +58,11 @@ static void check_and_replay(const char *name, cf_generator *generate, int slice
     if (property)
         printf("%s violates %s: %s\n", name, property, where);
     else
-        printf("%s is correct, and takes %.2f ms\n", name, cf_replay(all, RANKS, &machine).finished_ms);
+        printf("%s is correct and takes %.2f ms\n", name, cf_replay(all, RANKS, &machine).finished_ms);
     for (int r = 0; r < RANKS; r++) cf_schedule_free(all[r]);
 }
 
-static void compute(void *argument, const cf_span *span, cf_stream *stream) { // element (row, column) is that of all ranks, + rank
+static void compute(void *argument, const cf_span *span, cf_stream *stream) { // element number + rank
     (void)stream;
     for (int block = 0; block < span->blocks; block++)
         for (int64_t i = 0; i < span->rows * COLUMNS; i++)

@@ -1,5 +1,5 @@
 // A transformer's MLP, Y = max(0, X · A) · B, on several ranks: X and Y are split by rows, A by columns, B by rows. The all-gather
-// of X runs with the first product, the reduce-scatter of Y with the second. Prints how long each mode lets products wait.
+// of X runs with the first product, the reduce-scatter of Y with the second. Prints the exposed communication time of each mode.
 //
 //     cc -O3 mlp.c $(pkg-config --cflags --libs commfuse) -lm -o mlp && mpirun -np 2 ./mlp
 #include <commfuse/fuse.h>
@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 enum { ROWS = 512, C = 256, HIDDEN = 1024, RUNS = 5 };
-static float X[ROWS * C], A[C * HIDDEN], B[HIDDEN * C], H[ROWS * HIDDEN], Y[ROWS * C]; // of A, B and H the own part alone
-static int hidden;                                                                     // columns of it
+static float X[ROWS * C], A[C * HIDDEN], B[HIDDEN * C], H[ROWS * HIDDEN], Y[ROWS * C]; // A, B and H: this rank's part
+static int hidden;                                                                     // columns of A and H on this rank
 
-static float number(int64_t i) { // of what all ranks know: X from 0 on, then A and B
+static float number(int64_t i) { // the same on all ranks: X from 0 on, then A and B
     return (float)((i * 2654435761u >> 7) % 1000) / 1000 - 0.5f;
 }
 
@@ -22,7 +22,7 @@ static void multiply(const float *in, const float *weight, float *out, int inner
         for (int j = 0; j < outer; j++) out[j] += in[i] * weight[i * outer + j];
 }
 
-// Rows of X have arrived, or rows of Y are to be sent. (On CPUs a stream runs at once.)
+// Computes with rows of X that have arrived, or rows of Y to be sent. (On CPUs a stream runs at once.)
 static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     for (int64_t i = 0; i < span->rows * span->blocks; i++) {
         int64_t block = i / span->rows, row = span->row + block * span->row_stride + i % span->rows;
@@ -34,7 +34,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     (void)argument, (void)stream;
 }
 
-static double error_of(const float *y, int64_t row) { // of one row, against the whole product
+static double error_of(const float *y, int64_t row) { // of one row, compared with the whole product
     double error = 0, h[HIDDEN] = {0}, exact;
     for (int64_t i = 0; i < C * HIDDEN; i++) h[i % HIDDEN] += (double)number(row * C + i / HIDDEN) * number(ROWS * C + i);
     for (int64_t j = 0; j < C; j++, error = fmax(error, fabs(exact - y[j - 1])))
@@ -61,7 +61,7 @@ int main(void) {
         cf_fuse *up = must(cf_fuse_create(context, plan));
         plan.name = "down", plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
         cf_fuse *down = must(cf_fuse_create(context, plan));
-        for (int run = 0; run <= RUNS; run++) { // one to warm up; the others are a step of the trace
+        for (int run = 0; run <= RUNS; run++) { // the first warms up; the others are one step of the trace
             if (run < 2) cf_trace_step(context->trace, run, context->stream);
             for (int64_t i = first * C; i < (first + rows) * C; i++) X[i] = number(i);
             must(cf_fuse_run(up, X, rows, C, compute, NULL, -1));

@@ -1,4 +1,4 @@
-"""The MLP of mlp.c from Python: Y = max(0, X · A) · B on several ranks, by numpy and ctypes alone.
+"""The MLP of mlp.c from Python: Y = max(0, X · A) · B on several ranks, with numpy and ctypes.
 
     LD_LIBRARY_PATH=$(pkg-config --variable=libdir commfuse) mpirun -np 2 python3 mlp.py
 """
@@ -15,8 +15,8 @@ class Group(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("size", I), ("rank", I), ("world", P), ("slack", B), ("native", P)]
 
 
-class Context(ctypes.Structure):  # what comes after these is of no use here
-    _fields_ = [("transport", P), ("stream", P), ("beside", P), ("trace", P), ("step", I)]
+class Context(ctypes.Structure):  # its first fields
+    _fields_ = [("transport", P), ("stream", P), ("second", P), ("trace", P), ("step", I)]
 
 
 class Span(ctypes.Structure):
@@ -27,7 +27,7 @@ class Span(ctypes.Structure):
 class Plan(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("mode", I),
                 ("route", I), ("slices", I), ("generator", P), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B),
-                ("bulk", B), ("apart", B), ("flops", D), ("early", B)]
+                ("bulk", B), ("independent", B), ("flops", D), ("early", B)]
 
 
 class Figures(ctypes.Structure):
@@ -60,7 +60,7 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.3."), "structures of another version"
+assert lib.cf_version().startswith(b"0.4."), "structs of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))
@@ -93,7 +93,7 @@ for mode, name in enumerate(("none", "slice", "commfuse")):
     reduce = must(lib.cf_fuse_create(context, plan))
     gathered, partial = np.zeros((ROWS, C), np.float32), np.empty((ROWS, C), np.float32)
     gathered[own_rows] = X[own_rows]
-    for run in range(RUNS + 1):  # one to warm up; the others are a step of the trace
+    for run in range(RUNS + 1):  # the first warms up; the others are one step of the trace
         if run < 2:
             lib.cf_trace_step(context.contents.trace, run, context.contents.stream)
         must(lib.cf_fuse_run(gather, gathered.ctypes.data, rows, C, up, None, -1))

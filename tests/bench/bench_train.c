@@ -117,7 +117,7 @@ static void parse(bench *b, int argc, char **argv) {
 }
 
 static bool take_mode(overlap *how, const char *word) {
-    const bool found = cf_mode_of(word, &how->mode);
+    const bool found = cf_mode_parse(word, &how->mode);
     how->slices = found && how->mode == CF_MODE_SLICE ? 4 : 1;
     return found;
 }
@@ -132,7 +132,7 @@ static void add_entrant(bench *b, const char *text, size_t length) {
     if (!take_mode(&e->how, strsep(&rest, ":"))) cf_die_together(usage, "--modes: there is no mode %s", e->name);
     while (rest) {
         const char *word = strsep(&rest, ":");
-        if (!cf_route_of(word, &e->how.route)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
+        if (!cf_route_parse(word, &e->how.route)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
     }
 }
 
@@ -169,7 +169,7 @@ static void make_context(bench *b) {
     b->transport->set_threads(b->transport, (int)b->o.threads);
     cf_costs_agree(b->transport, (int)b->o.threads);
     b->context.transport = b->transport;
-    b->context.stream = cf_stream_create(), b->context.beside = cf_stream_create_beside();
+    b->context.stream = cf_stream_create(), b->context.second = cf_stream_create_second();
     b->context.trace = cf_trace_create();
     b->context.step = -1;
 }
@@ -436,7 +436,7 @@ static void close_bench(bench *b) {
     }
     free(b->tokens);
     cf_trace_free(b->context.trace);
-    cf_stream_free(b->context.stream), cf_stream_free(b->context.beside);
+    cf_stream_free(b->context.stream), cf_stream_free(b->context.second);
     b->transport->close(b->transport);
     cf_mesh_free(&b->mesh);
 }

@@ -1,9 +1,9 @@
 // ranks: 1 2 3 4
 // quick: 2 3
 //
-// Checksums on what is exchanged. With them every operation gives what it gives without; a bit that flips on the way
-// is found, on the rank where it arrives, under the right names, and on no other rank but those that it is passed
-// on to. Flips are planted between executor and transport: the request that is posted sends a copy with a wrong bit.
+// Checksums on exchanges. Results are the same with and without them. A bit that flips on the way is found on the rank where it
+// arrives, with the right names, and otherwise only on ranks to which it is forwarded. Flips are planted between executor and
+// transport: the posted request sends a copy with a wrong bit.
 #include "tests/commfuse/ranks.h"
 #include "commfuse/fuse.h"
 
@@ -27,7 +27,7 @@ enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 // ---------------------------------------------------------------------------------------------- faults
 
-// What goes wrong in this rank's next run: bit `bit` of the nth exchange's payload, or of its checksum.
+// The fault in this rank's next run: bit `bit` of the nth exchange's payload, or of its checksum.
 static struct {
     bool armed, in_checksum;
     int nth, seen;
@@ -216,7 +216,7 @@ static void several_in_flight(void) {
     }
 }
 
-// Eight bytes for every exchange, three words of memory a step; nothing at all where nothing is exchanged.
+// Checksums take eight bytes for every exchange and three words of memory for every step; nothing without exchanges.
 static void price_is_known(void) {
     for (int of = 0; of < KINDS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
@@ -250,7 +250,7 @@ static const cf_step *exchange_of(const cf_schedule *s, int nth) {
     return NULL;
 }
 
-// What `sender` sends in that exchange was made by another rank, and is not there yet when it is posted.
+// In that exchange `sender` forwards data of another rank, which has not arrived when the exchange is posted.
 static bool forwarded(const cf_schedule *s, const cf_step *sent) {
     return s->operation == CF_ALLGATHER && sent->send_slice / s->slices != s->rank;
 }
@@ -259,7 +259,7 @@ static void check_words(const job *j, const char *expected) {
     CHECK(strstr(cf_error(), expected), "%s: '%s' does not say '%s'", describe(j), cf_error(), expected);
 }
 
-// Was found here what should be? In a ring, an all-gather passes what is wrong on, as far as it goes.
+// Checks whether this rank found the fault. In a ring, an all-gather forwards a fault to all later ranks.
 static void check_found(const job *j, const cf_schedule *s, const cf_step *sent) {
     char expected[256];
     bool found = !cf_check_verdict(checked.check, checked.stream), here = sent->send_to == mesh.tp_group.rank;
@@ -273,7 +273,7 @@ static void check_found(const job *j, const cf_schedule *s, const cf_step *sent)
     if (here)
         snprintf(expected, sizeof expected, "than it sent: ");
     else
-        snprintf(expected, sizeof expected, "than rank %d, whose they are, sent: ", s->rank);
+        snprintf(expected, sizeof expected, "than rank %d, the owner, sent: ", s->rank);
     check_words(j, expected);
     snprintf(expected, sizeof expected, "%s test.place, layer %d, step %d, slice %d of %d", cf_operation_name(s->operation), LAYER,
              STEP, sent->send_slice, mesh.tp * s->slices);
@@ -286,7 +286,7 @@ static void check_found(const job *j, const cf_schedule *s, const cf_step *sent)
     check_nothing_found(j); // it is reported once
 }
 
-// One wrong bit in each exchange of each rank that sends what it has itself.
+// One wrong bit in each exchange of each rank that sends its own data.
 static void flip_everywhere(kind of, cf_route route, int slices, bool in_checksum) {
     job j = job_create(&checked, of, CF_MODE_COMMFUSE, route, slices, CF_FP32);
     for (int sender = 0; sender < mesh.tp; sender++) {
@@ -321,7 +321,7 @@ static void a_flipped_bit_is_found(void) {
             for (int slices = 1; slices <= SLICES; slices++) flip_everywhere(kinds[of], route, slices, false);
 }
 
-// What does not fit together is suspect, whichever of the two is wrong.
+// A mismatch is reported, whether the payload or its checksum is wrong.
 static void a_flipped_checksum_is_found(void) {
     for (int of = 0; of < KINDS; of++)
         for (cf_route route = CF_RING; route < CF_ROUTES; route++) flip_everywhere(kinds[of], route, 2, true);
@@ -360,7 +360,7 @@ static void every_bit_counts(void) {
     }
 }
 
-// What more than one word can suffer: the same bit of two, of every eighth, words swapped, all zero, all alike.
+// Faults of several words: the same bit of two words or of every eighth, words swapped, all zero, all equal.
 static void more_than_one_word(void) {
     enum { WORDS = 1024 };
     static uint64_t words[WORDS], other[WORDS];
@@ -387,7 +387,7 @@ static void more_than_one_word(void) {
     }
 }
 
-// The number itself, so that hosts of different builds agree; and no number of threads changes it.
+// The value itself, so that hosts of different builds agree; it does not depend on the number of threads.
 static void the_number_is_fixed(void) {
     enum { WORDS = 1 << 16 };
     uint64_t *words = malloc(WORDS * sizeof *words), sum[3];
@@ -414,7 +414,7 @@ int main(int argc, char **argv) {
     plain = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = STEP};
     checked = plain;
     checked.transport = &wrong;
-    checked.tags = 1 << 14; // apart from those of plain
+    checked.tags = 1 << 14; // different from those of plain
     checked.check = cf_check_create();
     static const ranks_case cases[] = {
         RANKS_CASE(results_are_the_same),   RANKS_CASE(several_in_flight),           RANKS_CASE(price_is_known),

@@ -1,6 +1,6 @@
 // ranks: 1
 //
-// The choice of a way for each operation: rounds where a slice hides a transfer, never where it does not.
+// The choice for each operation: rounds where a slice hides a transfer, never where it does not; names of choices; agreed costs.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,32 +76,69 @@ static void the_choice_is_monotone(void **state) {
     }
 }
 
-static void one_rank_needs_no_way(void **state) {
+static void one_rank_needs_no_costs(void **state) {
     (void)state;
     const cf_costs nothing = {0};
     cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1e6, 1e9, false, false};
     assert_int_equal(cf_choose(&w, &nothing).mode, CF_MODE_COMMFUSE);
 }
 
-// What three ranks reckon; each is the worst in something.
-static const cf_costs reckoned[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, CF_RING, true, true, false},
+static void names_of_choices(void **state) {
+    (void)state;
+    static const char *const good[] = {"ring", "ring:2", "direct:65536", "once", "none", "slice:1", "slice:4"};
+    static const char *const bad[] = {"",
+                                      ":2",
+                                      "ring:",
+                                      "ring:0",
+                                      "ring:-1",
+                                      "ring:2x",
+                                      "ring:65537",
+                                      "ring:2:2",
+                                      "ring ",
+                                      "RING",
+                                      "ring:4294967298",
+                                      "commfuse",
+                                      "nowire",
+                                      "auto",
+                                      "own",
+                                      "slice:x",
+                                      "once:2 ",
+                                      "ring:1e3",
+                                      "ring.2",
+                                      "a name that is much too long for the name of a choice"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        cf_choice c;
+        char name[CF_CHOICE_NAME];
+        assert_true(cf_choice_parse(good[i], &c));
+        cf_choice_print(c, name);
+        assert_string_equal(name, good[i]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        cf_choice c = {CF_MODE_AUTO, CF_ROUTES, -7};
+        if (cf_choice_parse(bad[i], &c)) fail_msg("'%s' is taken for a choice", bad[i]);
+        assert_true(c.mode == CF_MODE_AUTO && c.route == CF_ROUTES && c.slices == -7);
+    }
+}
+
+// Costs of three ranks; each is the worst in something.
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, CF_RING, true, true, false},
                                     {1e-5, 5e-6, 1e-6, 8e9, 6e10, CF_RING, true, false, false},
                                     {2e-5, 1e-6, 7e-6, 2e9, 8e10, CF_RING, false, true, false}};
 
-static cf_costs reckon(const cf_transport *t, int threads) {
+static cf_costs estimate_costs(const cf_transport *t, int threads) {
     (void)threads;
-    return reckoned[t->rank];
+    return costs_of[t->rank];
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
-    assert_memory_equal(mine, &reckoned[t->rank], bytes);
-    memcpy(all, reckoned, sizeof reckoned);
+    assert_memory_equal(mine, &costs_of[t->rank], bytes);
+    memcpy(all, costs_of, sizeof costs_of);
 }
 
 static void the_worst_costs_are_everybodys(void **state) {
     (void)state;
     for (int rank = 0; rank < 3; rank++) {
-        cf_transport t = {.rank = rank, .size = 3, .reckon = reckon, .gather = gather};
+        cf_transport t = {.rank = rank, .size = 3, .estimate_costs = estimate_costs, .gather = gather};
         cf_costs_agree(&t, 1);
         const cf_costs *c = &t.costs;
         assert_true(c->latency_s == 3e-5 && c->message_s == 5e-6 && c->piece_s == 7e-6);
@@ -116,7 +153,8 @@ int main(void) {
         cmocka_unit_test(small_slices_do_not),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(the_choice_is_monotone),
-        cmocka_unit_test(one_rank_needs_no_way),
+        cmocka_unit_test(one_rank_needs_no_costs),
+        cmocka_unit_test(names_of_choices),
         cmocka_unit_test(the_worst_costs_are_everybodys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 // ranks: 1 2
 //
-// Errors as values (die.h), one context (context.h), and schedules of one's own, which an operation checks before it takes them.
+// Errors as values (die.h), one context (context.h), and schedules of the caller's, which an operation checks before it uses them.
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
 #include <math.h>
@@ -9,7 +9,7 @@
 
 enum { ROWS = 3, COLUMNS = 4 };
 
-// What a failed call has made is lost memory, as die.h says: no leaks for the sanitizer to look for.
+// A failed call loses memory, as die.h says, so the sanitizer must not look for leaks.
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) {
     return 1;
@@ -99,7 +99,7 @@ static void refused_runs_leave_an_operation_as_it_was(void) {
     CHECK(!context->failed && cf_fuse_finish(fuse) && cf_fuse_free(fuse), "%s", cf_error());
 }
 
-// The caller's frames lie between: what fails in there returns to there.
+// An error inside a callback returns to the callback, not past it.
 static void fails_within(void *argument, const cf_span *span, cf_stream *stream) {
     (void)span, (void)stream;
     CHECK(!cf_fuse_finish(argument), "finished");
@@ -115,7 +115,7 @@ static void callbacks_have_errors_of_their_own(void) {
     CHECK(cf_fuse_free(inner) && cf_fuse_free(outer), "%s", cf_error());
 }
 
-// Every rank sends its shard to all others, and works on what it has, then on what has come.
+// Every rank sends its shard to all others, and computes on its own shard, then on those that arrive.
 static cf_schedule *star(int ranks, int rank, int slices) {
     cf_schedule *s = cf_schedule_start(CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rank, slices);
     for (int i = 1; i < ranks; i++) {
@@ -158,7 +158,7 @@ static cf_schedule *of_others(int ranks, int rank, int slices) {
 
 static void own_schedules_are_checked(void) {
     CHECK(!cf_fuse_create(context, plan_of("others", CF_MODE_OWN, of_others)), "an operation");
-    says("others: its generator makes a schedule of");
+    says("others: its generator made a schedule of");
     CHECK(!cf_fuse_create(context, plan_of("less", CF_MODE_OWN, computes_less)), "an operation");
     says("less: its schedule violates coverage: rank 0");
     CHECK(!cf_fuse_create(context, plan_of("none", CF_MODE_OWN, cannot)), "an operation");

@@ -1,14 +1,13 @@
 // ranks: 1 2 3 4 8
 // quick: 2 3
 //
-// The executor on real ranks. Payloads are integers small enough that every sum is exact in every type, so
-// results are compared with ==; a value depends on who made it and on its row and column, so nothing that
-// lands in a wrong place can go unseen. Callbacks check their spans: inside the payload, on a side on which
-// the operation computes, each row once on each and, for compute after, already filled; for accumulating
-// compute before, still as the caller left it. Guards behind each payload and each given result must survive.
+// The executor on real ranks. Payloads are small integers, so every sum is exact in every type and results are compared with ==. A
+// value depends on the rank that made it, its row and its column, so a value in a wrong place is noticed. Callbacks check their
+// spans: inside the payload, on a side on which the operation computes, each row once on each side; for compute after, already
+// filled; for accumulating compute before, still as the caller left it. Guards after each payload and each given result must survive.
 //
-// Where the order of a sum matters (commfuse promises j+1, j+2, …, j on both routes), fractions are summed
-// and compared bit by bit with the sum made here.
+// Where the order of a sum matters (commfuse promises j+1, j+2, …, j on all routes), fractions are summed and compared bit by bit
+// with the sum made here.
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
 #include "commfuse/bf16.h"
@@ -54,10 +53,10 @@ static bool computes(const job *j, cf_side side) {
 
 // ---------------------------------------------------------------------------------------------- values
 
-// What member `member` of the group makes for a row of the payload; fits every type, and so do sums over ranks.
+// The value that a member of the group makes for a row of the payload; it fits every type, and so do sums over ranks.
 static int64_t seeded(const job *j, int member, int64_t row, int64_t column, int seed) {
     int64_t mixed = 37 * j->plan.group->world[member] + 101 * row + 7 * column + 13 * seed;
-    bool summed = j->plan.operation == CF_REDUCE_SCATTER && j->plan.dtype == CF_BF16; // which is exact up to 256
+    bool summed = j->plan.operation == CF_REDUCE_SCATTER && j->plan.dtype == CF_BF16; // exact up to 256
     return summed ? mixed % 31 - 15 : mixed % 509 - 254;
 }
 
@@ -164,7 +163,7 @@ static const char *describe(const job *j) {
     return text;
 }
 
-// What the payload holds at a row once it is gathered or exchanged (rows by source).
+// The payload's value at a row after the all-gather or all-to-all (rows by source).
 static void check_arrived(const job *j, const char *data, int64_t row) {
     const cf_group *g = j->plan.group;
     int owner = (int)(row / j->rows);
@@ -174,7 +173,7 @@ static void check_arrived(const job *j, const char *data, int64_t row) {
               (long long)row, (long long)column);
 }
 
-// Adds what this rank makes for the row, which nobody has touched since the caller left it.
+// Adds this rank's value for the row, which must still be as the caller left it.
 static void accumulate_row(const job *j, char *data, int64_t row) {
     int rank = j->plan.group->rank;
     for (int64_t column = 0; column < j->elements; column++) {
@@ -189,7 +188,7 @@ static void accumulate_row(const job *j, char *data, int64_t row) {
     }
 }
 
-// Adds what this rank makes for a row of its own to the sum of all others' parts, which must be there already.
+// Adds this rank's value for a row of its own to the sum of all other parts, which must have arrived.
 static void compute_onto_sum(const job *j, char *data, int64_t row) {
     const cf_group *g = j->plan.group;
     CHECK(row / j->rows == g->rank, "%s: row %lld is computed onto another", describe(j), (long long)row);
@@ -206,7 +205,7 @@ static void compute_onto_sum(const job *j, char *data, int64_t row) {
     }
 }
 
-// What a member has for a row of a reduce-scatter, and with fractions the same as one rounded number.
+// A member's value for a row of a reduce-scatter; with fractions one rounded number.
 static int64_t part_of(const job *j, int member, int64_t row, int64_t column, float *rounded) {
     int64_t value = whole(j, member, row, column), old = earlier(j, member, row, column);
     *rounded = held_fraction(j, value, row, column);
@@ -239,8 +238,8 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
           describe(j), span->side);
     CHECK(span->blocks >= 1 && span->rows >= 0 && span->row >= 0, "%s: span of %d blocks of %lld rows from %lld", describe(j),
           span->blocks, (long long)span->rows, (long long)span->row);
-    const bool other = j->plan.apart && j->on[span->side] == context.stream;
-    CHECK(span->accumulate || stream == (other ? context.beside : context.stream), "%s: slices do not take turns on two streams",
+    const bool other = j->plan.independent && j->on[span->side] == context.stream;
+    CHECK(span->accumulate || stream == (other ? context.second : context.stream), "%s: slices do not take turns on two streams",
           describe(j));
     if (!span->accumulate) j->on[span->side] = stream;
     for (int i = 0; i < span->blocks; i++)
@@ -276,11 +275,11 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
                          .dtype = dtype,
                          .capacity = capacity,
                          .bulk = slices % 2 == 0, // as good as any
-                         .apart = slices % 2 == 1 || dtype == CF_BF16};
+                         .independent = slices % 2 == 1 || dtype == CF_BF16};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
-// Whatever is chosen for so much work.
+// With the choice for this much work.
 static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtype, int64_t capacity, double flops) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
@@ -294,7 +293,7 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
     return (job){.plan = *cf_fuse_get_plan(fuse), .fuse = fuse};
 }
 
-// A reduce-scatter whose computation can add to what is there.
+// A reduce-scatter whose computation can add to existing values.
 static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
@@ -306,11 +305,11 @@ static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype
                          .dtype = dtype,
                          .capacity = capacity,
                          .folds = true,
-                         .apart = true};
+                         .independent = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
-// An all-to-all whose result goes where the job says, another place in every run.
+// An all-to-all whose result goes to a place given by the job, another one in every run.
 static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
@@ -343,7 +342,7 @@ static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
     j->full_bytes = g->size * rows * row_bytes(j);
     j->full = guarded(j->full_bytes);
     j->given = j->plan.result_given ? guarded(j->full_bytes) : NULL;
-    if (j->given) cf_fuse_result(j->fuse, j->given);
+    if (j->given) cf_fuse_set_result(j->fuse, j->given);
     for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_AFTER; side++) {
         j->covered[side] = calloc((size_t)(g->size * rows) + 1, sizeof *j->covered[side]);
         CHECK(j->covered[side], "out of memory");
@@ -412,7 +411,7 @@ static void job_run(job *j, int64_t rows, int64_t elements, int seed) {
 
 // ----------------------------------------------------------------------------------------------- tests
 
-// Types in turn. Their number has nothing in common with that of slices, so that each meets each.
+// Types in turn. Their number and that of slices have no common divisor, so that each type meets each number.
 enum { TYPES = 5 };
 static const cf_dtype rounded[] = {CF_FP32, CF_BF16};                                // with fractions
 static const cf_dtype added[TYPES] = {CF_FP32, CF_INT64, CF_BF16, CF_FP64, CF_BF16}; // bytes are not
@@ -469,7 +468,7 @@ static void alltoall_between_computes(void) {
     every_mode(CF_ALLTOALL, CF_COMPUTE_BOTH);
 }
 
-// Two runs into two places: the second leaves the first one's result alone.
+// Two runs into two places: the second does not touch the first one's result.
 static void two_places(job *j, int64_t rows, int64_t more_rows, int64_t elements, int seed) {
     job_begin(j, rows, elements, seed);
     job_finish(j);
@@ -497,7 +496,7 @@ static void result_in_given_memory(void) {
                           (long long)(cf_memory_bytes() - before));
                     for (int i = 0; i < count; i++) two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
                     char *place = guarded(0);
-                    cf_fuse_result(j.fuse, place);
+                    cf_fuse_set_result(j.fuse, place);
                     cf_fuse_free(j.fuse); // and not the place
                     free(place);
                     job own = job_create(&mesh.tp_group, CF_ALLTOALL, side, mode, route, slices, CF_FP32, 5);
@@ -554,7 +553,7 @@ static void fold_then_reduce_scatter(void) {
             }
 }
 
-// Every type with every operation, in the mode that matters.
+// Every type with every operation, in mode commfuse.
 static void every_type(void) {
     for (int of = 0; of < COMPUTINGS; of++)
         for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
@@ -578,8 +577,8 @@ static void megabytes(void) {
             }
 }
 
-// All in one mode (turns 0 to 2), or every operation in another one: what one mode has in flight must not keep
-// a native collective of another from starting, nor a blocking collective what is in flight.
+// All operations in one mode (turns 0 to 2), or each in another one: transfers in flight must not keep a native collective of
+// another operation from starting, nor must a blocking collective stop transfers in flight.
 enum { TURNS = 6 };
 static cf_mode mode_of(int turn, int operation) {
     return (cf_mode)((turn + (turn < 3 ? 0 : operation)) % (CF_MODE_COMMFUSE + 1));
@@ -608,8 +607,8 @@ static void several_in_flight(void) {
         }
 }
 
-// The others begin when rank 0 has begun: it posts what there is to post, computes what is to be computed before, and
-// returns; what depends on the others is left to finish. If it waited for them, nobody would go on.
+// The others begin when rank 0 has begun: its begin posts, computes the compute-before part and returns; everything that depends on
+// the others is left to finish. If begin waited for them, no rank would go on.
 static void hold_back(cf_operation operation, cf_side side) {
     job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 100);
     if (mesh.tp_group.rank != 0) cf_barrier(&context, &mesh.tp_group);
@@ -679,7 +678,7 @@ static void volume_is_what_must_travel(void) {
             }
 }
 
-// Both groups of a 2 × N/2 mesh at once, as a training step has them.
+// Both groups of a 2 × N/2 mesh at once, as in a training step.
 static void two_groups_at_once(void) {
     int ranks = mesh.tp;
     if (ranks % 2 != 0 || !context.transport) return;
@@ -753,27 +752,27 @@ static void alone_without_transport(void) {
     context.transport = kept;
 }
 
-// What is on its way by one schedule is not finished by another.
-static void no_other_way_while_it_runs(void) {
+// A run that began with one schedule must not finish with another.
+static void no_other_choice_while_it_runs(void) {
     if (mesh.tp > 1) return; // as above
     cf_transport *kept = context.transport;
     context.transport = NULL;
-    cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
+    cf_choice choices[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
     int64_t room = 0; // a gather takes none
     job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
     float payload[10] = {0};
-    cf_fuse_offer(j.fuse, ways, 2, &room);
+    cf_fuse_set_choices(j.fuse, choices, 2, &room);
     cf_fuse_begin(j.fuse, payload, 1, 10, NULL, NULL, -1);
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 1)), "test.place", "takes way 1 of 2");
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_offer(j.fuse, ways, 1, &room)), "test.place", "while it runs");
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_choose(j.fuse, 1)), "test.place", "gets choice 1 of 2 while it runs");
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_choices(j.fuse, choices, 1, &room)), "test.place", "while it runs");
     cf_fuse_finish(j.fuse);
-    cf_fuse_take(j.fuse, 1);
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 2)), "test.place", "takes way 2 of 2");
+    cf_fuse_choose(j.fuse, 1);
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_choose(j.fuse, 2)), "test.place", "gets choice 2 of 2");
     cf_fuse_free(j.fuse);
     context.transport = kept;
 }
 
-// Where the result goes: said before every begin, not while it runs, and only of what was planned so.
+// The place of a result is set before every begin, not during a run, and only for a plan with result_given.
 static void a_result_needs_one_place(void) {
     if (mesh.tp > 1) return; // as above: the child has no transport
     cf_transport *kept = context.transport;
@@ -784,7 +783,7 @@ static void a_result_needs_one_place(void) {
         ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)), "all-to-all test.place",
                     "no place for its result");
         job_begin(&j, 4, 10, 1);
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "all-to-all test.place", "is running");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "all-to-all test.place", "is running");
         job_finish(&j);
         job_release(&j);
         ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)), "all-to-all test.place",
@@ -795,7 +794,7 @@ static void a_result_needs_one_place(void) {
         computing c = every_computing[of];
         job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 40);
         float result[40];
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "test.place", "a place of its own");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "test.place", "planned without result_given");
         cf_fuse_plan plan = j.plan;
         plan.result_given = true;
         if (c.operation != CF_ALLTOALL)
@@ -843,7 +842,7 @@ int main(int argc, char **argv) {
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
-    context.beside = cf_stream_create(); // on a CPU, too, streams can be told apart
+    context.second = cf_stream_create(); // so the test can distinguish the streams on a CPU too
     static const ranks_case cases[] = {
         RANKS_CASE(every_choice),
         RANKS_CASE(allgather_alone),
@@ -868,14 +867,14 @@ int main(int argc, char **argv) {
         RANKS_CASE(trace_sees_the_wire),
         RANKS_CASE(an_operation_knows_its_plan),
         RANKS_CASE(alone_without_transport),
-        RANKS_CASE(no_other_way_while_it_runs),
+        RANKS_CASE(no_other_choice_while_it_runs),
         RANKS_CASE(a_result_needs_one_place),
         RANKS_CASE(barrier_holds_everybody),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
-    cf_stream_free(context.beside);
+    cf_stream_free(context.second);
     cf_mesh_free(&mesh);
     transport->close(transport);
     return status;

@@ -1,6 +1,6 @@
 // ranks: 1
 //
-// Records made by hand, whose times can be worked out on paper.
+// Records made by hand, with times that can be worked out on paper.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static void kernel(cf_record *r, double ms) {
     e->name = "kernel", e->ms = ms;
 }
 
-// Blocks that take a multiprocessor each.
+// Each block takes one multiprocessor.
 static void blocks(cf_record *r, int64_t count, double ms) {
     kernel(r, ms);
     r->entry[r->entries - 1].blocks[0] = count, r->entry[r->entries - 1].block_ms[0] = ms;
@@ -79,13 +79,13 @@ static void taken_multiprocessors_slow_kernels(void **state) {
     kernel(&r, 8);
     await(&r, 0);
     cf_played p = play(&r, NULL);
-    assert_near(p.step_ms, 13); // 10 ms at half the pace, then 3
+    assert_near(p.step_ms, 13); // 10 ms at half speed, then 3 ms
     assert_near(p.slowed_ms, 5);
 }
 
-// A transfer takes two of four for 10 ms and 1 of latency: work for the whole device takes twice its 1 ms, and of four blocks of 8 ms
-// two begin then, two when those have ended. Where it asks half a millisecond too late it finds all taken, and goes when they have
-// ended.
+// A transfer takes two of four multiprocessors for 10 ms and 1 ms of latency. Meanwhile work for the whole device takes twice its
+// 1 ms, and of four blocks of 8 ms two begin then and two when those have ended. A transfer that starts half a millisecond too late
+// finds no free multiprocessor and waits until the blocks have ended.
 static void blocks_and_transfers_wait_for_each_other(void **state) {
     (void)state;
     for (int asks_late = 0; asks_late < 2; asks_late++) {
@@ -108,7 +108,7 @@ static void blocks_come_in_waves(void **state) {
     assert_near(play(&r, NULL).step_ms, 6);
 }
 
-// What the second stream has to compute runs beside the last wave of the first one's, but behind its first; each counts whole.
+// The second stream's blocks run during the last wave of the first stream's, but after its first; each kernel counts in full.
 static void two_streams_fill_the_waves(void **state) {
     (void)state;
     cf_record r = begin(&gpu);
@@ -123,7 +123,7 @@ static void two_streams_fill_the_waves(void **state) {
     assert_near(p.work_ms[CF_WORK_PRODUCT] + p.slowed_ms, 6 + 1);
 }
 
-// On a GPU two lanes share a link; on a CPU what is in bulk gives way.
+// On a GPU two lanes share a link; on a CPU bulk gives way.
 static void lanes_share_a_link(void **state) {
     (void)state;
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
@@ -138,7 +138,7 @@ static void lanes_share_a_link(void **state) {
     }
 }
 
-// What rank 1 sends goes when rank 0, which computes, has posted: GPU; the CPU's too, as its receive is posted late.
+// Rank 1 can send only when rank 0, which computes, has posted its receive: on GPUs and on CPUs.
 static void a_transfer_waits_for_its_receiver(void **state) {
     (void)state;
     cf_record a = begin(&gpu), b = begin(&gpu);
@@ -160,7 +160,7 @@ static void what_a_unit_waits_for_comes_first(void **state) {
     assert_near(play(&r, NULL).step_ms, 12);
 }
 
-// Kernels of 1 ms that the host starts every 2.
+// Kernels of 1 ms, of which the host starts one every 2 ms.
 static void a_slow_host_is_the_bound(void **state) {
     (void)state;
     cf_record r = begin(&slow_host);
@@ -170,7 +170,7 @@ static void a_slow_host_is_the_bound(void **state) {
     assert_near(p.host_ms, 11);
 }
 
-// Each waits in one lane for what the other will post after its wait.
+// Each rank waits in one lane for a unit that the other posts after its own wait.
 static void crossed_waits(void) {
     cf_record a = begin(&gpu), b = begin(&gpu);
     post(&a, 0, 1, 1, 1), await(&a, 0), post(&a, 2, 1, 1, 1), await(&a, 1);
@@ -187,7 +187,7 @@ static void unequal_lanes(void) {
 static void a_deadlock_is_reported_as_such(void **state) {
     (void)state;
     ASSERT_DIES(crossed_waits(), "deadlock: rank 0 waits for ever for urgent");
-    ASSERT_DIES(unequal_lanes(), "ranks 0 and 1 do not post the same");
+    ASSERT_DIES(unequal_lanes(), "ranks 0 and 1 post different units");
 }
 
 int main(void) {

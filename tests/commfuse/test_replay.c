@@ -1,6 +1,6 @@
 // ranks: 1
 //
-// Replays of schedules over a machine whose costs are given.
+// Replays of schedules over given costs.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,10 +25,11 @@ static double wire_ms(const void *argument, const cf_schedule *s, const cf_step 
     return p->wire / s->slices * (step->kind == CF_COLLECTIVE ? s->ranks - 1 : 1);
 }
 
-static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine, bool alike) {
+static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine,
+                            bool symmetric) {
     cf_schedule *s[64];
     for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.mode, c.route, ranks, r, c.slices, false);
-    cf_replayed result = alike ? cf_replay_alike(s[ranks / 2], machine) : cf_replay(s, ranks, machine);
+    cf_replayed result = symmetric ? cf_replay_symmetric(s[ranks / 2], machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
     return result;
 }
@@ -46,7 +47,7 @@ static const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1},   {CF_MODE_COMM
                                  {CF_MODE_NONE, CF_RING, 1},       {CF_MODE_SLICE, CF_RING, 4}};
 enum { WAYS = sizeof ways / sizeof *ways };
 
-// One rank's schedule says what all do.
+// One rank's schedule gives the same times as those of all ranks.
 static void one_rank_replays_as_all_do(void **state) {
     (void)state;
     for (int k = 0; k < KINDS; k++)
@@ -63,7 +64,7 @@ static void one_rank_replays_as_all_do(void **state) {
                     }
 }
 
-// Rounds whose transfers are shorter than a slice expose at most what no schedule hides: nothing but the additions' share.
+// Rounds whose transfers are shorter than a slice expose nothing but the share of the additions.
 static void short_transfers_hide(void **state) {
     (void)state;
     prices p = {1, 0.5};
@@ -78,7 +79,7 @@ static void short_transfers_hide(void **state) {
     }
 }
 
-// A faster link or a shorter latency never makes it longer.
+// A faster link or a shorter latency never makes an operation longer.
 static void time_falls_with_the_link(void **state) {
     (void)state;
     for (int k = 0; k < KINDS; k++)

@@ -1,8 +1,8 @@
 // ranks: 1
 //
-// Schedules: every operation, side, mode, route, N = 1…64 and m = 1…4 is generated for all ranks and held
-// against the properties of commfuse/schedule_check.h. Then the checker itself is tested: each way a schedule can be
-// wrong is planted in a good one, and the checker must name the property that it violates.
+// Schedules of every operation, side, mode, route, N = 1…64 and m = 1…4 are generated for all ranks and must have the properties of
+// commfuse/schedule_check.h. Then the checker itself is tested: faults of every kind are planted in good schedules, and the checker
+// must name the violated property.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ static int expected_slices(cf_side side, cf_mode mode, cf_route route, int ranks
     return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 || once ? 1 : slices;
 }
 
-// ideal computes what none computes, and nothing else is in it.
+// ideal has the computations of none, and nothing else.
 static void check_ideal(kind of, const set *none, cf_route route, int ranks) {
     set bound = set_create(of, CF_MODE_IDEAL, route, ranks, 4);
     for (int r = 0; r < ranks; r++) {
@@ -130,14 +130,15 @@ static void same_call_same_schedule(void **state) {
 
 // ------------------------------------------------------------------------------------- planted faults
 
-// A copy of a set with room for more steps, which faults may be planted in.
+// A copy of a set with room for more steps, to plant faults in.
 static set set_copy(const set *from) {
     set all = {.ranks = from->ranks};
     for (int r = 0; r < all.ranks; r++) {
         all.of[r] = malloc(sizeof *all.of[r]);
         assert_non_null(all.of[r]);
         *all.of[r] = *from->of[r];
-        all.of[r]->step = calloc((size_t)all.of[r]->count + ROOM, sizeof(cf_step));
+        all.of[r]->room = all.of[r]->count + ROOM;
+        all.of[r]->step = calloc((size_t)all.of[r]->room, sizeof(cf_step));
         assert_non_null(all.of[r]->step);
         memcpy(all.of[r]->step, from->of[r]->step, (size_t)all.of[r]->count * sizeof(cf_step));
     }
@@ -642,7 +643,7 @@ static void nowire_differs(void **state) {
     set_free(&good);
 }
 
-// Of a schedule of one's own nobody asks what CommFuse promises of its own, but that it is correct.
+// A schedule of mode own need not have the properties that CommFuse promises of its own schedules, but must be correct.
 static void own_schedules_must_be_correct(void **state) {
     (void)state;
     set good = set_create(kinds[RS], CF_MODE_COMMFUSE, CF_DIRECT, 4, 2), own = set_copy(&good);
@@ -658,7 +659,7 @@ static void own_schedules_must_be_correct(void **state) {
     set_free(&good);
 }
 
-// What is looked at has a limit, and a schedule beyond it is refused.
+// The checker has limits; a schedule beyond them is refused.
 static void too_many_collectives_are_refused(void **state) {
     (void)state;
     for (int count = 10; count <= 40; count += 30) {
@@ -674,7 +675,7 @@ static void too_many_collectives_are_refused(void **state) {
     }
 }
 
-// A schedule has no step to spare: with any one left out, the others are wrong.
+// Every step is needed: without any one of them a schedule is wrong.
 static void no_step_is_spare(void **state) {
     (void)state;
     for (int of = 0; of < KINDS; of++)
@@ -710,7 +711,7 @@ static void write_program(program *p, const cf_schedule *first, const cf_schedul
     if (how != NESTED) append_items(p, 1, second->begin, second->count);
 }
 
-// Each rank as it likes: when an operation is finished is nobody else's business.
+// Each rank in its own order: an operation may finish at different times on different ranks.
 static void every_order_on_one_wire(const set *first, const set *second) {
     static program of[WIRE_RANKS_MAX];
     for (int how = 0; how <= ORDERS; how++) {
@@ -740,8 +741,8 @@ static void two_operations_on_one_wire(void **state) {
                 }
 }
 
-// What the executor makes of a schedule when it checks what arrives: behind each exchange on the stream a checksum of
-// what it sends, on the wire an exchange of checksums, numbered apart; at the end a comparison, which waits for all.
+// The schedule that the executor runs with checksums: after each exchange a checksum of the data sent on the stream, and on the wire
+// an exchange of checksums with its own numbers; at the end a comparison, which waits for all.
 static cf_schedule *with_checksums(const cf_schedule *s) {
     static int now_at[CF_CHECKED_STEPS];
     const cf_step made = {.kind = CF_ADD, .wait = {-1, -1}};
@@ -893,15 +894,15 @@ static void names_lead_back(void **state) {
     (void)state;
     for (int i = 0; i < CF_ROUTES; i++) {
         cf_route route = CF_ROUTES;
-        assert_true(cf_route_of(cf_route_name((cf_route)i), &route) && (int)route == i);
+        assert_true(cf_route_parse(cf_route_name((cf_route)i), &route) && (int)route == i);
     }
     for (int i = 0; i < CF_MODES; i++) {
         cf_mode mode = CF_MODES;
-        assert_true(cf_mode_of(cf_mode_name((cf_mode)i), &mode) && (int)mode == i);
+        assert_true(cf_mode_parse(cf_mode_name((cf_mode)i), &mode) && (int)mode == i);
     }
     cf_route route = CF_DIRECT;
     cf_mode mode = CF_MODE_SLICE;
-    assert_false(cf_route_of("none", &route) || cf_mode_of("ring", &mode));
+    assert_false(cf_route_parse("none", &route) || cf_mode_parse("ring", &mode));
     assert_true(route == CF_DIRECT && mode == CF_MODE_SLICE);
 }
 

@@ -35,7 +35,7 @@ static double union_of(const interval *intervals, int count) {
     for (int i = 0; i < count; i++) transfer(trace, "send", i, now + intervals[i].begin, now + intervals[i].end);
     cf_trace_step(trace, 2, NULL);
     cf_trace_figures figures = cf_trace_last(trace), again = cf_trace_last(trace);
-    assert_near(again.comm_ms, figures.comm_ms); // asking changes nothing
+    assert_near(again.comm_ms, figures.comm_ms); // reading changes nothing
     assert_near(figures.exposed_ms, 0);
     cf_trace_free(trace);
     return figures.comm_ms;
@@ -53,7 +53,7 @@ static void comm_is_a_union(void **state) {
     assert_near(UNION_OF({3, 3}), 0);
 }
 
-// Transfers are noted when they have been waited for, which is not the order in which they began.
+// Transfers are noted after the wait for them, not in the order in which they began.
 static void comm_is_a_union_in_any_order(void **state) {
     (void)state;
     assert_near(UNION_OF({20, 25}, {0, 10}), 15);
@@ -84,7 +84,7 @@ static void exposed_is_a_sum_of_waits(void **state) {
     cf_trace_free(trace);
 }
 
-// Of two waits for one transfer the second finds it here: on a GPU that is known only when both have passed.
+// The second of two waits for one transfer finds it arrived; a GPU knows this only when both moments have passed.
 static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
     (void)state;
     cf_trace *trace = cf_trace_create();
@@ -107,7 +107,7 @@ static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
     cf_trace_free(trace);
 }
 
-// What a step did is asked for when the next one has done something already, and not always.
+// The figures of a step may be read during the next one, or not at all.
 static void a_step_has_its_own_figures(void **state) {
     (void)state;
     cf_trace *trace = cf_trace_create();
@@ -124,7 +124,7 @@ static void a_step_has_its_own_figures(void **state) {
     cf_stream_free(stream);
     int64_t count = -1;
     cf_trace_events(trace, &count);
-    assert_int_equal(count, 0); // nothing is kept unless asked for
+    assert_int_equal(count, 0); // events are recorded only on demand
     cf_trace_free(trace);
 }
 
@@ -217,7 +217,7 @@ static const char *const awkward[] = {"mlp.fc2",      "a \"quoted\" name", "back
                                       "\x01\x1f\x7f", "Größe → λ",         "%s%n%d",         ""};
 enum { AWKWARD = sizeof awkward / sizeof awkward[0], RANKS = 3 };
 
-// Control characters have no place in a name and may become spaces; all else is kept.
+// Control characters in a name may become spaces; all other characters stay.
 static bool same_name(const char *given, const char *written) {
     for (; *given; given++, written++) {
         bool control = (unsigned char)*given < ' ';
@@ -245,7 +245,7 @@ static void file_is_a_chrome_trace(void **state) {
             snprintf(e->name, sizeof e->name, "%s", awkward[i]);
         }
         lists[r] = events[r];
-        counts[r] = r == 1 ? 0 : AWKWARD; // a rank may have nothing to tell
+        counts[r] = r == 1 ? 0 : AWKWARD; // a rank may have no events
     }
     char path[] = "/tmp/commfuse_trace_XXXXXX";
     int descriptor = mkstemp(path);
@@ -275,7 +275,7 @@ static void file_is_a_chrome_trace(void **state) {
     cJSON_Delete(json);
 }
 
-// Events of one row must not overlap, in whichever order they come. Of these nine, each begins while two others run.
+// Events of one row must not overlap, whatever their order. Each of these nine begins while two others run.
 static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
     (void)state;
     enum { EVENTS = 9 };

@@ -1,8 +1,8 @@
 // ranks: 1 2 4
 // quick: 2
 //
-// The tuner on real ranks: operations whose computation takes a time that the test decides, so that one way is clearly the
-// best. Each step's results are compared with == while ways change, and all ranks must come to one plan.
+// The tuner on real ranks. The test decides how long each computation takes, so that one choice is clearly the best. The results of
+// each step are compared with == while choices change, and all ranks must find the same plan.
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
 #include "commfuse/tune.h"
@@ -14,7 +14,7 @@ enum { ROWS = 24, COLUMNS = 5, PATIENCE_S = 60, LAYERS = 3 };
 static cf_context context;
 static cf_mesh mesh;
 
-// What a call of the callback costs: so much each, and so much for each row.
+// The time of a call of the callback: for each call, for each row, and noise.
 typedef struct work {
     double call_ms, row_ms, noise_ms;
     uint32_t noise;
@@ -76,36 +76,36 @@ static void free_bench(bench *b) {
     cf_free(b->full);
 }
 
-// A way that leaves its computation to what follows is not the shorter for it.
-static void what_is_included_counts(void) {
-    cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_RING, 2}};
+// A choice that leaves its computation until after the operation is not shorter.
+static void extended_timing_counts(void) {
+    cf_choice choices[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_RING, 2}};
     int64_t room = 0;
     bench b = make_bench();
-    cf_fuse_offer(b.gather, ways, 2, &room);
+    cf_fuse_set_choices(b.gather, choices, 2, &room);
     context.timed = true;
     cf_fuse_run(b.gather, b.full, ROWS, COLUMNS, compute, &b.of_gather, 0);
     spend(20);
-    cf_fuse_include(b.gather);
+    cf_fuse_extend_timing(b.gather);
     context.timed = false;
-    const double ms = cf_fuse_spent_ms(b.gather);
-    CHECK(ms >= 20, "a run took %.1f ms, without the 20 that were included", ms);
+    const double ms = cf_fuse_median_ms(b.gather);
+    CHECK(ms >= 20, "a run took %.1f ms, without the 20 ms that were added", ms);
     free_bench(&b);
 }
 
-// Of a list the ways that take no more than the first and the room beside it are left, and that is what is allocated.
+// Choices that need more memory than the first one and the room are removed from the list; the others' memory is allocated.
 static void what_does_not_fit_is_left_out(void) {
     const cf_choice list[] = {{CF_MODE_COMMFUSE, CF_DIRECT, 1}, {CF_MODE_NONE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 3}};
     bench b = make_bench();
     int64_t before = cf_memory_bytes(), took[2];
     for (int large = 0; large < 2; large++) {
-        cf_choice ways[3];
+        cf_choice choices[3];
         int64_t room = large ? 1 << 20 : 0, had = room;
-        memcpy(ways, list, sizeof ways);
-        int left = cf_fuse_offer(b.scatter, ways, 1, &room);
+        memcpy(choices, list, sizeof choices);
+        int left = cf_fuse_set_choices(b.scatter, choices, 1, &room);
         before = cf_memory_bytes();
-        left = cf_fuse_offer(b.scatter, ways, 3, &room);
+        left = cf_fuse_set_choices(b.scatter, choices, 3, &room);
         took[large] = cf_memory_bytes() - before;
-        CHECK(left == (large || mesh.tp == 1 ? 3 : 2) && ways[left - 1].slices == 3, "%d ways are left", left);
+        CHECK(left == (large || mesh.tp == 1 ? 3 : 2) && choices[left - 1].slices == 3, "%d choices are left", left);
         CHECK(room == had - took[large], "%lld bytes of room are left", (long long)room);
     }
     CHECK(took[0] == 0 && (mesh.tp == 1 || took[1] > 0), "%lld and %lld bytes", (long long)took[0], (long long)took[1]);
@@ -129,13 +129,13 @@ static int take_trials(bench *b) {
     int steps = 0;
     for (cf_tuner_begin_step(b->tuner); cf_tuner_trying(b->tuner); cf_tuner_begin_step(b->tuner), steps++) {
         take_step(b);
-        if (steps % 5 == 4) cf_tuner_end_step(b->tuner); // as where something follows
+        if (steps % 5 == 4) cf_tuner_end_step(b->tuner); // as before work that is not part of a step
         CHECK(steps < CF_TRIAL_STEPS, "%d steps are not enough", steps);
     }
     return steps;
 }
 
-// The plans of all ranks, as one number each, are the same.
+// All ranks have the same plan (as one number).
 static void check_agreement(const cf_tuner *t) {
     double mine = 0, all[64];
     for (int i = 0; i < cf_tuner_operations(t); i++) {
@@ -146,8 +146,8 @@ static void check_agreement(const cf_tuner *t) {
     for (int r = 0; r < mesh.tp; r++) CHECK(all[r] == mine, "rank %d has plan %.0f, this rank %.0f", r, all[r], mine);
 }
 
-// A call costs the same however small its part is: the fewer, the better. Does the plan say so?
-static bool finds_few_parts(void) {
+// A call takes the same time for any number of rows, so fewer calls are better. Does the plan have few?
+static bool finds_few_calls(void) {
     bench b = make_bench();
     b.of_gather = (work){.call_ms = 8};
     b.of_scatter = (work){.row_ms = 0.05};
@@ -165,11 +165,11 @@ static bool finds_few_parts(void) {
     return found;
 }
 
-// On a machine that others use a change may not be clear: once in ten times it must be.
+// On a shared machine the difference may drown in noise: one attempt in ten must find it.
 static void the_plan_suits_the_costs(void) {
     bool found = false;
-    for (int attempt = 0; attempt < 10 && !found; attempt++) found = finds_few_parts();
-    CHECK(found, "a gather whose calls take 8 ms each, in parts");
+    for (int attempt = 0; attempt < 10 && !found; attempt++) found = finds_few_calls();
+    CHECK(found, "a gather whose calls take 8 ms each is still in slices");
 }
 
 static void ranks_agree_under_noise(void) {
@@ -222,7 +222,7 @@ int main(int argc, char **argv) {
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     static const ranks_case cases[] = {
         RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise), RANKS_CASE(a_known_plan_is_taken),
-        RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(what_is_included_counts), RANKS_CASE(what_does_not_fit_is_left_out),
+        RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(extended_timing_counts),  RANKS_CASE(what_does_not_fit_is_left_out),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);

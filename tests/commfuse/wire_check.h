@@ -52,7 +52,7 @@ static const char *violated(const char *property, int rank, int step, const char
 }
 
 static bool on_stream(const cf_step *step) {
-    return !cf_on_wire(step);
+    return !cf_is_transfer(step);
 }
 
 static const cf_step *step_of(const wire *w, int r, int i) {

@@ -172,7 +172,7 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judge([], -9, "error: ended after 25 s", seconds=25), FAIL)
 
     def test_memory_is_out_only_where_the_program_says_so(self):
-        for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
+        for words in ("no memory: 1.0 MiB for logits; 7.0 MiB are allocated already", "CUDA out of memory. Tried",
                       "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
             self.assertRegex("error: rank 0 of 1 (host): " + words, models.OUT_OF_MEMORY)
         for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):

@@ -36,7 +36,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
         cf_trace_wait(trace, "all-gather x", 0, at(now), at(now + waits_ms));
         cf_trace_step(trace, step + 1, NULL);
         cf_trace_last(trace);
-        cf_trace_count(trace);
+        cf_trace_add_totals(trace);
     }
     accounts_audit(trace, &transport, &o, log);
     log_close(log);

@@ -15,7 +15,8 @@
 
 static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
     overlap how = {.slices = atoi(slices)};
-    if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route)) cf_die(NULL, "no mode %s, or no route %s", mode, route);
+    if (!cf_mode_parse(mode, &how.mode) || !cf_route_parse(route, &how.route))
+        cf_die(NULL, "no mode %s, or no route %s", mode, route);
     return how;
 }
 

@@ -21,7 +21,7 @@ STEPS, AT = 4, 2
 RUNS = (("tpsp", 2, 1, "ring"), ("up", 2, 1, "direct"), ("tpsp", 1, 2, "direct"), ("tpsp", 4, 1, "ring"),
         ("tpsp", 4, 1, "direct"))
 FOUND = re.compile(r"error: rank (?P<rank>\d+) of \d+ \(.*?\): rank (?P<named>\d+) got other bytes from "
-                   r"rank (?P<peer>\d+) than (?:it|rank (?P<owner>\d+), whose they are,) sent: "
+                   r"rank (?P<peer>\d+) than (?:it|rank (?P<owner>\d+), the owner,) sent: "
                    r"(?P<operation>all-gather|reduce-scatter|all-to-all) [a-z][^:]*?, step (?P<step>\d+), "
                    r"slice (?P<slice>\d+) of (?P<slices>\d+), (?P<bytes>\d+) bytes: "
                    r"checksum [0-9a-f]{16}, expected [0-9a-f]{16}\n")
