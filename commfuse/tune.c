@@ -295,7 +295,7 @@ void cf_tuner_end_step(cf_tuner *t) {
     cf_stream_sync(t->context->stream);
     for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_median_ms(t->operation[i].fuse);
     ms[t->operations] = cf_moment_ms(end) - cf_moment_ms(t->begin);
-    t->in_step = false;
+    t->in_step = t->context->timed = false;
     cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
     for (int r = 0; r < t->world->size; r++) // fmax ignores NAN: not measured on that rank
         for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);

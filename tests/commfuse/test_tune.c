@@ -130,6 +130,7 @@ static int take_trials(bench *b) {
     for (cf_tuner_begin_step(b->tuner); cf_tuner_trying(b->tuner); cf_tuner_begin_step(b->tuner), steps++) {
         take_step(b);
         if (steps % 5 == 4) cf_tuner_end_step(b->tuner); // as before work that is not part of a step
+        CHECK(steps % 5 != 4 || !context.timed, "runs between steps would count as the next step's");
         CHECK(steps < CF_TRIAL_STEPS, "%d steps are not enough", steps);
     }
     return steps;
