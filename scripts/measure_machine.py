@@ -3,8 +3,8 @@
 
     make && scripts/measure_machine.py --ranks 2 --out here.json
 
-Kernels of a rank of --threads threads, each at three sizes (tests/bench/bench_layers); messages between --ranks ranks of this host
-(bench_collectives). Beyond this host it knows nothing: the same link stands for a network, until somebody edits it. Rates are
+Kernels of a rank of --threads threads, each at three sizes (tests/bench/bench_layers), while the other --ranks compute the same, since
+they share memory and clock; messages between the ranks (bench_collectives). Beyond this host it knows nothing: the same link stands for a network, until somebody edits it. Rates are
 those of the time of the measurement: other work on the machine lowers them, and the file says how busy it was.
 """
 import argparse
@@ -21,16 +21,21 @@ SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)
 MEMORY = "layernorm forward", "layernorm backward", "gelu backward 4C", "residual", "adamw"
 
 
-def run(command, **environment):
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True,
-                          env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment)).stdout
+def run(command, copies=1, **environment):
+    """What the first of copies that run at the same time prints."""
+    running = [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True,
+                                env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment)) for _ in range(copies)]
+    texts = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit(f"error: {command[0]} failed, see above")
+    return texts[0]
 
 
-def kernels(threads):
+def kernels(ranks, threads):
     """Curves of flops in 10⁹ and TFLOP/s, and GB/s of what memory limits."""
     curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
     for C, H, B, T, V in SIZES:
-        text = run([BENCHES / "bench_layers", C, H, B, T, V, 10], OMP_NUM_THREADS=str(threads))
+        text = run([BENCHES / "bench_layers", C, H, B, T, V, 10], ranks, OMP_NUM_THREADS=str(threads))
         peak = max(peak, float(re.search(r"GEMM peak ([\d.]+)", text).group(1)))
 
         def column(name, number):  # ms, spread, then GFLOP/s, its share, GB/s
@@ -70,7 +75,7 @@ def main():
     o = parser.parse_args()
     subprocess.run(["make", "-s", *(f"build/release/tests/bench/bench_{name}" for name in ("layers", "collectives"))], cwd=ROOT,
                    check=True)
-    curves, memory, peak = kernels(o.threads)
+    curves, memory, peak = kernels(o.ranks, o.threads)
     latency, rate, share = wire(o.ranks)
     cores = os.cpu_count()
     link = {"gb_per_s": rate / 1e9, "block_gb_per_s": 0, "latency_us": latency * 1e6 + 10, "step_us": latency * 1e6,
