@@ -1,5 +1,5 @@
-// See model.h. Where fewer sequences are left than B of each replica, passes are smaller; in the last some replicas repeat
-// sequences, which count for nothing. So what is evaluated depends neither on the mesh nor on B.
+// See model.h. When fewer than B sequences are left for each replica, passes are smaller; in the last one some replicas repeat
+// sequences, which are not counted. So the result depends neither on the mesh nor on B.
 #include "model.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
@@ -26,21 +26,21 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
     int64_t *first = table_of(B, sizeof *first), *end = table_of(B, sizeof *end);
     double *sums = table_of(count, sizeof *sums), *mine = table_of(B, sizeof *mine), *all = table_of(ranks * B, sizeof *all);
     precise *losses = table_of(T / g->mesh->tp * B, sizeof *losses);
-    for (int64_t done = 0, taken; done < count; done += taken * dp) {
-        taken = larger(smaller((count - done) / dp, B), 1);
-        memset(inputs, 0, (size_t)(T * taken) * sizeof *inputs);
-        memset(targets, 0, (size_t)(T * taken) * sizeof *targets);
-        for (int64_t b = 0; b < taken; b++) {
+    for (int64_t done = 0, n; done < count; done += n * dp) { // n sequences of each replica
+        n = larger(smaller((count - done) / dp, B), 1);
+        memset(inputs, 0, (size_t)(T * n) * sizeof *inputs);
+        memset(targets, 0, (size_t)(T * n) * sizeof *targets);
+        for (int64_t b = 0; b < n; b++) {
             first[b] = 0, end[b] = length;
-            load(argument, (done + g->mesh->dp_group.rank * taken + b) % count, b, taken, inputs, targets, &first[b], &end[b]);
+            load(argument, (done + g->mesh->dp_group.rank * n + b) % count, b, n, inputs, targets, &first[b], &end[b]);
         }
-        gpt_begin_forward(g, inputs, targets, T, taken);
+        gpt_begin_forward(g, inputs, targets, T, n);
         gpt_forward(g, 0);
         sum_losses(g, first, end, losses, mine);
         cf_allgather_host(g->context->transport, mine, all, B * (int64_t)sizeof *mine);
-        for (int64_t rank = 0; rank < ranks; rank++) // of a replica each has the losses of its shard
-            for (int64_t b = 0; b < taken; b++) {
-                const int64_t number = done + rank / g->mesh->tp * taken + b;
+        for (int64_t rank = 0; rank < ranks; rank++) // each rank of a replica has the losses of its shard
+            for (int64_t b = 0; b < n; b++) {
+                const int64_t number = done + rank / g->mesh->tp * n + b;
                 if (number < count) sums[number] += all[rank * B + b];
             }
     }

@@ -41,7 +41,7 @@ static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
     if (row >= 0 && row < g->split->size * g->pass.Ts)
         cf_copy(mine, g->logits + row * Vl, Vl * (int64_t)sizeof *mine, g->context->stream);
     cf_fuse_run(g->gather_logits, g->next, 1, Vl, NULL, NULL, -1);
-    // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
+    // The vocabulary's parts side by side or, in UP, the whole vocabulary of the rank that holds the position.
     cf_copy(scratch, g->next + (g->split->size == 1 ? t / g->pass.Ts * Vl : 0), V * (int64_t)sizeof *scratch, g->context->stream);
     cf_stream_sync(g->context->stream);
     for (int64_t v = 0; v < V; v++) out[v] = (float)precise_of(scratch[v]);

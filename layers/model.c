@@ -1,27 +1,27 @@
 // See model.h. A step of one replica; x ▸ y is one operation of commfuse, in which x and y overlap:
 //
-//   forward    (rows from their owners, an update during it; lookup ▸ reduce-scatter) + positions
+//   forward    (rows of the table from their owners, during an update; lookup ▸ reduce-scatter) + positions
 //              each block: layer norm → (all-gather ▸ QKV) → (attention ▸ projection ▸ reduce-scatter) → residual
 //                          → layer norm → (all-gather ▸ fc, GELU) → (fcproj ▸ reduce-scatter) → residual
 //              → layer norm → (all-gather ▸ head) → three numbers per token gathered over the ranks that split the
-//              vocabulary → loss; if backward follows, logits turn into their gradient
+//              vocabulary → loss; if backward follows, the logits are overwritten by their gradient
 //   backward   the mirror: (all-gather of dY ▸ dgrad, wgrad per slice) for a row-parallel layer, and (dgrad ▸ reduce-scatter)
 //              with the all-gather of the saved input during it, wgrad as its slices arrive, for a column-parallel one
 //
-// That is TPSP. In UP one rank holds the whole MLP and nothing of it travels; up.c is its attention half. Layer norms, biases of
-// row-parallel layers and residuals work on this rank's shard, between the operations; their weight gradients are partial sums
-// that the optimizer adds up over the tp group.
+// That is TPSP. In UP each rank holds the whole MLP, for which nothing travels; up.c is UP's attention half. Layer norms, biases
+// of row-parallel layers and residuals work on this rank's shard, between the operations; their weight gradients are partial
+// sums, which the optimizer adds up over the tp group.
 //
-// The gather of a saved input waits for nothing that backward computes. It is posted one operation ahead, where there is
-// spare computation: fc's during fcproj's backward, QKV's during fc's, since QKV's can hide no more than its sums. A weight
-// gradient that is sent owner by owner (zero.h) is computed after these; QKV's last of all, when the gradient of the block's
-// input is complete. In the first block that is always so: (all-gather ▸ scatter-add; rows to their owners) and positions are
-// begun before it, so that it hides these transfers.
+// The gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
+// left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
+// A weight gradient that is sent owner by owner (zero.h) is computed after these. QKV's comes last, after the gradient of the
+// block's input; in the first block it always does, to hide the transfers of the embedding's backward (all-gather ▸ scatter-add,
+// then rows to their owners), which has begun by then.
 //
-// Layer-norm outputs and GELU may be computed again in backward: they cost little next to the products they feed and would
+// Layer norms and GELU may be computed again in backward: they cost little compared with the products that read them, and would
 // take more than a third of the activation memory.
 //
-// Weights arrive, and gradients leave, as zero.h describes: the loops over layers call it.
+// The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
 #include "../commfuse/die.h"
 #include "attention.h"
@@ -34,7 +34,7 @@
 
 enum { PASS_UNIT = 64 }; // tokens of a rank
 
-// In a timeline the parts of a pass enclose their operations; what is between those is work on this rank's shard.
+// In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
     return cf_trace_begin(g->context->trace, CF_TRACE_COMPUTE, name, g->context->stream);
 }
@@ -49,21 +49,15 @@ static void *host_table(gpt *g, int64_t count, size_t size) {
     return g->tables[g->table_count++] = cf_host_alloc(count, size, "tables of the model");
 }
 
-static void *alloc_bytes(gpt *g, int64_t elements, size_t size, const char *purpose) {
-    return g->memory[g->memories++] = cf_alloc(elements * (int64_t)size, purpose);
-}
-real *gpt_alloc(gpt *g, int64_t elements, const char *purpose) {
-    return alloc_bytes(g, elements, sizeof(real), purpose);
-}
-static precise *alloc_precise(gpt *g, int64_t elements, const char *purpose) {
-    return alloc_bytes(g, elements, sizeof(precise), purpose);
+void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose) {
+    return g->memory[g->memory_count++] = cf_alloc(elements * (int64_t)size, purpose);
 }
 
-// The addresses of `count` tensors in the memory of `different` ones, which they use in turn. One allocation, because a GPU
-// rounds each up to 2 MiB. Each tensor begins on a boundary of 256 bytes.
+// The addresses of `count` tensors, which use the memory of `different` ones in turn. One allocation, because a GPU rounds each
+// up to 2 MiB. Each tensor begins on a boundary of 256 bytes.
 static void *alloc_each(gpt *g, int64_t count, int64_t different, int64_t elements, size_t size) {
     const int64_t step = ceil_div(elements * (int64_t)size, 256) * 256;
-    char *memory = alloc_bytes(g, different * step, 1, different == count ? "activations, per layer" : "activations, shared");
+    char *memory = gpt_alloc(g, different * step, 1, different == count ? "activations, per layer" : "activations, shared");
     void **tensor = host_table(g, count, sizeof *tensor);
     for (int64_t i = 0; i < count; i++) tensor[i] = memory + i % different * step;
     return tensor;
@@ -73,9 +67,9 @@ static void alloc_activations(gpt *g, bool up) {
     const char *shared = "activations, shared";
     const gpt_shape *s = &g->params.shape;
     const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->T * g->B, shard_rows = rows / N;
-    const int64_t halves = 2 * L + 1, norms = up && N > 1 ? 1 : 2; // in UP no gather is begun ahead
-    g->norm = alloc_each(g, halves, g->norms_kept ? halves : norms, S * shard_rows * C, sizeof(real));
-    g->mlp_dy = g->norm[g->norms_kept ? 2 * L : 0], g->attention_dy = g->norm[g->norms_kept ? 2 * L : 1];
+    const int64_t halves = 2 * L + 1, norms = up && N > 1 ? 1 : 2; // in UP no gather begins early
+    g->norm = alloc_each(g, halves, g->recompute ? norms : halves, S * shard_rows * C, sizeof(real));
+    g->mlp_dy = g->norm[g->recompute ? 0 : 2 * L], g->attention_dy = g->norm[g->recompute ? 1 : 2 * L];
     g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
     g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
     g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
@@ -84,28 +78,28 @@ static void alloc_activations(gpt *g, bool up) {
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(precise));
     if (up) g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
     g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
-    g->acts.hidden = alloc_each(g, L, g->hidden_kept ? L : 1, shard_rows * 4 * C, sizeof(real));
-    g->dx = gpt_alloc(g, shard_rows * C, shared);
-    g->sums = gpt_alloc(g, S * shard_rows * C, shared);
-    g->dhidden = gpt_alloc(g, shard_rows * 4 * C, shared);
-    g->dheads = gpt_alloc(g, rows * C / N, shared);
-    g->dqkv = gpt_alloc(g, rows * 3 * C / N, shared);
-    g->norm_scratch = alloc_precise(g, layernorm_scratch(C), shared);
-    g->attention_scratch = alloc_precise(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), shared);
+    g->acts.hidden = alloc_each(g, L, g->recompute ? 1 : L, shard_rows * 4 * C, sizeof(real));
+    g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
+    g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
+    g->dhidden = gpt_alloc(g, shard_rows * 4 * C, sizeof(real), shared);
+    g->dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
+    g->dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
+    g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(precise), shared);
+    g->attention_scratch = gpt_alloc(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), sizeof(precise), shared);
 }
 
 static void alloc_ends(gpt *g) {
     const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->T * g->B / N;
     const char *shared = "activations, shared";
-    g->logits = gpt_alloc(g, rows * g->Vl, "logits");
-    g->stats = alloc_precise(g, S * rows * 3, shared);
-    g->total = alloc_precise(g, rows * 2, shared);
-    g->losses = alloc_precise(g, rows, shared);
-    g->loss = alloc_bytes(g, 1, sizeof *g->loss, shared);
-    g->next = gpt_alloc(g, N * g->Vl, shared);
-    g->pieces = gpt_alloc(g, S * COLLECT, shared);
-    g->inputs = alloc_bytes(g, g->T * g->B, sizeof *g->inputs, shared);
-    g->targets = alloc_bytes(g, g->T * g->B, sizeof *g->targets, shared);
+    g->logits = gpt_alloc(g, rows * g->Vl, sizeof(real), "logits");
+    g->stats = gpt_alloc(g, S * rows * 3, sizeof(precise), shared);
+    g->total = gpt_alloc(g, rows * 2, sizeof(precise), shared);
+    g->losses = gpt_alloc(g, rows, sizeof(precise), shared);
+    g->loss = gpt_alloc(g, 1, sizeof *g->loss, shared);
+    g->next = gpt_alloc(g, N * g->Vl, sizeof(real), shared);
+    g->pieces = gpt_alloc(g, S * COLLECT, sizeof(real), shared);
+    g->inputs = gpt_alloc(g, g->T * g->B, sizeof *g->inputs, shared);
+    g->targets = gpt_alloc(g, g->T * g->B, sizeof *g->targets, shared);
     g->host_inputs = host_table(g, 2 * g->T * g->B, sizeof *g->host_inputs);
     g->host_targets = g->host_inputs + g->T * g->B;
 }
@@ -121,18 +115,19 @@ static void create_layers(gpt *g, bool up, overlap how) {
     const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->T, g->B, s->H / N, C / s->H);
     const int64_t attention_weights = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (up ? N : 1);
     const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
-    g->prepared = gpt_alloc(g, larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl)), "weights, prepared");
+    const int64_t prepared = larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl));
+    g->prepared = gpt_alloc(g, prepared, sizeof(real), "weights, prepared");
     g->fc = linear_of(g, g->split, FCW, FCB);
     g->fcproj = linear_of(g, g->split, FCPROJW, FCPROJB);
     g->qkv = linear_of(g, tp, QKVW, QKVB);
     g->attproj = linear_of(g, tp, ATTPROJW, ATTPROJB);
     g->head = linear_of(g, g->split, WTE, -1);
-    column_create(&g->fc, "mlp.fc1", shard, how, !g->norms_kept);
+    column_create(&g->fc, "mlp.fc1", shard, how, g->recompute);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
     if (up) {
         up_create(g, how);
     } else {
-        column_create(&g->qkv, "att.qkv", shard, how, !g->norms_kept);
+        column_create(&g->qkv, "att.qkv", shard, how, g->recompute);
         g->qkv.may_wait = true;
         row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + 2.5 * attention);
     }
@@ -157,7 +152,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
-    g->hidden_kept = g->norms_kept = !recompute;
+    g->recompute = recompute;
     alloc_activations(g, up);
     alloc_ends(g);
     create_layers(g, up, how);
@@ -176,7 +171,7 @@ void gpt_free(gpt *g) {
     for (int i = 0; i < 5; i++) parallel_linear_free(linear[i]);
     cf_fuse *gathers[] = {g->gather_stats, g->gather_logits, g->collect};
     for (int i = 0; i < 3; i++) cf_fuse_free(gathers[i]);
-    while (g->memories > 0) cf_free(g->memory[--g->memories]);
+    while (g->memory_count > 0) cf_free(g->memory[--g->memory_count]);
     while (g->table_count > 0) free(g->tables[--g->table_count]);
     params_free(&g->params);
 }
@@ -222,8 +217,8 @@ static void finish_table(gpt *g) {
     if (g->pass.last && !g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE);
 }
 
-// Does what the lookup adds up travel on to owners, as rows or with the table? Then it needs what is left to compute more
-// than the lookup does.
+// Does the lookup's gradient travel on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
+// computation hides that transfer rather than the lookup's.
 static bool table_is_next(const gpt *g) {
     return g->pass.last && g->params.bucket[g->params.table].group->size > 1;
 }
@@ -239,14 +234,14 @@ static void embed_backward(gpt *g) {
 
 // --- layer norms: of the halves of blocks, and the last one ---
 
-// Its weights; the bias is the next tensor.
+// The weights of layer norm n; its bias is the next tensor.
 static int norm_tensor(const gpt *g, int64_t n, int64_t *layer) {
     const bool last = n == 2 * g->params.shape.L;
     *layer = last ? 0 : n / 2;
     return last ? LNFW : n % 2 ? LN2W : LN1W;
 }
 
-// This rank's shard. Returns where all of it is gathered.
+// Computes this rank's shard. Returns the address of the whole, which a column-parallel layer gathers.
 static real *norm_forward(gpt *g, int64_t n) {
     const parameters *p = &g->params;
     const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
@@ -258,10 +253,10 @@ static real *norm_forward(gpt *g, int64_t n) {
 }
 
 real *gpt_norm_again(gpt *g, int64_t n) {
-    return g->norms_kept ? g->norm[n] : norm_forward(g, n);
+    return g->recompute ? norm_forward(g, n) : g->norm[n];
 }
 
-// dx += the gradient through it.
+// g->dx += the gradient of the norm's input.
 static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
     const parameters *p = &g->params;
     int64_t layer = 0;
@@ -270,7 +265,7 @@ static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
                        g->mean[n], g->rstd[n], g->norm_scratch, g->pass.Ts * g->pass.B, p->shape.C, g->context->stream);
 }
 
-// --- what is computed inside of operations, time steps [t0, t0 + n) of it ---
+// --- computed inside operations: time steps [t0, t0 + n) ---
 
 void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
     const gpt_shape *s = &g->params.shape;
@@ -365,12 +360,12 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     norm_backward(g, 2 * L, dnorm);
     column_late_gradient(&g->head, -1, g->logits, norm);
-    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part travels apart
+    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g, "block backward");
-        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .rows = g->hidden_kept ? NULL : gelu_again, .argument = g};
+        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .rows = g->recompute ? gelu_again : NULL, .argument = g};
         row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);

@@ -1,11 +1,11 @@
 // GPT-2: embeddings, L blocks, final layer norm, head tied to the token embedding, cross-entropy.
 //
 // A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple of tp; every rank
-// of the group gets the same tokens (T, B), row t·B + b. What is between the products is split by sequence: this rank keeps
-// rows [rank · Ts, …) of it.
+// of the group gets the same tokens (T, B), row t·B + b. Between the matrix products, activations are split by sequence: this
+// rank holds time steps [rank · Ts, (rank + 1) · Ts).
 //
-// N = tp ranks, Ts = T / N rows of time a shard. S = ranks that share the matrices of the MLP, and the vocabulary: N in TPSP,
-// 1 in UP. Hl = H / N local heads, Cl = C / N, Fl = 4C / S, Vl = rows of the vocabulary held here, with padding.
+// N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
+// UP. Hl = H / N local heads, Cl = C / N, Fl = 4C / S, Vl = local rows of the vocabulary, padding included.
 #ifndef MODEL_H
 #define MODEL_H
 
@@ -21,26 +21,25 @@ typedef struct gpt {
     parameters params;
     const cf_group *split; // the S ranks
     zero_shards zero;
-    model_pass pass;   // in progress
-    int64_t T, B;      // capacity
-    int64_t first, Vl; // rows of the vocabulary: from where, how many,
-    int64_t valid;     // and how many of these are no padding
+    model_pass pass;          // in progress
+    int64_t T, B;             // capacity
+    int64_t first, Vl, valid; // local rows of the vocabulary: the first, how many, how many without padding
     lookup embedding;
-    parallel_linear qkv, attproj, fc, fcproj, head; // of all layers, which run one at a time
+    parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
     struct up *up;                                  // UP's attention half; NULL: TPSP
-    // The residual stream before each half of a block, attention and MLP, and after the last one. Each is read by a layer norm,
-    // numbered likewise, and the output of that by a column-parallel layer.
+    // The residual stream before each half of a block (attention, MLP), and after the last one. Layer norm i reads x[i], and a
+    // column-parallel layer reads norm[i].
     real **x;               // [2 L + 1] (Ts, B, C)
     precise **mean, **rstd; // [2 L + 1] (Ts, B)
-    real **norm;            // [2 L + 1] (S · Ts, B, C) gathered; of each half one for all layers unless norms are kept
-    bool norms_kept, hidden_kept;
-    struct {           // [L] what layers keep from forward for backward
-        real **qkv;    // (T, B, 3 Cl)
-        real **heads;  // (T, B, Cl)
-        precise **lse; // (T, B, Hl)
-        real **groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
-        real **fch;    // (S · Ts, B, Fl) before GELU
-        real **hidden; // (S · Ts, B, Fl) GELU; one for all layers if backward computes it again
+    real **norm;            // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
+    bool recompute;         // backward computes GELU and layer norms again
+    struct {                // [L] what forward keeps for backward
+        real **qkv;         // (T, B, 3 Cl)
+        real **heads;       // (T, B, Cl)
+        precise **lse;      // (T, B, Hl)
+        real **groups;      // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
+        real **fch;         // (S · Ts, B, Fl) before GELU
+        real **hidden;      // (S · Ts, B, Fl) after GELU; with recompute one for all layers
     } acts;
     // Backward: the gathered gradient of a half's output, in the memory of a norm that is not needed then.
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
@@ -49,68 +48,67 @@ typedef struct gpt {
     real *dhidden;               // (S · Ts, B, Fl) gradient of the GELU's input
     real *dheads;                // (T, B, Cl)
     real *dqkv;                  // (T, B, 3 Cl)
-    bool dqkv_begun;             // some of dqkv is computed
+    bool dqkv_begun;             // dqkv holds the gradient of some time steps
     real *prepared;              // (largest linear_prepared_size()) weights of the product in progress
     precise *norm_scratch, *attention_scratch;
-    real *logits;                        // (S · Ts · B, Vl); with a scale: their gradient
+    real *logits;                        // (S · Ts · B, Vl); their gradient after a forward pass with a scale
     precise *stats;                      // (S, S · Ts · B, 3)
     precise *total;                      // (S · Ts · B, 2)
     precise *losses;                     // (S · Ts · B)
-    double *loss;                        // the sum of losses that gpt_forward adds up
+    double *loss;                        // sum of losses, of all passes since the caller zeroed it
     int32_t *inputs, *targets;           // (T, B)
-    int32_t *host_inputs, *host_targets; // (T, B) in the host's memory, for callers of gpt_begin_forward()
+    int32_t *host_inputs, *host_targets; // (T, B) host memory, for callers of gpt_begin_forward()
     cf_fuse *gather_stats, *gather_logits, *collect;
     real *next;                    // (N, Vl): logits of one position, for sampling
     real *pieces;                  // (S, COLLECT): pieces of a tensor that is written to a file
-    void *memory[32], *tables[16]; // all of the device's, of the host's
-    int memories, table_count;
-    bool lookup_begun; // the lookup of the pass has begun
+    void *memory[32], *tables[16]; // all allocations on the device, on the host
+    int memory_count, table_count;
+    bool lookup_begun; // in this pass
     bool has_targets;
-    cf_moment begun; // the pass, in the timeline
+    cf_moment begun; // start of the pass, for the timeline
 } gpt;
 
-enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
+enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather of a tensor
 
-// recompute: backward computes GELU and layer norms again, and gathers these again, instead of keeping them per layer.
-// Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
+// recompute: backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.
+// Dies (together) if shape, mesh and T do not fit. Parameters are zero until they are initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
                 overlap how, bool recompute);
 void gpt_free(gpt *g);
 
-// A forward pass in two parts; the first begins the lookup, where it needs no more of the token table than this rank's
-// shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
-// host's. targets NULL: no loss, as gpt_generate() needs none.
+// A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
+// that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B): host memory. targets
+// NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// scale: backward follows, for gradients of scale · (sum of losses), and *g->loss += the sum of the losses of the tokens of
-// this rank's shard. 0: neither.
+// scale: not 0 if backward follows, which computes gradients of scale · (sum of losses); then the sum of the losses of this
+// rank's shard is added to *g->loss.
 void gpt_forward(gpt *g, double scale);
-// After gpt_forward with a scale: adds the gradients.
-// first: this micro-batch begins the gradients. last: it completes them and sends them; the optimizer's step must follow and
-// finishes the transfers still in flight.
+// After gpt_forward with a scale: adds the gradients. first, last: this is the step's first or last micro-batch. The last one
+// sends the gradients; optimizer_reduce() must follow and finishes the transfers in flight.
 void gpt_backward(gpt *g, bool first, bool last);
-// Of the rows that head and lookup work on, all or those of this rank's shard, the first one.
+// The first row that head and lookup work on: 0 or, in UP, the first of this rank's shard.
 int64_t gpt_first_row(const gpt *g);
 
-// As few tokens, at least `length`, as a pass may have. What comes after a token is not seen by it; and every length would be
-// another kind of each product, whose plan a GPU's library takes up to a second to make.
+// Tokens of a pass over a text of `length` tokens: rounded up, because each number of tokens needs plans for its products, which
+// take a GPU's library up to a second. No token sees those after it.
 int64_t gpt_pass_tokens(const gpt *g, int64_t length);
 
-// --- what a model is used for ---
+// --- uses of a model ---
 
 // Losses of given sequences, without training: validation, HellaSwag (evaluate.c).
-// Writes a sequence into column b of inputs and targets (T, B), which are zero. Losses of its tokens [*first, *end) count:
-// [0, length), unless it says so.
+// Writes sequence `number` into column b of inputs and targets (T, B), which are zero. The losses of its tokens [*first, *end)
+// count: [0, length), unless load changes it.
 typedef void evaluate_load(void *argument, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
                            int64_t *end);
 
-// Collective over all ranks. The sums of the losses of sequences 0 … count − 1, the same on every rank; the caller frees them.
-// They have at most `length` tokens, and passes a few more. A replica takes at most B at a time.
+// Collective over all ranks. Returns the sum of the losses of each of sequences 0 … count − 1, the same on every rank; the caller
+// frees it. Sequences have at most `length` tokens. A replica evaluates at most B at a time.
 double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B);
 
 // Text (generate.c).
 typedef struct sampling {
-    double temperature; // what logits are divided by; 0: always the largest
-    int64_t top_k;      // draw among the top_k largest logits, and any as large as the last of these; 0: all
+    double temperature; // logits are divided by it; 0: always the largest logit
+    int64_t top_k;      // draw among the top_k largest logits, and all that equal the last of these; 0: among all
     uint64_t seed, stream;
 } sampling;
 
@@ -119,32 +117,33 @@ typedef struct sampling {
 // dropped.
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T);
 
-// The whole model in the order of llm.c's files: every rank of the replica calls this, its first rank's
-// `append` gets the elements.
+// The whole model in the order of llm.c's files: every rank of the replica calls this, and `append` of its first rank gets the
+// elements.
 void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
 // --- its operations (operations.c) ---
 
-// Calls visit for each operation of a training step, those of the optimizer excepted.
+// Calls visit for each operation of a training step, except the optimizer's.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)
 
 // --- model.c and up.c ---
 
-real *gpt_alloc(gpt *g, int64_t elements, const char *purpose); // of the device's memory, until gpt_free()
-// The output of a layer norm in backward: this rank's shard is computed again where it was not kept.
+void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose); // device memory, until gpt_free()
+// The output of layer norm n in backward: with recompute, this rank's shard is computed again.
 real *gpt_norm_again(gpt *g, int64_t n);
-// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl). Its gradient from
-// dheads; g->dqkv_begun: dqkv has that of other time steps.
+// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
+// dheads, which is added to dqkv if g->dqkv_begun.
 void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
 void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n, cf_stream *stream);
 
-// The attention half of a block in UP. norm: of the half's input. Returns this rank's shard (Ts, B, C) of what is added to the
-// residual stream.
+// The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
+// output, without the projection's bias.
 void up_create(gpt *g, overlap how);
 void up_free(gpt *g);
 const real *up_forward(gpt *g, int layer, real *norm);
-// dx: the gradient of that. Returns the norm's. The weight gradient of QKV may be left to up_late_gradient(): there, if it is.
+// dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
+// up_late_gradient() if zero_place() says so.
 const real *up_backward(gpt *g, int layer, real *dx);
 void up_late_gradient(gpt *g, int layer);
 

@@ -1,30 +1,28 @@
-// All operations of a step: for the tuner, and for what --dry-run prints: memory, how gradients and weights travel, schedules.
+// All operations of a step, for the tuner and for --dry-run, which prints memory, how gradients and weights travel, and schedules.
 #include "optimizer.h"
 #include <stdlib.h>
 #include <string.h>
 
-// A column-parallel layer and the row-parallel one after it, of all layers. In UP some are not there.
-static void visit_pair(const gpt *g, const parallel_linear *column, const parallel_linear *row, bool forward,
-                       visit_operation *visit, void *argument) {
-    cf_fuse *const fuses[2][3] = {{row->backward, column->gather, column->backward}, {column->forward, row->forward, NULL}};
-    for (int i = 0; i < 3; i++)
-        if (fuses[forward][i]) visit(argument, forward ? "forward" : "backward", fuses[forward][i], g->params.shape.L);
-}
-
 void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     const lookup *l = &g->embedding;
-    if (l->by_rows) visit(argument, "tokens of all ranks", l->ids, 1);
-    if (l->by_rows) visit(argument, "rows, during an update", l->fetch, 1);
-    visit(argument, "forward", l->forward, 1);
-    visit_pair(g, &g->qkv, &g->attproj, true, visit, argument);
-    visit_pair(g, &g->fc, &g->fcproj, true, visit, argument);
-    visit(argument, "forward", g->head.forward, 1);
-    visit(argument, "forward", g->gather_stats, 1);
-    visit(argument, "backward", g->head.backward, 1);
-    visit_pair(g, &g->fc, &g->fcproj, false, visit, argument);
-    visit_pair(g, &g->qkv, &g->attproj, false, visit, argument);
-    visit(argument, "backward", l->backward, 1);
-    if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
+    const int64_t L = g->params.shape.L;
+    const struct {
+        const char *place;
+        cf_fuse *fuse; // NULL: this run has none
+        int64_t times;
+    } all[] = {
+        {"tokens of all ranks", l->ids, 1},  {"rows, during an update", l->fetch, 1},
+        {"forward", l->forward, 1},          {"forward", g->qkv.forward, L},
+        {"forward", g->attproj.forward, L},  {"forward", g->fc.forward, L},
+        {"forward", g->fcproj.forward, L},   {"forward", g->head.forward, 1},
+        {"forward", g->gather_stats, 1},     {"backward", g->head.backward, 1},
+        {"backward", g->fcproj.backward, L}, {"backward", g->fc.gather, L},
+        {"backward", g->fc.backward, L},     {"backward", g->attproj.backward, L},
+        {"backward", g->qkv.gather, L},      {"backward", g->qkv.backward, L},
+        {"backward", l->backward, 1},        {"rows of gradient, during the last weight gradient", l->deliver, 1},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].fuse) visit(argument, all[i].place, all[i].fuse, all[i].times);
 }
 
 static void add_operation(void *tuner, const char *place, cf_fuse *fuse, int64_t times) {
@@ -40,7 +38,7 @@ cf_tuner *gpt_create_tuner(gpt *g) {
 
 // --- --dry-run ---
 
-typedef struct tally { // what rank 0 posts in a step of one micro-batch
+typedef struct tally { // posted by rank 0 in a step of one micro-batch
     int64_t exchanges, units, collectives;
 } tally;
 
@@ -59,7 +57,7 @@ static void print_operation(void *argument, const char *place, cf_fuse *fuse, in
     (void)times;
     FILE *out = argument;
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
-    if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing ever travels
+    if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
     fprintf(out, "\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
             (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
@@ -101,7 +99,7 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     optimizer_operations(o, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
             (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
-    fprintf(out, "\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
+    fprintf(out, "\nSchedules of rank 0; steps marked ' run when the operation is finished\n");
     gpt_operations(g, print_operation, out);
     optimizer_operations(o, print_operation, out);
 }

@@ -1,17 +1,17 @@
 // See parallel_linear.h. Each callback does with the rows of one span what the layer does with all of them.
 //
-// A column layer's backward has two transfers and two computations that do not depend on one another's transfers:
-//     begin gather     all-gather of the saved input            (its slices travel during whatever comes before)
-//     begin backward   dgrad ▸ reduce-scatter, its slice last   (sums travel during dgrad and wgrad)
-//     finish gather    wgrad of each input slice as it arrives  (hides what is left of both)
-//     finish backward  the last addition (with slices, this rank's slices' dgrad, onto what has arrived)
+// A column layer's backward has two transfers, each of which the other's computation can hide:
+//     begin gather     all-gather of the saved input                        (travels during earlier operations)
+//     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums travel during dgrad and wgrad)
+//     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
+//     finish backward  the last addition (with slices: dgrad of this rank's slices, added to the sums that have arrived)
 #include "parallel_linear.h"
 #include "elementwise.h"
 #include "linear.h"
 
 // --- gradients of weight matrices ---
 
-// Rows [first, first + rows) of the local matrix may be in several parts; those after the last part are padding.
+// Rows [first, first + rows) of the local matrix may belong to several parts; those after the last part are padding.
 void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const weight_gradient *g = (const weight_gradient *)argument;
     for (int i = 0; i < span->blocks; i++) {
@@ -40,20 +40,22 @@ gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bo
     return zero_place(l->pass->zero, l->w, layer, last, l->arrives, l->may_wait);
 }
 
-static gradient_place place_of(const parallel_linear *l, int layer) {
-    return linear_gradient_place(l, layer, l->pass->last);
+bool linear_gradient_is_late(const parallel_linear *l, int layer) {
+    const gradient_place place = linear_gradient_place(l, layer, l->pass->last);
+    return place == GRADIENT_LATER || place == GRADIENT_OWNERS;
 }
 
 static matrix_gradient gradient_by_slices(const parallel_linear *l, int layer) {
-    if (place_of(l, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
+    if (linear_gradient_place(l, layer, l->pass->last) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
     return params_matrix_grad(l->pass->params, l->w, layer, l->pass->first);
 }
 
-// arrived: the operation that has brought a factor. Where its slices were too thin to compute the gradient then, the tuner is
-// to see what that costs.
+// arrived: the operation that has brought a factor. If its slices were too thin to compute the gradient inside it, the tuner counts
+// the time of this product as the operation's.
 static void whole_gradient(const parallel_linear *l, int layer, cf_fuse *arrived, const real *dy, const real *x) {
     weight_gradient g = {.dy = &dy, .x = &x, .R = l->group->size * l->pass->Ts * l->pass->B, .parts = 1};
-    const gradient_place place = place_of(l, layer);
+    const gradient_place place = linear_gradient_place(l, layer, l->pass->last);
+    if (place == GRADIENT_BY_SLICES) return; // computed inside `arrived`
     weight_gradient_compute(l->pass, l->w, layer, place, g);
     if (arrived && place == GRADIENT_NOW) cf_fuse_extend_timing(arrived);
 }
@@ -73,12 +75,8 @@ static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation op
     return cf_fuse_create(l->pass->context, p);
 }
 
-static void set_sizes(parallel_linear *l) {
-    l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
-}
-
 void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers) {
-    set_sizes(l);
+    l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
     const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
     l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false, true);
     if (gathers) l->arrives = l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true, false);
@@ -86,7 +84,7 @@ void column_create(parallel_linear *l, const char *name, int64_t capacity, overl
 }
 
 void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops) {
-    set_sizes(l);
+    l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
     l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);
     l->arrives = l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false, true);
 }
@@ -97,9 +95,9 @@ void parallel_linear_free(parallel_linear *l) {
     cf_fuse_free(l->backward);
 }
 
-// --- what is computed for a span ---
+// --- computation of a span ---
 
-// Rows that travel are at span->data, `columns` wide; the others are those of the whole.
+// Rows that travel are at span->data, `columns` wide; the others are rows of the whole.
 static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t columns) {
     int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->linear->pass->B;
     linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->linear->pass->B, .in = stay, .out = travel};
@@ -154,11 +152,11 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
-    // Slices may run beside one another, but one after another add to what is a sum of all.
-    if (j->rows && j->begun) cf_stream_after(stream, j->gone_on);
+    // Slices may run on two streams, but they add to sums of all slices one after another.
+    if (j->rows && j->begun) cf_stream_after(stream, j->rows_done);
     for (int64_t i = 0; i < r.blocks && j->rows; i++)
         j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
-    if (j->rows) j->gone_on = cf_moment_untimed(stream);
+    if (j->rows) j->rows_done = cf_moment_untimed(stream);
     if (j->dw.at && j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++)
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
@@ -181,22 +179,15 @@ void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy)
     if (!l->gather) return; // x is still here
     l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = gradient_by_slices(l, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
-    l->gathering = true;
-}
-
-static void finish_gather(parallel_linear *l) {
-    if (l->gathering) cf_fuse_finish(l->gather);
-    l->gathering = false;
 }
 
 static void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
-    finish_gather(l);
+    if (l->gather) cf_fuse_finish(l->gather);
     whole_gradient(l, layer, l->gather, dy, x);
 }
 
 void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
-    gradient_place place = place_of(l, layer);
-    if (place == GRADIENT_LATER || place == GRADIENT_OWNERS) column_gradient(l, layer, dy, x);
+    if (linear_gradient_is_late(l, layer)) column_gradient(l, layer, dy, x);
 }
 
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
@@ -206,8 +197,7 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
     l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
-    if (place_of(l, layer) == GRADIENT_BY_SLICES) finish_gather(l);
-    if (place_of(l, layer) == GRADIENT_NOW) column_gradient(l, layer, dy, x);
+    if (!linear_gradient_is_late(l, layer)) column_gradient(l, layer, dy, x);
     return (real *)cf_fuse_finish(l->backward);
 }
 
@@ -239,5 +229,5 @@ void row_finish_backward(parallel_linear *l, int layer) {
     const real *w = params_weight(l->pass->params, l->w, layer);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->pass->context->stream); // during the first transfers
     cf_fuse_finish(l->backward);
-    if (place_of(l, layer) != GRADIENT_BY_SLICES) whole_gradient(l, layer, l->backward, l->backward_job.dy, l->backward_job.x);
+    whole_gradient(l, layer, l->backward, l->backward_job.dy, l->backward_job.x);
 }

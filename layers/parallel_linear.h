@@ -4,10 +4,10 @@
 //   column_*   some of the columns of out       all-gather of x ▸ product              dgrad ▸ reduce-scatter of dx
 //   row_*      some of the columns of x         product ▸ reduce-scatter of out        all-gather of dy ▸ dgrad
 //
-// The transformer's pairs are QKV and the projection, the MLP's two layers; the head is a column_* alone. On one rank nothing
-// travels, and the same calls are plain linear layers.
+// A transformer has pairs of them: QKV and the projection, the MLP's two layers; the head is a single column_*. On one rank
+// nothing travels, and the same calls are plain linear layers.
 //
-// Gradients of weights are computed where zero.h says. If a matrix is a bucket by itself (params.h), the last micro-batch may
+// zero.h says where gradients of weights are computed. If a matrix is a bucket by itself (params.h), the last micro-batch may
 // compute its gradient owner by owner, inside a reduce-scatter, this rank's rows last; otherwise it is added up in place.
 #ifndef PARALLEL_LINEAR_H
 #define PARALLEL_LINEAR_H
@@ -22,27 +22,27 @@ typedef struct model_pass {
     const parameters *params;
     zero_shards *zero;
     int64_t Ts, B; // rows of time of a shard, sequences
-    bool first;    // backward: it begins the gradients
-    bool last;     // it completes them
+    bool first;    // backward: the step's first micro-batch
+    bool last;     // the step's last one
 } model_pass;
 
 // --- gradients of weight matrices ---
 
-// Of a local matrix of `parts` parts: of part i (OC, IC) it is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
+// Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
 typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]
     int64_t R, OC, IC;
     int parts;
     matrix_gradient to;
 } weight_gradient;
-// Computes it, in place or with GRADIENT_OWNERS inside its reduce-scatter; fills OC, IC and to.
+// Computes it, in place or, with GRADIENT_OWNERS, inside its reduce-scatter; fills OC, IC and to.
 void weight_gradient_compute(const model_pass *pass, int tensor, int layer, gradient_place place, weight_gradient g);
-// The rows of a span of it (argument: a weight_gradient), with data at span->data.
+// Computes the rows of a span of it at span->data. argument: a weight_gradient.
 void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
 
 // --- the layers ---
 
-// Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
+// Called before time steps [t0, t0 + n) of the whole sequence are read, or after they are written.
 typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n, cf_stream *stream);
 
 // The product of an operation in progress.
@@ -51,13 +51,13 @@ typedef struct linear_job {
     int layer;
     const real *in;     // the factor that does not travel
     real *out;          // the result, where it does not travel
-    real *pre;          // what GELU reads: column forward: (T·B, OC), out is its output; row backward: (T·B, IC). NULL: no GELU
+    real *pre;          // GELU's input: column forward: (T·B, OC), out is GELU's output; row backward: (T·B, IC). NULL: no GELU
     const real *dy, *x; // row backward: (T·B, OC), (T·B, IC) for the weight gradient
     matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
-    time_steps *rows;   // row layers: computes x, or goes on with dx; NULL: nothing to do
+    time_steps *rows;   // row layers: computes x, or uses dx; NULL: none
     void *argument;     // of rows
-    bool begun;         // row backward: a slice has been enqueued,
-    cf_moment gone_on, added; // and the last one's rows and its part of the weight gradient are done
+    bool begun;         // row backward: an earlier slice was enqueued:
+    cf_moment rows_done, added; // when it has run rows, and added to the weight gradient
 } linear_job;
 
 typedef struct parallel_linear {
@@ -66,39 +66,38 @@ typedef struct parallel_linear {
     real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
     int w, bias;    // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
-    cf_fuse *gather;                     // column: of the saved input; NULL if all of it is still there in backward
-    const cf_fuse *arrives;              // in backward: it brings one factor of the weight gradient; NULL: none does
-    bool may_wait;                       // in the first layer nothing of it waits for the weight gradient
+    cf_fuse *gather;                     // column: of the saved input; NULL: backward still has all of it
+    const cf_fuse *arrives;              // in backward: brings one factor of the weight gradient; NULL: none does
+    bool may_wait;                       // nothing in the first layer waits for the weight gradient
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
     const real *ready;                   // w as products read it: in prepared, or w itself
-    linear_job backward_job, gather_job; // of those in progress
-    bool gathering;
+    linear_job backward_job, gather_job; // in progress
 } parallel_linear;
 
-// pass, group, w, bias and prepared are set. capacity: elements of a shard of what travels. flops: of a row-parallel layer's
-// products and what is computed with them.
+// The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of a row-parallel
+// layer's operation, whatever `rows` computes included.
 void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers);
 void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops);
 void parallel_linear_free(parallel_linear *l);
-// Where zero.h has its weight gradient computed.
-gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last);
+gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last); // of zero.h
+bool linear_gradient_is_late(const parallel_linear *l, int layer);                        // in this pass: LATER, or by OWNERS
 
-// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. pre (T·B, OC): gets that, and out its GELU; or NULL.
+// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. With pre (T·B, OC), pre is that, and out its GELU.
 void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x);
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
-// computes, so it may begin as soon as x is free. dy (T·B, OC): is there when column_backward is called.
+// computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
-// Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC) scratch. x: as gathered, or whole. Computes the
-// gradients of bias and weights, but may leave that of the weights to column_late_gradient(): there, if it is.
+// Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC): scratch. x: as gathered, or whole. Computes the
+// gradients of bias and weights; that of the weights in column_late_gradient() if zero_place() says so.
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
 void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
-// rows(argument, layer, …) computes these rows of x first; NULL: x is there.
+// rows(argument, layer, …) computes these rows of x first; NULL: x is complete.
 const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument);
-// dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy; whole (T, B, OC): where it is
-// gathered, not used on one rank, where shard must not change before the end. job: x, and those of pre, rows and argument that
-// are wanted. rows are called when those of dx are there, then their part of the weight gradient is computed.
+// dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy is gathered into whole
+// (T, B, OC); on one rank whole is not used, and shard must not change until row_finish_backward(). job: x and, if wanted, pre,
+// rows and argument. rows are called when those of dx are complete; then their part of the weight gradient is computed.
 void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job);
 void row_finish_backward(parallel_linear *l, int layer);
 

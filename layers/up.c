@@ -2,20 +2,19 @@
 // rank, and attention is sharded by heads, with an all-to-all before and after it. Each is a fused operation of commfuse
 // (arXiv 2604.24013, Algorithm 5):
 //
-//   forward    (QKV per destination's heads, its own last ▸ all-to-all)
-//              → (attention per query slice, its own last ▸ all-to-all to the slice's owner ▸ out-projection
-//                 accumulating per head group, its own first)
-//   backward   the mirror: (projection dgrad per destination's heads, its own last ▸ all-to-all ▸ attention
-//              backward per query slice, its own first), hidden by the projection's wgrad,
-//              (all-to-all ▸ QKV dgrad accumulating per head group, its own first)
+//   forward    (QKV per destination's heads, this rank's last ▸ all-to-all)
+//              → (attention per query slice, this rank's last ▸ all-to-all to the slice's owner ▸ projection, adding up head
+//                 groups, this rank's first)
+//   backward   the mirror: (projection dgrad per destination's heads, this rank's last ▸ all-to-all ▸ attention backward per
+//              query slice, this rank's first), hidden by the projection's wgrad, then (all-to-all ▸ QKV dgrad, adding up head
+//              groups, this rank's first)
 //
 // QKV and projection weights are stored head group by head group (params.h).
 //
-// A slice of an all-to-all is a range of time steps of one rank's shard with the channels of one head group. On the side of
-// attention slices differ in their time steps, which are side by side; on the side of the linear layers in their head
-// group, and each group is a product of its own, accumulated where groups meet (work() cuts a span that covers
-// several). A group's product is narrower than the whole layer's by the number of ranks: the price of sending and receiving
-// without packing, paid by every mode alike.
+// A slice of an all-to-all is a range of time steps of one rank's shard with the channels of one head group. Attention sees the
+// slices as time steps, side by side. The linear layers see them as head groups: each group is a separate product (work() cuts a
+// span that covers several), and the projection adds them up. Such a product is narrower than the whole layer's by the number of
+// ranks: the price of sending and receiving without packing, paid in every mode.
 #include "model.h"
 #include "attention.h"
 #include "linear.h"
@@ -26,36 +25,32 @@ typedef struct up {
     int64_t N, own, C, Cl;         // own: this rank
     real *dheads_out;              // (N, Ts, B, Cl) by destination
     real *dqkv_groups;             // (N, Ts, B, 3 Cl) arrived, by head group
-    const real **ready, **dy, **x; // [N] head group by head group: prepared weights; factors of weight gradients
+    const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
 } up;
 
 // One operation.
 typedef struct job job;
 struct job {
     up *u;
+    const model_pass *pass;
     int layer;
-    // On this side of the all-to-all, with head groups of `width` channels: rows [first, first + rows) of a shard, at data.
+    // On this side of the all-to-all: the linear layer of a head group of `width` channels, rows [first, first + rows) of a shard,
+    // at data.
     cf_side side;
-    void (*linear)(const job *j, int64_t shard, int64_t first, int64_t rows, real *data);
+    void (*linear)(const job *j, int64_t group, int64_t first, int64_t rows, real *data);
     int64_t width;
-    // On the other side: attention of rows from time step t0 on; data: where step 0 would be.
+    // On the other side: attention of rows from time step t0 on; data: address of time step 0.
     void (*attend)(const job *j, int64_t t0, int64_t rows, real *data);
-    const real *in; // (Ts, B, C) what the linear layer reads, or NULL
-    int64_t Ts, B;
+    const real *in;    // (Ts, B, C) input of the linear layer, or NULL
     cf_stream *stream; // of the slice in progress
-    bool begun;        // slices may run beside one another, but what they add to sums of all,
-    cf_moment added;   // the slice before has added by then
+    bool begun;        // an earlier slice was enqueued:
+    cf_moment added;   // when it has added to the sums of all slices
 };
 
-static job make_job(up *u, int layer, job j) {
-    j.u = u, j.layer = layer, j.Ts = u->g->pass.Ts, j.B = u->g->pass.B;
-    return j;
-}
-
-// The linear layer works on pieces of the span that are of one shard, this rank's first.
+// The linear layer works on one shard of the span at a time, this rank's first.
 static void work(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
-    const int64_t row_elements = j->B * j->width;
+    const int64_t row_elements = j->pass->B * j->width;
     const bool sums = span->side == CF_COMPUTE_AFTER; // over head groups, or time steps
     j->stream = stream;
     if (sums && j->begun) cf_stream_after(stream, j->added);
@@ -66,9 +61,9 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
     for (int64_t i = 0; i < j->u->N && span->side == j->side; i++)
         for (int k = 0; k < span->blocks; k++) {
             int64_t shard = (j->u->own + i) % j->u->N, row = span->row + k * span->row_stride;
-            int64_t begin = larger(row, shard * j->Ts), end = smaller(row + span->rows, (shard + 1) * j->Ts);
+            int64_t begin = larger(row, shard * j->pass->Ts), end = smaller(row + span->rows, (shard + 1) * j->pass->Ts);
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
-            if (begin < end) j->linear(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
+            if (begin < end) j->linear(j, shard, begin - shard * j->pass->Ts, end - begin, data + (begin - row) * row_elements);
         }
     if (sums) j->added = cf_moment_untimed(stream), j->begun = true;
 }
@@ -87,7 +82,8 @@ static void prepare_groups(up *u, linear_prepare *prepare, int tensor, int layer
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
     const int64_t C = j->u->C, OC = 3 * j->u->Cl;
     const real *bias = params_weight(&j->u->g->params, QKVB, j->layer) + group * OC;
-    linear_forward(out, NULL, j->in + first * j->B * C, j->u->ready[group], bias, false, linear_all(rows * j->B), C, OC, j->stream);
+    linear_forward(out, NULL, j->in + first * j->pass->B * C, j->u->ready[group], bias, false, linear_all(rows * j->pass->B), C, OC,
+                   j->stream);
 }
 
 static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
@@ -97,25 +93,25 @@ static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
 static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
     const int64_t C = j->u->C, Cl = j->u->Cl;
-    real *y = j->u->g->sums + first * j->B * C;
+    real *y = j->u->g->sums + first * j->pass->B * C;
     const real *w = j->u->ready[group];
-    linear_forward(y, NULL, heads, w, NULL, group != j->u->own, linear_all(rows * j->B), Cl, C, j->stream);
+    linear_forward(y, NULL, heads, w, NULL, group != j->u->own, linear_all(rows * j->pass->B), Cl, C, j->stream);
 }
 
 const real *up_forward(gpt *g, int layer, real *norm) {
     up *u = g->up;
     const model_pass *pass = &g->pass;
     int64_t C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B, own = u->own * rows * Cl;
-    job j = make_job(u, layer, (job){.side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm});
+    job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm};
     prepare_groups(u, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
-    j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = attend});
+    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = attend};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
     prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
-    // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
+    // In commfuse mode this rank's rows were computed in place among the arrivals, but backward reads them in heads.
     cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
     return g->sums;
 }
@@ -124,21 +120,21 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 
 // The gradient of one head group's output for some rows of this rank's shard.
 static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->in + first * j->B * j->u->C, j->u->ready[group], NULL, false, linear_all(rows * j->B), j->u->Cl,
-                 j->u->C, j->stream);
+    linear_dgrad(dheads, j->in + first * j->pass->B * j->u->C, j->u->ready[group], NULL, false, linear_all(rows * j->pass->B),
+                 j->u->Cl, j->u->C, j->stream);
 }
 
 static void attend_backward(const job *j, int64_t t0, int64_t rows, real *dheads) {
     gpt_attend_backward(j->u->g, j->layer, dheads, t0, rows, j->stream);
 }
 
-// Gradient of the layer norm's output from one head group, added to those before; this rank's group starts it.
+// Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum.
 static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
     const int64_t C = j->u->C, OC = 3 * j->u->Cl;
-    real *dnorm = j->u->g->sums + first * j->B * C;
+    real *dnorm = j->u->g->sums + first * j->pass->B * C;
     const real *w = j->u->ready[group];
-    linear_dgrad(dnorm, dqkv, w, NULL, group != j->u->own, linear_all(rows * j->B), C, OC, j->stream);
-    j->u->dy[group] = dqkv - first * j->B * OC; // the group's shard, for the weight gradient
+    linear_dgrad(dnorm, dqkv, w, NULL, group != j->u->own, linear_all(rows * j->pass->B), C, OC, j->stream);
+    j->u->dy[group] = dqkv - first * j->pass->B * OC; // the group's shard, for the weight gradient
 }
 
 // From u->dy and u->x, group by group.
@@ -147,12 +143,8 @@ static void weight_gradients(up *u, const parallel_linear *l, int layer) {
     weight_gradient_compute(&u->g->pass, l->w, layer, linear_gradient_place(l, layer, u->g->pass.last), w);
 }
 
-static bool is_late(const gpt *g, int layer) {
-    return linear_gradient_place(&g->qkv, layer, g->pass.last) != GRADIENT_NOW;
-}
-
 void up_late_gradient(gpt *g, int layer) {
-    if (is_late(g, layer)) weight_gradients(g->up, &g->qkv, layer);
+    if (linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g->up, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
@@ -160,9 +152,8 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const model_pass *pass = &g->pass;
     const parameters *p = &g->params;
     int64_t N = u->N, C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B;
-    job j =
-        make_job(u, layer,
-                 (job){.side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl, .attend = attend_backward, .in = dx});
+    job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
+    j.attend = attend_backward, j.in = dx;
     prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
@@ -171,7 +162,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     weight_gradients(u, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
 
-    j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl});
+    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
     cf_fuse_set_result(g->qkv.backward, u->dqkv_groups);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
     const real *norm = gpt_norm_again(g, 2 * layer);
@@ -181,7 +172,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
         u->x[i] = norm;
         linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, g->context->stream);
     }
-    if (!is_late(g, layer)) weight_gradients(u, &g->qkv, layer);
+    if (!linear_gradient_is_late(&g->qkv, layer)) weight_gradients(u, &g->qkv, layer);
     return g->sums;
 }
 
@@ -193,7 +184,7 @@ static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int6
     return cf_fuse_create(g->context, plan);
 }
 
-// The operations take the place of those that the linear layers have in TPSP.
+// Replaces the operations that the linear layers have in TPSP.
 void up_create(gpt *g, overlap how) {
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
@@ -206,8 +197,8 @@ void up_create(gpt *g, overlap how) {
     g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
     g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
     g->qkv.backward = plan_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
-    u->dheads_out = gpt_alloc(g, N * shard_rows * Cl, "activations, shared");
-    u->dqkv_groups = gpt_alloc(g, N * shard_rows * 3 * Cl, "activations, shared");
+    u->dheads_out = gpt_alloc(g, N * shard_rows * Cl, sizeof(real), "activations, shared");
+    u->dqkv_groups = gpt_alloc(g, N * shard_rows * 3 * Cl, sizeof(real), "activations, shared");
 }
 
 void up_free(gpt *g) {
