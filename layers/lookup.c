@@ -41,8 +41,8 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->rows_most = smaller(tokens, l->owned);
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    // Rows travel besides the table, whose transfer the layers then hide. Where no transfer can be hidden, since ranks of one
-    // host have no core left to move bytes, they are only more bytes; and the baselines send the table.
+    // Rows travel in addition to the table, whose transfer the layers then hide. Where nothing can be hidden, since no core of
+    // the only host is left to move bytes, they are only more bytes. The baselines send the table.
     const cf_transport *t = context->transport;
     bool hides = o.mode != CF_MODE_AUTO || (t && (t->costs.spare || t->local_size < t->size));
     l->by_rows = cf_mode_is_fused(o.mode) && hides && l->owners->size > 1;
@@ -59,9 +59,9 @@ void lookup_free(lookup *l) {
 
 // --- which rows travel ---
 
-// The rows of each owner that a rank's tokens name are listed in the order in which they first do, for all ranks. What stays
-// are the lists for this owner, the length of the longest of all, and the places of this rank's rows in its own lists, as it
-// comes last.
+// For each rank in turn, lists the rows of each owner that its tokens name, in the order of their first use. Keeps the lists of
+// rows that this rank owns (host_wanted), the length of the longest list (rows), and the places of this rank's rows in its lists
+// (number), because it comes last.
 static void list_rows(lookup *l, int64_t tokens) {
     int N = l->owners->size, here = l->owners->rank;
     memset(l->named_by, 0, (size_t)l->part * sizeof *l->named_by);
@@ -81,7 +81,7 @@ static void list_rows(lookup *l, int64_t tokens) {
     }
 }
 
-// Every rank's tokens go to all ranks that own rows of the same part of the table.
+// Sends every rank's tokens to all owners of rows of the same part of the table.
 static void find_rows(lookup *l, const int32_t *inputs) {
     int N = l->owners->size;
     int64_t tokens = l->split->size * l->Ts * l->B, bytes = tokens * (int64_t)sizeof *inputs;
@@ -97,13 +97,13 @@ static void find_rows(lookup *l, const int32_t *inputs) {
         place[i] = row < 0 || row >= l->part ? -1 : (int32_t)(row / l->owned * l->rows + l->number[row]);
     }
     cf_copy(mine, place, bytes, stream);
-    for (int rank = 1; rank < N; rank++) // one after another: each has `rows`, not `rows_most`
+    for (int rank = 1; rank < N; rank++) // without gaps: lists of `rows`, not `rows_most`
         memmove(l->host_wanted + rank * l->rows, l->host_wanted + rank * l->rows_most, (size_t)l->rows * sizeof *l->wanted);
     cf_copy(l->wanted, l->host_wanted, N * l->rows * (int64_t)sizeof *l->wanted, stream);
     l->rows_known = true;
 }
 
-// --- what is computed ---
+// --- computation ---
 
 static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream) {
     lookup *l = (lookup *)argument;
@@ -120,7 +120,7 @@ static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream
                            l->p->shape.C, stream);
 }
 
-// This rank's part of the table.
+// Work on this rank's part of the table.
 static void use_table(lookup *l, const int32_t *inputs) {
     l->tokens = inputs;
     l->table = params_weight(l->p, WTE, 0);
@@ -129,7 +129,7 @@ static void use_table(lookup *l, const int32_t *inputs) {
     l->count = l->part;
 }
 
-// The rows that its tokens name: those that have arrived, and a gradient that will leave.
+// Work on the rows that this rank's tokens name: those that have arrived, and a gradient that will leave.
 static void use_rows(lookup *l) {
     l->tokens = l->all_tokens + l->owners->rank * l->split->size * l->Ts * l->B;
     l->table = l->arrived;
@@ -207,13 +207,13 @@ void lookup_explain(const lookup *l, FILE *out) {
         fprintf(out, "one copy, nothing to keep equal\n");
     else if (l->by_rows)
         fprintf(out,
-                "rows travel, each once that a rank's tokens name: at most %.2f MiB to each rank in a step, "
-                "hidden by an update and %s; the table would be %.2f MiB that nothing hides. The head's "
+                "rows travel, each that a rank's tokens name once: at most %.2f MiB to each rank in a step, "
+                "hidden by an update and %s; the whole table would be %.2f MiB that nothing hides. The head's "
                 "gradient leaves at the start of backward\n",
                 rows, last ? "the last weight gradient" : "nothing at the end of backward, as qkvw is thin", table);
     else
         fprintf(out,
-                "the table travels after backward: %.2f MiB to each rank in a step; rows would travel besides "
-                "it, at most %.2f MiB, and pay only where it can hide\n",
+                "the table travels after backward: %.2f MiB to each rank in a step; rows would add "
+                "at most %.2f MiB and pay only where computation hides the table\n",
                 table, rows);
 }

@@ -1,5 +1,5 @@
-// See optimizer.h. Every element of every tensor is owned by exactly one rank of the world, so the global norm is the sum of
-// the ranks' sums, added in rank order.
+// See optimizer.h. Every element of every tensor is owned by one rank of the world, so the global norm is the sum of the ranks'
+// sums, added in rank order.
 #include "optimizer.h"
 #include "../commfuse/die.h"
 #include <math.h>
@@ -43,7 +43,7 @@ void optimizer_start(zero_optimizer *o) {
 
 // --- update ---
 
-// AdamW on this rank's shard of one bucket, unless that is done. Only matrices and embeddings decay; padding stays as it is.
+// AdamW on this rank's shard of one bucket, once. Only matrices and embeddings decay; padding does not change.
 static void update(zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
     const precise *shard = o->zero->bucket[i].shard;
@@ -63,7 +63,7 @@ static void update(zero_optimizer *o, int i) {
     zero_updated(o->zero, i);
 }
 
-// In the order in which forward needs them; the weights needed first leave at once.
+// In the order in which forward needs them; the gathers of those needed first begin at once.
 void optimizer_finish_update(zero_optimizer *o) {
     for (int place = 0; place < o->params->buckets; place++) {
         update(o, o->zero->forward[place]);
@@ -79,8 +79,8 @@ void optimizer_wait_for_weights(zero_optimizer *o) {
 
 // --- the step ---
 
-// Finishes all reductions, adds the looked-up rows to the table's, and sums the squares of this rank's shards: of those that
-// are here while the last are on their way, so in this order always. One rank owns all there is, side by side.
+// Finishes all reductions, adds the rows of the lookup to the table's, and sums the squares of this rank's shards: of the first
+// while the last still travel, always in this order. A single rank owns everything, side by side.
 static void finish_reductions(zero_optimizer *o, double *sum) {
     const parameters *p = o->params;
     bool whole = o->mesh->world_group.size == 1;
@@ -135,7 +135,7 @@ int64_t optimizer_nonfinite(zero_optimizer *o) {
     return -1;
 }
 
-// The first rank with such a tensor, and which it is. Ends the run unless this step may be left out. Collective.
+// Finds the first rank with such a tensor. Ends the run unless this step may be skipped. Collective.
 static void report_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
                        "this step; --skip-nonfinite N leaves such steps out";
@@ -159,8 +159,8 @@ static void report_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
                     r->loss, r->grad_norm);
 }
 
-// The next forward begins with positions, vectors and rows of the table: these are looked up at once, and where they come from
-// other ranks, positions travel during the update of all else.
+// Updates what the next forward needs first: positions, vectors and rows of the table. Where these come from other ranks, they
+// travel during the update of all other weights.
 const step_result *optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip) {
     step_result *r = &o->result;
     *r = (step_result){.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};

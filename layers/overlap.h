@@ -14,7 +14,7 @@ typedef struct overlap {
     int slices;
 } overlap;
 
-// capacity: elements of one rank's shard, at most. What few operations need the caller adds to the plan.
+// capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
 static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_group *group, cf_operation operation, cf_side side,
                                         cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan;
@@ -26,7 +26,7 @@ static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_
     return plan;
 }
 
-// An operation for --dry-run: where in the model it is, and how many times it runs in a step of one micro-batch.
+// An operation for --dry-run: its place in the model, and how many times it runs in a step of one micro-batch.
 typedef void visit_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times);
 
 CF_EXTERN_C_END

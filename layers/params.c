@@ -1,5 +1,4 @@
-// See params.h. Local memory order is the order of the buckets, each followed by its padding, so that a
-// bucket is always one run.
+// See params.h. Local memory has the order of the buckets, each followed by its padding, so that a bucket is always one run.
 #include "params.h"
 #include "linear.h"
 #include "../commfuse/die.h"
@@ -15,8 +14,8 @@ typedef struct kind {
     const char *name;
     split split;
     bool per_layer;
-    int rows, columns; // in channels, rows 0: of vocabulary or positions; columns 0: a vector
-    double init;       // standard deviation; < 0: constant −init; the residual projections are scaled down further
+    int rows, columns; // in channels; rows 0: the vocabulary or positions; columns 0: a vector
+    double init;       // standard deviation, scaled down further for residual projections; <= 0: the constant −init
 } kind;
 
 static const kind kinds[TENSORS] = {
@@ -83,26 +82,26 @@ gpt_shape params_named(const char *model) {
 
 enum {
     PACK = 8,                  // elements that fill at least sixteen bytes
-    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: as much as a link moves in the latency of a message
+    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: a link moves as much in the latency of a message
 };
 
 static int64_t round_up(int64_t n, int64_t to) {
     return ceil_div(n, to) * to;
 }
 
-// The parts of a tensor that this rank holds, and of how many.
+// The number of parts of a tensor that this rank holds, and that there are.
 static int held(const parameters *p, int tensor) {
     return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW ? p->parts : 1;
 }
 static int cuts(const parameters *p, int tensor) {
-    return p->ways * held(p, tensor);
+    return p->splits * held(p, tensor);
 }
 
 static int64_t part_rows(const parameters *p, int tensor) {
     int64_t rows = params_rows(&p->shape, tensor);
     bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
     if (cut) rows = ceil_div(rows, cuts(p, tensor));
-    return tensor == WTE ? round_up(rows, PACK) : rows; // rows of logits are as long
+    return tensor == WTE ? round_up(rows, PACK) : rows; // this is the length of a row of logits
 }
 
 int64_t params_local_rows(const parameters *p, int tensor) {
@@ -118,7 +117,7 @@ int64_t params_local_count(const parameters *p, int tensor) {
     return params_local_rows(p, tensor) * params_local_columns(p, tensor);
 }
 
-// wte, wpe and the final norm have one layer, which may be named 0 or -1.
+// wte, wpe and the final norm have one layer, 0 or -1.
 static const param_tensor *find(const parameters *p, int tensor, int64_t layer) {
     return &p->placed[p->place[(layer > 0 ? layer : 0) * TENSORS + tensor]];
 }
@@ -148,7 +147,7 @@ static int64_t runs_of_part(const parameters *p, int tensor) {
     return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1; // HEADS: queries, keys, values
 }
 
-// Elements of a run, those included that are padding because the whole tensor does not have them.
+// Elements of a run, padding that the whole tensor does not have included.
 static int64_t run_size(const parameters *p, int tensor) {
     return part_rows(p, tensor) * params_local_columns(p, tensor) / runs_of_part(p, tensor);
 }
@@ -157,12 +156,12 @@ int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
 
-// The whole tensor is as many sections as a part has runs. In each section the runs of all parts are side by side; here the runs
-// of a part are side by side, and the parts after one another.
+// The whole tensor has a section for each run of a part, and a section has the runs of all parts side by side. Local memory has
+// the runs of a part side by side, part after part.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
     const int64_t all = params_rows(&p->shape, tensor) * params_columns(&p->shape, tensor);
     const int64_t runs = runs_of_part(p, tensor), size = run_size(p, tensor);
-    const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->ways > 1 ? tp_rank : run / runs;
+    const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->splits > 1 ? tp_rank : run / runs;
     const int64_t whole = smaller(run % runs * (all / runs) + part * size, all); // the last parts may have fewer rows
     return (param_run){whole, run * size, smaller(size, all - whole)};
 }
@@ -178,15 +177,15 @@ bool params_owned(const param_bucket *b, int64_t *first, int64_t *end) {
 
 // --- layout ---
 
-// Over whom the gradients of a tensor are partial.
+// The ranks whose gradients of a tensor must be summed.
 static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *mesh) {
     return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
 }
 
-// In which bucket a tensor travels: the table's, alone in one, that of thin matrices, or of vectors and positions, over dp or the world.
+// Buckets: of the table; of one matrix; of thin matrices; of vectors and positions, over dp or the world.
 typedef enum { TABLE, ALONE, THIN, SMALL_DP, SMALL_WORLD } bucket_kind;
 
-// A matrix is alone if each owner's share of its weight-gradient product is a good product.
+// A matrix has a bucket alone if each owner's part of its weight-gradient product is large enough to be efficient.
 static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh *mesh) {
     const cf_group *group = group_of(p, tensor, mesh);
     if (tensor == WTE) return TABLE;
@@ -197,7 +196,7 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
     return mesh->tp == 1 || group == &mesh->world_group ? SMALL_WORLD : SMALL_DP; // without tp the replicas are the world
 }
 
-// A bucket of all tensors of one kind, or one of them, of layers [first, end). None: no bucket.
+// Adds a bucket of all tensors of one kind, or of the one given, of layers [first, end); no bucket if there are none.
 static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
                        int64_t end) {
     param_bucket *b = &p->bucket[p->buckets];
@@ -226,15 +225,15 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
 
 static void add_buckets(parameters *p, const cf_mesh *mesh) {
     const int64_t L = p->shape.L;
-    const cf_group *matrices = group_of(p, FCW, mesh); // all of them travel over it
+    const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
     int64_t thin = 0, enough = matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
     for (int i = 0; i < TENSORS; i++)
         if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
-    const int64_t together = thin > 0 ? ceil_div(enough, thin) : L; // layers
+    const int64_t layers = thin > 0 ? ceil_div(enough, thin) : L; // whose thin matrices share a bucket
     for (int64_t l = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
             if (bucket_kind_of(p, i, mesh) == ALONE) add_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
-        if (l % together == 0) add_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + together, L));
+        if (l % layers == 0) add_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + layers, L));
     }
     p->table = p->buckets;
     add_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
@@ -268,7 +267,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     *p = (parameters){.shape = shape,
                       .strategy = strategy,
                       .tp_rank = mesh->tp_group.rank,
-                      .ways = up ? 1 : mesh->tp,
+                      .splits = up ? 1 : mesh->tp,
                       .parts = up ? mesh->tp : 1};
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
@@ -288,12 +287,12 @@ void params_free(parameters *p) {
 
 // --- in and out ---
 
-enum { AT_ONCE = 1 << 16 }; // elements on their way from the host to the device
+enum { AT_ONCE = 1 << 16 }; // elements that are read and copied to the device at a time
 
-// The vocabulary's padding is zero, whatever a file has there: its gradient is zero, but zero times NaN would not be.
+// The vocabulary's padding becomes zero, whatever a file has there: its gradient is zero, but zero times NaN would not be.
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream) {
-    real *piece = cf_host_alloc(AT_ONCE, sizeof *piece, "weights on their way");
-    float *values = cf_host_alloc(AT_ONCE, sizeof *values, "weights on their way");
+    real *piece = cf_host_alloc(AT_ONCE, sizeof *piece, "weights to copy");
+    float *values = cf_host_alloc(AT_ONCE, sizeof *values, "weights to copy");
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
             for (int64_t i = 0; i < params_runs(p, tensor); i++) {
@@ -326,7 +325,7 @@ typedef struct initial {
     int64_t layers;
 } initial;
 
-// GPT-2: L layers add 2L times to the residual.
+// GPT-2 divides the deviation of residual projections by sqrt(2L), because L layers add to the residual 2L times.
 static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const initial *of = argument;
     const bool residual = tensor == ATTPROJW || tensor == FCPROJW;

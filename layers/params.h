@@ -2,7 +2,7 @@
 // the place of the local part, and the buckets in which gradients and weights travel.
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
-// wte         (Vp, C)        rows (vocabulary), a multiple of 8; missing: zero    whole, likewise
+// wte         (Vp, C)        rows (vocabulary), padded with zeros to 8·n          whole, padded likewise
 // qkvw        (3C, C)        by heads: the same rows of q, k and v               the tp parts, one after another
 // qkvb        (3C)           likewise                                            likewise
 // attprojw    (C, C)         columns                                             the tp parts, one after another
@@ -11,13 +11,13 @@
 // fcb         (4C)           likewise                                            whole
 // all others                 whole on every rank                                 whole
 //
-// A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp
-// travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
-// every rank. A large matrix is a bucket by itself, owned by whole rows, so that its gradient can be computed owner by
-// owner and sent while the next owner's is computed. Thin matrices share a bucket with those of as many layers as it takes
-// for a shard's transfer to be longer than its latency. The vectors of all layers (norms, biases) share one bucket for each
-// group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; the remainder is padding. So,
-// for the usual numbers of channels, everything is aligned to sixteen bytes on any mesh, as matrix products require.
+// A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp travel among the
+// replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
+// bucket by itself, owned by whole rows, so that its gradient can be computed owner by owner and sent while the next owner's is
+// computed. Thin matrices of several layers share a bucket, so that the transfer of a shard takes longer than its latency. The
+// vectors of all layers (norms, biases) share one bucket for each group. Shards of several tensors are a multiple of 8 elements,
+// those of a matrix whole rows; the remainder is padding. So, for the usual numbers of channels, everything is aligned to sixteen
+// bytes on any mesh, as matrix products require.
 #ifndef PARAMS_H
 #define PARAMS_H
 
@@ -32,25 +32,25 @@ typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
 } gpt_shape;
 
-enum { VOCABULARY_PADDING = 128 }; // padded: a multiple of it
+enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
 
-// Layers, heads and channels of GPT-2 by depth, d6 to d48; nothing else is set, and nothing at all for another name.
+// Layers, heads and channels of GPT-2 by depth, d6 to d48; all else is 0. An unknown name: all is 0.
 gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
 typedef struct param_bucket {
     const cf_group *group; // reduced and gathered over this
-    int layer;             // the first it holds matrices of; -1: embeddings and vectors
-    int tensor;            // the one matrix it holds; -1: several tensors
+    int layer;             // the first layer that has a matrix in it; -1: embeddings and vectors
+    int tensor;            // its only matrix; -1: several tensors
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
     int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
-    int64_t decayed, used; // from the first on: elements of tensors that decay, of all tensors; what follows is padding
+    int64_t decayed, used; // elements, from the first on, of tensors that decay, of all tensors; the others are padding
     int64_t owned;         // elements that this rank owns in the buckets before
 } param_bucket;
 
-typedef struct param_tensor { // of one layer: where its local part is, padding of its rows included
+typedef struct param_tensor { // the local part of one layer's tensor, padding of its rows included
     int tensor, bucket;
     int64_t layer, first, count;
 } param_tensor;
@@ -59,17 +59,17 @@ typedef struct parameters {
     gpt_shape shape;
     parallel_strategy strategy;
     int tp_rank;
-    int ways;             // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
-    int parts;            // of the attention's matrices, held one after another: 1 or, with UP, tp
+    int splits;           // ranks over which matrices and vocabulary are split: tp or, in UP, 1
+    int parts;            // local parts of the attention's matrices, one after another: 1 or, in UP, tp
     int64_t elements;     // of this rank, padding included
-    int64_t owned;        // of these by this rank: all its shards
+    int64_t owned;        // elements of all shards that this rank owns
     real *weight;         // (elements)
     precise *grad;        // (elements)
     param_tensor *placed; // all tensors of all layers, in memory order
     int tensors;          // how many
     int *place;           // (L, TENSORS) index in `placed`
-    // Matrices by the first layer that a bucket holds, wte, vectors that are split over tp (if any travel by themselves),
-    // and last wpe, lnfw, lnfb with all other vectors.
+    // In this order: matrices by layer, wte, vectors that are split over tp (if they have a bucket of their own), and last
+    // wpe, lnfw, lnfb and all other vectors.
     int buckets, table; // how many; which one is wte's
     param_bucket *bucket;
 } parameters;
@@ -85,11 +85,11 @@ int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
 bool params_decays(int tensor);                              // weight decay: matrices and embeddings
 int64_t params_count(const gpt_shape *shape);                // all tensors, whole, without the vocabulary's padding
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
-// Of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P without the
-// position embedding, attention causal.
+// Floating-point operations of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P
+// without the position embedding, attention causal.
 double params_flops(const gpt_shape *shape, int64_t T);
 
-// Rows and columns of the local part, all parts together.
+// Rows and columns of all local parts together.
 int64_t params_local_rows(const parameters *p, int tensor);
 int64_t params_local_columns(const parameters *p, int tensor);
 
@@ -98,19 +98,19 @@ int params_own_bucket(const parameters *p, int tensor, int64_t layer);
 // The bucket that holds this tensor of a layer, alone or with others.
 int params_bucket_of(const parameters *p, int tensor, int64_t layer);
 
-// Local part of one layer's tensor, in the device's memory.
+// Local part of one layer's tensor, in device memory.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
 precise *params_grad(const parameters *p, int tensor, int64_t layer);
 
-// Where to put a weight gradient. add: to the value there; if not, that value is from the step before and is overwritten.
+// Destination of a weight gradient. add: to the value there; if not, that is the previous step's and is overwritten.
 // first: this micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
     precise *at;
     bool add;
 } matrix_gradient;
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
-// At the start of a step: zeroes gradients, except of matrices with a bucket to themselves. Those are large, and to write
-// their first product moves a third of the bytes of zeroing them and adding it.
+// At the start of a step: zeroes gradients, except those of matrices that are a bucket by themselves. Those are large, and writing
+// their first product moves a third of the bytes of zeroing and adding.
 void params_zero_grad(const parameters *p, cf_stream *stream);
 
 // The local part as runs of consecutive elements of the whole tensor.
@@ -120,29 +120,29 @@ typedef struct param_run {
 int64_t params_runs(const parameters *p, int tensor);
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run);
 
-// First local element of the shard of a bucket that this rank owns. Each element of the whole model is owned by
-// one rank of the world.
+// First local element of the shard of a bucket that this rank owns. Each element of the whole model is owned by one rank of the
+// world.
 int64_t params_first_owned(const param_bucket *b);
-// Of local elements [*first, *end) of a bucket those that this rank owns. False: none.
+// Limits local elements [*first, *end) of a bucket to those that this rank owns. False: none.
 bool params_owned(const param_bucket *b, int64_t *first, int64_t *end);
 
-// Fill the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
+// Fills the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
 typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream);
-// Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor at their place in the
-// whole tensor. Both are host memory.
+// Copies `count` local elements, from local element `first`, of a rank's part of one layer's tensor to their place in the whole
+// tensor. Both are host memory.
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count, const real *piece, float *whole);
 
-// What the next step depends on: the weights (the masters, where weights are rounded copies of them) and AdamW's moments.
+// The state of training: the weights (or the masters that they are rounded copies of) and AdamW's moments.
 typedef enum { STATE_WEIGHT, STATE_M, STATE_V, STATE_KINDS } state_kind;
 
-// Elements [at, at + count) of a rank's values are elements [whole, whole + count) of one layer of a tensor: in memory and in
+// Elements [at, at + count) of a rank's values are elements [whole, whole + count) of one layer of a tensor, in memory and in
 // the files of a checkpoint.
 typedef struct state_run {
     int64_t tensor, layer, whole, count, at;
 } state_run;
 
-// Those that one rank owns, in the host's memory. Every element of the model is owned by one rank.
+// The state that one rank owns, in host memory.
 typedef struct rank_state {
     int64_t elements, runs;
     state_run *run;              // (runs)

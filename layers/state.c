@@ -1,5 +1,5 @@
-// See optimizer.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters
-// are copied in one piece.
+// See optimizer.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters are copied in
+// one piece.
 #include "optimizer.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
@@ -36,7 +36,7 @@ void state_free(rank_state *s) {
 void state_copy(rank_state *s, const zero_optimizer *o) {
     const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
     cf_stream *stream = o->context->stream;
-    for (int i = 0; !o->master && i < o->params->buckets; i++) { // weights that are as precise as moments
+    for (int i = 0; !o->master && i < o->params->buckets; i++) { // the weights themselves are precise
         const param_bucket *b = &o->params->bucket[i];
         cf_copy(s->value[STATE_WEIGHT] + b->owned, o->params->weight + params_first_owned(b), b->shard * size, stream);
     }
@@ -46,7 +46,7 @@ void state_copy(rank_state *s, const zero_optimizer *o) {
     cf_stream_sync(stream);
 }
 
-// --- the other way ---
+// --- restore ---
 
 typedef struct source {
     state_reader *read;
@@ -66,7 +66,7 @@ void state_restore(zero_optimizer *o, state_reader *read, void *argument) {
     precise *into[STATE_KINDS] = {o->master, o->m, o->v};
     state_create(&s, o);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
-        if (!into[kind]) continue; // weights without masters are there already
+        if (!into[kind]) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
             read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
         cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), o->context->stream);

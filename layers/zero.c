@@ -4,9 +4,9 @@
 #include "linear.h"
 #include <stdlib.h>
 
-enum { LAYERS_AHEAD = 4 }; // at most: whose weights are on their way while a layer is computed
+enum { LAYERS_AHEAD = 4 }; // most layers whose weights travel while a layer is computed
 
-// The first layer that a bucket holds matrices of, or ZERO_TABLE or ZERO_VECTORS.
+// The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
 static int64_t layer_of(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     return b->layer >= 0 ? b->layer : i == z->params->table ? ZERO_TABLE : ZERO_VECTORS;
@@ -14,18 +14,18 @@ static int64_t layer_of(const zero_shards *z, int i) {
 
 // --- life ---
 
-// Do two buckets of the same or of different layers travel alike?
+// Do two buckets travel in the same way?
 static bool alike(const zero_shards *z, int i, int j) {
     bool of_layers = i < z->params->table && j < z->params->table;
     return i == j ||
            (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor && z->bucket[i].fused == z->bucket[j].fused);
 }
 
-// Is the gradient of a bucket computed owner by owner? A matrix's, if each owner has enough rows for a good product; the tied
-// table's only if the lookup's part goes another way. Pieces of a product take longer than all of it. So mode auto does it only
-// where what backward still computes after the bucket, which is the matrices before it, is shorter than the transfers that are
-// left, its own and theirs: of the last buckets or, on a slow link, of all; and of all where no core is left to move bytes, so that
-// transfers take longer than that.
+// Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
+// the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So mode auto
+// chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that
+// are left: the last ones or, on a slow link, all; and all where no core is left to move bytes, which makes transfers longer
+// than estimated.
 static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
@@ -40,12 +40,13 @@ static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
     }
 }
 
-// Many reductions of one kind are under way, so that the table's, which leaves first of all, may take its time; the next
-// one takes over the staging memory of the first. Not where its result is elsewhere. NULL: nothing to share.
+// The reduction whose staging memory that of bucket i shares, NULL: none. While the table's reduction, the first and longest, is
+// in flight, a window of those of each kind are begun; the next one then uses the memory of the first. Only where the result is
+// not in that memory.
 static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     const parameters *p = z->params;
     const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
-    int64_t layer = table->first / p->shape.L; // elements of one: all layers are before the table
+    int64_t layer = table->first / p->shape.L; // elements of a layer: all layers are before the table
     int64_t window = 2 + ceil_div(table->count, layer);
     for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
         const param_bucket *before = &p->bucket[j];
@@ -75,9 +76,9 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
     s->gather = cf_fuse_create(z->context, plan);
 }
 
-// The layer with which a bucket's gather is begun. Forward needs positions and vectors first, then layer by layer, then, for
-// the head, the table. That is as large as five layers of GPT-2 124M, so it leaves halfway; where the whole table travels,
-// the lookup needs it before anything else.
+// The layer with which a bucket's gather begins. Forward needs positions and vectors first, then layer by layer, then, for the
+// head, the table. The table is as large as five layers of GPT-2 124M, so its gather begins halfway; unless the lookup exchanges
+// rows, it needs the whole table first.
 static int64_t gather_layer(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     if (b->layer >= 0) return b->layer;
@@ -130,8 +131,8 @@ static void begin_gather(zero_shards *z, int i) {
     s->weights = WEIGHTS_IN_FLIGHT;
 }
 
-// Up to which layer gathers are begun when a layer is. Few at first: to post them takes the host as long as a GPU takes for
-// what it could compute meanwhile.
+// At the start of `layer` gathers are begun up to this one. Few at first: posting them takes the host as long as a GPU computes
+// for the layer.
 static int64_t last_to_prefetch(int64_t layer) {
     return smaller(2 * layer + 1, layer + LAYERS_AHEAD);
 }
@@ -154,7 +155,7 @@ static void finish_gather(zero_shards *z, int i) {
     s->weights = WEIGHTS_HERE;
 }
 
-// What else a layer needs came with a layer before it.
+// Thin matrices may have come with an earlier layer.
 void zero_wait(zero_shards *z, int64_t layer) {
     for (int i = 0; i < z->params->buckets; i++)
         if (layer_of(z, i) == layer) finish_gather(z, i);
@@ -185,10 +186,10 @@ void zero_wait_for_everything(zero_shards *z) {
 
 // --- where gradients are computed ---
 
-// Are the arriving slices large enough to add to a gradient one by one?
+// Are the slices that arrive large enough to add to a gradient one by one?
 static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     const cf_fuse_plan *plan = cf_fuse_get_plan(arrives);
-    if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // there is one, which is all
+    if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // one slice, which is all
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
@@ -197,7 +198,8 @@ gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool 
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
     if (last && alone && z->bucket[bucket].fused) return GRADIENT_OWNERS;
-    if (may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_LATER; // others would wait too
+    // In a bucket with others these would wait, too.
+    if (may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_LATER;
     return arrives && slices_pay(arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_NOW;
 }
 
@@ -209,7 +211,7 @@ static void finish_reduce(zero_shards *z, int i) {
     s->gradient = GRADIENT_REDUCED;
 }
 
-// Where it takes over the staging memory of a reduction, that one is finished first.
+// Finishes an earlier reduction that uses the same staging memory first.
 static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
@@ -241,13 +243,13 @@ precise *zero_finish_gradient(zero_shards *z, int bucket) {
     zero_bucket *s = &z->bucket[bucket];
     if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
     if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, bucket);
-    s->gradient = GRADIENT_PARTIAL; // of the next step
+    s->gradient = GRADIENT_PARTIAL; // in the next step
     return s->shard;
 }
 
 // --- for --dry-run ---
 
-// Of the first of them; 0: it is like one before it.
+// The number of buckets that travel like this one; 0: an earlier one has counted it.
 static int64_t how_many_alike(const zero_shards *z, int i) {
     int64_t count = 0;
     for (int j = 0; j < z->params->buckets; j++) {
