@@ -1,30 +1,25 @@
 // AdamW on the CPU, and the sum of squares of the gradients that comes before it.
 //
-// Sums are taken over a fixed number of blocks and the blocks added in order, so they have the same
-// bits however many threads there are.
+// Sums are over a fixed number of blocks, whose sums are added in order, so their bits do not depend on the number of threads.
 #include "adamw.h"
 #include "math_real.h"
 #include "../commfuse/die.h"
 
 enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
 
-static void update(precise *restrict w, precise *restrict m, precise *restrict v, const precise *restrict g, int64_t n, adamw a) {
+void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
+    if (!master && REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
+    precise *restrict weight = master ? master : (precise *)(void *)w; // or weights that are their own masters
     const adamw_factors f = adamw_factors_of(a);
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) {
         precise gradient = f.scale * g[i];
         m[i] = f.beta1 * m[i] + f.rest1 * gradient;
         v[i] = f.beta2 * v[i] + f.rest2 * gradient * gradient;
-        w[i] -= f.rate * m[i] / (sqrt(v[i] * f.second) + f.eps) + f.decay * w[i];
+        weight[i] -= f.rate * m[i] / (sqrt(v[i] * f.second) + f.eps) + f.decay * weight[i];
     }
-}
-
-void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    if (!master && REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
-    update(master ? master : (precise *)(void *)w, m, v, g, n, a); // or weights that are their own masters
-    if (!master) return;
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++) w[i] = real_of(master[i]);
+    for (int64_t i = 0; i < (master ? n : 0); i++) w[i] = real_of(master[i]);
 }
 
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {

@@ -13,9 +13,8 @@ typedef struct adamw {
     int64_t step; // 1, 2, …: bias correction
 } adamw;
 
-// What the update of an element multiplies by:
-// m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
-// m̂ and v̂ being m and v over 1 − βᵗ.
+// The update m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w), m̂ = m / (1 − β1ᵗ),
+// v̂ = v / (1 − β2ᵗ), needs these factors:
 typedef struct adamw_factors {
     precise scale, beta1, beta2, eps;
     precise rest1, rest2, rate, second, decay; // 1 − β1, 1 − β2, lr / (1 − β1ᵗ), 1 / (1 − β2ᵗ), lr · weight_decay
@@ -33,8 +32,8 @@ static inline adamw_factors adamw_factors_of(adamw a) {
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream);
 // master (n) = w, after weights were initialised or read.
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream);
-// *sum += the sum of squares in double, in a fixed order whatever the number of threads. sum and scratch
-// (SQUARES_SCRATCH) are in the device's memory.
+// *sum += the sum of squares in double, in an order that does not depend on the number of threads. sum and scratch
+// (SQUARES_SCRATCH) are device memory.
 enum { SQUARES_SCRATCH = 1024 };
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream);
 

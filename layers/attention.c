@@ -1,23 +1,21 @@
 // Causal attention on the CPU, tile by tile.
 //
-// A tile of queries meets a tile of keys in two products: scores = Q·Kᵀ, and after the softmax O += P·V.
-// The softmax runs: each query keeps the maximum and the sum of exponentials so far, and a new maximum
-// rescales both the sum and the row of the output. Products go through gemm(), which inside a parallel
-// region stays on its thread; it is fast as long as tiles are large and their rows are close to each other, so
-// tiles are packed first (in qkv two rows of a head are B·3·H·D elements apart). Tiles above the diagonal
-// are never touched; on it, columns that no query of the tile may see are left out. Where elements are bf16,
-// so is what products read, P and its gradient too; scores and all sums are not.
+// For a tile of queries and a tile of keys there are two products: scores = Q·Kᵀ, and after the softmax O += P·V. The softmax is
+// a running one: each query keeps the maximum and the sum of exponentials so far, and a new maximum rescales the sum and the row
+// of the output. gemm() does the products, on the calling thread; it is fast if tiles are large and their rows close to each
+// other, so tiles are packed first (two rows of a head in qkv are B·3·H·D elements apart). Tiles above the diagonal are skipped;
+// on it, columns that no query of the tile may see. With bf16 elements the factors of products are bf16, P and its gradient
+// too, but scores and all sums are not.
 //
-// Forward: a task is a block of query tiles of one head; it packs a tile of keys and values once and runs all
-// its query tiles against it. So large blocks are better, and they are cut only as far as threads need tasks: a
-// range of few queries, as Query-Split has them, must not cost more per query than all of them.
+// Forward: a task is a block of query tiles of one head; it packs a tile of keys and values once for all its query tiles. So
+// large blocks are better, and they are cut only as far as threads need tasks: a range of few queries, as Query-Split has them,
+// must not cost more per query than all of them.
 //
-// Backward: a task is a block of keys of one head, whose dk and dv it alone sums; if there are enough heads to
-// feed many threads, a block is the whole head. Each has its own partial dq in the scratch, and the partials are
-// added in order.
+// Backward: a task is a block of keys of one head, whose dk and dv it alone sums; with enough heads for many threads, a block is
+// the whole head. Each task has a partial dq in the scratch, and the partials are added in order.
 //
-// The cuts of backward depend on shapes alone, and those of forward do not touch the tiles, so the order of
-// every sum is the same for any number of threads.
+// The cuts of backward depend on shapes alone, and those of forward do not change the tiles, so the order of every sum does not
+// depend on the number of threads.
 #include "attention.h"
 #include "gemm.h"
 #include "math_real.h"
@@ -25,12 +23,12 @@
 
 enum {
     QUERY_TILE = 64,                   // rows of scores at once
-    KEY_TILE = 2048 / sizeof(precise), // columns: stacks of 2 MiB must hold all tiles
+    KEY_TILE = 2048 / sizeof(precise), // columns: all tiles must fit a stack of 2 MiB
     QUERY_BLOCK = 512,                 // rows of a forward task, at most
-    TASKS_PER_THREAD = 4,              // forward: blocks are cut until a thread has this many tasks, or into single tiles
-    TASKS = 32,                        // backward: heads are cut until there are this many tasks,
-    ROWS_MIN = 32,                     // but not into fewer rows than these
-    PACK = KEY_TILE * 64,              // elements of a packed tile of keys: heads wider than 64 get fewer rows
+    TASKS_PER_THREAD = 4,              // forward: blocks are cut until each thread has so many tasks, or into single tiles
+    TASKS = 32,                        // backward: heads are cut until there are so many tasks,
+    ROWS_MIN = 32,                     // but into no fewer rows than these
+    PACK = KEY_TILE * 64,              // elements of a packed tile of keys: fewer rows of heads wider than 64
     PACK_QUERY = QUERY_TILE * 128      // the same for queries
 };
 
@@ -100,8 +98,8 @@ static int64_t visible(int64_t t, span keys) {
     return larger(0, smaller(keys.end, t + 1) - keys.begin);
 }
 
-// p = exp(scale · score − maximum) of one row of scores, zero beyond the seen columns. A new maximum
-// rescales the sum and the row of the output that belong to the maximum before.
+// p = exp(scale · score − maximum) of one row of scores, zero after the `seen` columns. A new maximum rescales the sum and the row
+// of the output so far.
 static void softmax_row(real *restrict p, const precise *restrict score, int64_t seen, int64_t columns, precise scale,
                         precise *restrict maximum, precise *restrict sum, precise *restrict out, int64_t D) {
     precise highest = -INFINITY, row_sum = 0;
@@ -125,7 +123,7 @@ static void softmax_row(real *restrict p, const precise *restrict score, int64_t
     *maximum = now;
 }
 
-// Query rows q (rows, D) against one tile of keys. out (rows, D): what is to be divided by sum.
+// Query rows q (rows, D) against one tile of keys. out (rows, D): not yet divided by sum.
 static void forward_tile(precise *out, precise *maximum, precise *sum, const real *q, const real *k, const real *v, span rows,
                          span keys, const shape *s) {
     precise scores[QUERY_TILE * KEY_TILE];
@@ -177,17 +175,15 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
     }
 }
 
-// Into how many blocks of keys a head is cut, given its number of keys.
+// The number of blocks into which the keys of a head are cut.
 static int64_t key_blocks(int64_t keys, int64_t pairs) {
     return larger(1, smaller(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
 }
 
-// Fewer heads are cut into more blocks, so the largest demand may come from fewer sequences than B.
+// Fewer heads are cut into more blocks, so fewer sequences than B may need the most.
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
     int64_t most = 0;
-    for (int64_t b = 1; b <= B; b++) {
-        most = larger(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
-    }
+    for (int64_t b = 1; b <= B; b++) most = larger(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
     return most;
 }
 
@@ -275,7 +271,7 @@ static void output_dot_gradient(precise *delta, const real *dout, const real *ou
     }
 }
 
-// dq of every query += the partials of the blocks whose keys it sees, added to the first one's in order.
+// dq of every query += the partials of the blocks whose keys it sees, summed in order in the first one's memory.
 static void add_partials(const backward *a, int64_t blocks, int64_t block) {
     const shape *s = a->s;
 #pragma omp parallel for

@@ -1,7 +1,7 @@
-// Causal multi-head attention for a RANGE of query rows against all keys before them, for Query-Split. Tiled with a
-// running softmax, so no T × T matrix ever exists.
+// Causal multi-head attention for a RANGE of query rows against all keys before them, for Query-Split. In tiles with a running
+// softmax, so that no T × T matrix exists.
 //
-// qkv (T, B, 3, H, D): for each row t·B + b its queries, keys and values of the H heads held here.
+// qkv (T, B, 3, H, D): for each row t·B + b the queries, keys and values of the H local heads.
 #ifndef ATTENTION_H
 #define ATTENTION_H
 
@@ -17,10 +17,10 @@ int64_t attention_channels_max(void);
 void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream);
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
-// dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows
-// 0 … t0 + n − 1. dout (T, B, H, D): only those rows are read. first: nothing is in dqkv yet; all of it is
-// written, with zeros where this range adds nothing. Calls on disjoint ranges in any order sum to the whole
-// gradient. scratch: attention_scratch() elements of precise, which also serve any smaller T and B.
+// dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows 0 … t0 + n − 1. dout
+// (T, B, H, D): only the query rows are read. first: all of dqkv is written, with zeros where this range adds nothing. Calls on
+// disjoint ranges in any order sum to the whole gradient. scratch: attention_scratch() elements of precise, enough for any
+// smaller T and B, too.
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
 // Floating-point operations of forward, causal.

@@ -1,7 +1,6 @@
-// Softmax cross-entropy on the CPU: the logits are the largest tensor of a step, so each function reads
-// them from memory once. The maximum and the sum are found together, a stretch of columns at a time:
-// the stretch's maximum first, then, while it is in the cache, its exponentials; a new maximum rescales
-// what was summed before.
+// Softmax cross-entropy on the CPU: the logits are the largest tensor of a step, so each function reads them from memory once.
+// It computes maximum and sum together, a stretch of columns at a time: first the stretch's maximum, then, while the stretch is
+// in the cache, its exponentials; a new maximum rescales the sum so far.
 #include "crossentropy.h"
 #include "math_real.h"
 
@@ -27,14 +26,14 @@ static precise sum_of_exp(const real *x, int64_t n, precise shift) {
 
 static softmax merge(softmax a, softmax b) {
     precise maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
-    if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // nothing, or NaN on its way
+    if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // both empty, or NaN
     return (softmax){maximum, a.sum * exp_real(a.maximum - maximum) + b.sum * exp_real(b.maximum - maximum)};
 }
 
 static softmax softmax_of(const real *x, int64_t n) {
     softmax all = {-INFINITY, 0};
     for (int64_t i = 0; i < n; i += STRETCH) {
-        int64_t length = n - i < STRETCH ? n - i : STRETCH;
+        const int64_t length = smaller(n - i, STRETCH);
         precise maximum = maximum_of(x + i, length);
         precise shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
         all = merge(all, (softmax){maximum, sum_of_exp(x + i, length, shift)});
@@ -42,7 +41,7 @@ static softmax softmax_of(const real *x, int64_t n) {
     return all;
 }
 
-// The difference of two logits comes first: beside huge ones the logarithm would be lost.
+// The difference of two logits comes first: added to a huge one the logarithm would be lost.
 static precise loss_of(softmax s, precise target) {
     return log(s.sum) + (s.maximum - target);
 }

@@ -1,6 +1,6 @@
-// Softmax cross-entropy over a vocabulary sharded by columns: this rank holds columns [first, first + V)
-// of the logits, of which `valid` (<= V) are real and the rest padding that must not count.
-// Two passes with a reduction of three numbers per row between them; one pass if this rank holds the whole vocabulary.
+// Softmax cross-entropy over a vocabulary sharded by columns: this rank holds columns [first, first + V) of the logits; those
+// after the first `valid` (<= V) are padding, which does not count. Two passes with a reduction of three numbers per row between
+// them; one pass if this rank holds the whole vocabulary.
 #ifndef CROSSENTROPY_H
 #define CROSSENTROPY_H
 
@@ -8,21 +8,21 @@
 
 CF_EXTERN_C_BEGIN
 
-// logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of
-// exp(logit − maximum), logit of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
+// logits (R, V), targets (R): all in device memory. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit
+// of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream);
-// losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from all ranks' stats:
-// stats of rank i at all + i · R · 3. Ranks are combined in order.
+// losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in
+// order.
 void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream);
 // logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
                            int64_t R, int64_t V, cf_stream *stream);
-// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits is overwritten by
-// its gradient. A row is read from memory once.
+// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits is overwritten by its
+// gradient. Reads a row from memory once.
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream);
-// *sum += the sum of n losses in double, in a fixed order. sum is in the device's memory.
+// *sum += the sum of n losses in double, in a fixed order. sum is device memory.
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 
 CF_EXTERN_C_END

@@ -1,8 +1,7 @@
 // GELU and residual additions on the CPU: one pass over memory each.
 //
-// GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and
-// (1 + tanh u) / 2 = 1 / (1 + exp(−2u)) exactly. The right-hand side needs one exp and loses no digits
-// where tanh u is near −1.
+// GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and (1 + tanh u) / 2 =
+// 1 / (1 + exp(−2u)), which needs one exp and loses no digits where tanh u is near −1.
 #include "elementwise.h"
 #include "math_real.h"
 
@@ -22,7 +21,7 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
         precise v = precise_of(x[i]);
-        v = v > 100 ? 100 : v; // the derivative is 1 or 0 far before; keeps inf · 0 away, lets NaN pass
+        v = v > 100 ? 100 : v; // the derivative is 1 or 0 long before; avoids inf · 0, NaN passes
         v = v < -100 ? -100 : v;
         precise s = 1 / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
         precise slope = s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);

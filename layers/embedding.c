@@ -1,11 +1,11 @@
 // Token and position embedding on the CPU.
 //
-// The scatter-add of token gradients is split between threads by columns, never by rows: every element
-// of the table is summed by one thread in row order, so the bits do not depend on the threads.
+// Threads share the scatter-add of token gradients by columns, never by rows: one thread sums each element of the table, in row
+// order, so the bits do not depend on the number of threads.
 #include "embedding.h"
 #include <string.h>
 
-enum { STRIP = 64 }; // columns per task of the scatter-add
+enum { STRIP = 64 }; // columns of a task of the scatter-add
 
 static bool held(int32_t token, int64_t first, int64_t count) {
     return token >= first && token < first + count;
@@ -38,30 +38,29 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-// dout (R, C): rows of real, or of precise where `sums`
-static void scatter(precise *dwte, const void *dout, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
-                    int64_t C) {
+// Adds rows of precise, dout (R, C), or if that is NULL of real.
+static void scatter(precise *dwte, const real *reals, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
+                    int64_t R, int64_t C) {
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
             if (!held(tokens[r], first, count)) continue;
             precise *to = dwte + (tokens[r] - first) * C + c;
-            const int64_t columns = smaller(C - c, STRIP), from = r * C + c;
-            if (sums)
-                add_sums(to, (const precise *)dout + from, columns);
+            if (dout)
+                add_sums(to, dout + r * C + c, smaller(C - c, STRIP));
             else
-                add_precise(to, (const real *)dout + from, columns);
+                add_precise(to, reals + r * C + c, smaller(C - c, STRIP));
         }
 }
 
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
-    scatter(dwte, dout, false, tokens, first, count, R, C);
+    scatter(dwte, dout, NULL, tokens, first, count, R, C);
 }
 
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
-    scatter(dwte, dout, true, tokens, first, count, R, C);
+    scatter(dwte, NULL, dout, tokens, first, count, R, C);
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {

@@ -1,5 +1,5 @@
-// Token and position embedding. The token table is sharded by rows (vocabulary) over the tp group: this
-// rank holds rows [first, first + count) and looks up only those; the sum over ranks is the embedding.
+// Token and position embedding. The token table is sharded by rows (vocabulary) over the tp group: this rank holds rows
+// [first, first + count) and looks up only those; the sum over ranks is the embedding.
 #ifndef EMBEDDING_H
 #define EMBEDDING_H
 
@@ -7,14 +7,14 @@
 
 CF_EXTERN_C_BEGIN
 
-// All in the device's memory.
-// out (R, C): wte[token − first] where this rank holds the token's row, zero otherwise. tokens (R), wte (count, C)
+// All in device memory.
+// out (R, C): wte[token − first] if this rank holds the token's row, else zero. tokens (R), wte (count, C)
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream);
 // dwte (count, C) += dout rows of the tokens held here, in row order: the same bits every time
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream);
-// The same for rows of a gradient that were added up before
+// The same for rows of precise
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream);
 // x (T, B, C) += wpe[t0 + t] (maxT, C)

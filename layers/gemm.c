@@ -1,4 +1,4 @@
-// Matrix product of fp32 by oneDNN, which picks its kernels for the machine it runs on.
+// Matrix product of fp32 by oneDNN.
 #include "gemm.h"
 #include "../commfuse/die.h"
 #include <dnnl.h>
@@ -7,7 +7,7 @@
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     if (m == 0 || n == 0) return;
-    if (k == 0) { // oneDNN is not asked
+    if (k == 0) { // oneDNN may not take it
         for (int64_t i = 0; beta == 0 && i < m; i++) memset(c + i * ldc, 0, (size_t)n * sizeof *c);
         return;
     }
@@ -15,8 +15,6 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
         dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
     if (status != dnnl_success)
         cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
-               "dnnl_sgemm failed with status %d: op(a) %lld x %lld (row length %lld), op(b) %lld x %lld "
-               "(%lld), "
-               "c row length %lld",
+               "dnnl_sgemm failed with status %d: op(a) %lld x %lld (row length %lld), op(b) %lld x %lld (%lld), c row length %lld",
                (int)status, (long long)m, (long long)k, (long long)lda, (long long)k, (long long)n, (long long)ldb, (long long)ldc);
 }

@@ -1,5 +1,5 @@
-// Matrix products, row-major. gemm.c: oneDNN's for fp32; tests link plain loops instead (tests/layers/gemm_ref.c).
-// gemm_bf16.c: for bf16 elements, by one of two implementations.
+// Matrix products, row-major. gemm.c: fp32, by oneDNN; tests link plain loops instead (tests/layers/gemm_ref.c).
+// gemm_bf16.c: bf16, by one of two implementations.
 #ifndef GEMM_H
 #define GEMM_H
 
@@ -17,7 +17,7 @@ CF_EXTERN_C_BEGIN
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
 
-// Threads that a product takes, called from here.
+// Threads of a product that is called from here.
 static inline int64_t gemm_threads(void) {
 #ifdef _OPENMP
     return omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -26,14 +26,14 @@ static inline int64_t gemm_threads(void) {
 #endif
 }
 
-// The same for elements of `real`, multiplied exactly and summed in precise; c is rounded once, or not at all.
+// The same for elements of `real`, multiplied exactly and summed in precise; c is rounded once, or is precise.
 #ifdef REAL_IS_BF16
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                   int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream);
 void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                      int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
 
-// One kind of product, for the two implementations. All fields have one type, so that two of them can be compared byte by byte.
+// One kind of product, for both implementations. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
@@ -42,11 +42,11 @@ typedef struct product {
     int64_t threads; // that compute it
 } product;
 
-// By oneDNN's products of bf16. Dies where oneDNN has none for this processor.
+// By oneDNN's products of bf16. Dies if oneDNN has none for this processor.
 void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c);
-// By widening to fp32: everywhere.
+// By widening to fp32, on any processor.
 void gemm_bf16_widened(const product *of, const real *a, const real *b, void *c);
-// Whether oneDNN's is the faster one here: with AMX, and on AMD with AVX512_BF16; elsewhere oneDNN's is slow or missing.
+// Is oneDNN's the faster one here? With AMX, and on AMD with AVX512_BF16; elsewhere oneDNN's is slow or missing.
 bool gemm_bf16_is_native(void);
 #else
 #define gemm_to_real    gemm

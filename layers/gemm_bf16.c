@@ -1,9 +1,9 @@
-// Matrix products of bf16 on the CPU: which of two ways they take.
+// Matrix products of bf16 on the CPU: the choice between two implementations.
 //
-// oneDNN has products of bf16 for processors with AVX-512. AMD's with AVX512_BF16 (Zen 4 and later) multiply them faster than
-// fp32, and so do Intel's with AMX. Elsewhere they are slower than fp32's, or missing, and widening is the better
-// way (tests/bench/README.md, one process). It is chosen by what the processor is, not by measuring, so that a run that
-// is resumed has the bits of one that was never interrupted.
+// oneDNN has products of bf16 for processors with AVX-512. AMD's with AVX512_BF16 (Zen 4 and later) multiply bf16 faster than
+// fp32, and so do Intel's with AMX. Elsewhere these products are slower than fp32's, or missing, and widening is faster
+// (tests/bench/README.md, one process). The processor decides, not a measurement, so that a run that is resumed has the bits of
+// one that was never interrupted.
 #include "gemm.h"
 #include <dnnl.h>
 
@@ -16,7 +16,7 @@ static bool multiplies_bf16_fast(void) {
 #endif
 }
 
-// To ask takes 0.2 us, a small product of attention's 20.
+// The answer is kept because asking takes 0.2 us, and a small product of attention 20 us.
 bool gemm_bf16_is_native(void) {
     static _Thread_local int answer = -1;
     if (answer < 0) answer = multiplies_bf16_fast();

@@ -1,12 +1,11 @@
 // Matrix products of bf16 by those of oneDNN.
 //
-// oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small
-// product. So each kind is made once and kept, with the number of threads that it was made for, and gets addresses
-// when it is called: by each thread for itself, as attention multiplies in all of them at once. What is added to c is
-// a "sum" that it applies before it rounds. (What a thread has made is not given back when it ends: OpenMP keeps its
-// threads.)
+// oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small product. So
+// each kind is made once and kept, with the number of its threads, and gets addresses at each call. Each thread makes its own,
+// because attention multiplies in all threads at once. (They are not freed when a thread ends: OpenMP keeps its threads.) An
+// addition to c is a "sum" that oneDNN applies before it rounds.
 //
-// oneDNN 2 and 3 differ in how memory and operations are described, and in nothing else that is used here.
+// Of what is used here, oneDNN 2 and 3 differ only in how memory and operations are described.
 #include "gemm.h"
 #include <dnnl.h>
 #include <dnnl_debug.h>
@@ -21,7 +20,7 @@ typedef struct plan {
 static _Thread_local struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    int64_t plans, room; // made; for how many there is room
+    int64_t plans, room; // how many are made, fit in the list
     plan *list;
 } onednn;
 
@@ -34,9 +33,9 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
            (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);
 }
 
-// --- what differs between oneDNN 2 and 3 ---
+// --- differences between oneDNN 2 and 3 ---
 
-#if DNNL_VERSION_MAJOR >= 3 // a description is a pointer to what is given back
+#if DNNL_VERSION_MAJOR >= 3 // a description is a pointer and must be freed
 #define describe      dnnl_memory_desc_create_with_strides
 #define address(x)    (x)
 #define forget(x)     dnnl_memory_desc_destroy(x)
@@ -109,7 +108,7 @@ static plan *plan_for(const product *of) {
 
 void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c) {
     if (of->m == 0 || of->n == 0) return;
-    if (of->k == 0) { // what is added to stays, what is written becomes zero
+    if (of->k == 0) { // oneDNN may not take it
         const int64_t size = of->wide ? sizeof(precise) : sizeof(real);
         for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
         return;

@@ -1,22 +1,21 @@
 // Matrix products of bf16 by those of fp32: for processors that multiply bf16 slowly, or not at all.
 //
-// A product of two bf16 is exact in fp32, so nothing is lost by widening what is multiplied, and the sums are those of
-// fp32. What it costs are passes over memory: an element is widened once for each tile of c that it goes into. So c is
-// cut into tiles that are large, and yet small enough that what is widened for one, and the tile itself where it is
-// still to be rounded, stay in the cache, and in bounds however large the product is:
+// A product of two bf16 is exact in fp32, so widening the factors loses nothing, and the sums are those of fp32. The cost is
+// passes over memory: an element is widened once for each tile of c that needs it. So c is cut into tiles that are large, yet
+// small enough for a tile and its widened factors to stay in the cache, and for buffers of a bounded size:
 //
 //     for each column of tiles: widen its columns of b
 //         for each tile: widen its rows of a, multiply, round
 //
-// Buffers belong to the calling thread, as attention multiplies in all threads at once, and are kept for the next product.
+// Buffers belong to the calling thread, because attention multiplies in all threads at once, and are kept for the next product.
 #include <stdlib.h>
 #include "gemm.h"
 #include "../commfuse/die.h"
 
 enum {
-    TILE = 1024,       // rows and columns of a tile, at most;
-    TILE_MIN = 64,     // where a product has many terms, fewer, but not fewer than these,
-    WIDENED = 4 << 20, // so that no more than these elements of a or b are widened at once
+    TILE = 1024,       // rows and columns of a tile, at most; fewer if k is large,
+    TILE_MIN = 64,     // but at least these,
+    WIDENED = 4 << 20, // so that at most as many elements of a or b are widened at once
     GAP = 16           // after each widened row: see linear.c
 };
 
@@ -62,9 +61,8 @@ static void narrow(real *to, int64_t to_row, matrix from, int64_t rows, int64_t 
     }
 }
 
-static int64_t tile_side(int64_t size, int64_t terms) {
-    const int64_t side = terms > 0 ? larger(smaller(WIDENED / terms, TILE), TILE_MIN) : TILE;
-    return smaller(size, side);
+static int64_t tile_side(int64_t size, int64_t k) {
+    return smaller(size, k > 0 ? larger(smaller(WIDENED / k, TILE), TILE_MIN) : TILE);
 }
 
 void gemm_bf16_widened(const product *of, const real *a, const real *b, void *c) {

@@ -1,6 +1,6 @@
-// The layers' third twin: every kernel notes how much it computes and how many bytes it moves (commfuse/record.h). A line says
-// what a function of the layers' headers does here, in the words of its parameters; the Makefile makes the functions of them.
-// Where a size depends on the device, it is that of the CPU's or of the GPU's twin.
+// The layers' third twin, for --predict: every kernel records how much it computes and how many bytes it moves (commfuse/record.h).
+// A line below is the body of a function of the layers' headers; the Makefile makes the functions. Sizes that depend on the device
+// are those of the CPU's or of the GPU's twin.
 #include "../commfuse/record.h"
 #include "adamw.h"
 #include "attention.h"
@@ -16,7 +16,7 @@ enum { E = sizeof(real), P = sizeof(precise) };
 enum { TILE_ROWS = 128, TILE_COLUMNS = 256, TILES_MIN = 66, DEPTH_MIN = 1024, WGRAD_ROWS = 64, PARTIALS = 512, BLOCKS = 32 };
 enum { CHANNELS_MAX = 128, ATTENTION_ROWS = 128, PARTS_MAX = 16, PART_MIN = 256 };
 
-// Rates are of whole products and attention, whatever their shape.
+// Are the machine's rates for whole products and attention, whatever their shape?
 static bool whole(void) {
     const cf_curve *tile = &cf_record_hardware()->tile;
     return tile->x[tile->points - 1] == 1;
@@ -26,14 +26,14 @@ static bool gpu(void) {
     return cf_record_hardware()->gpu;
 }
 
-// `times` products of (m, k) by (k, n); bytes: of an element that is written. In the tiles, and with the inner dimension in as many
-// parts, that take least; what several parts have summed is written and read.
+// `times` products of (m, k) by (k, n); bytes: of an element that is written. With the size of tiles, and the number of parts of the
+// inner dimension, that take the least time; the sums of several parts are written and read.
 static void product(cf_stream *stream, const char *name, int64_t times, int64_t m, int64_t n, int64_t k, int64_t bytes) {
     const cf_hardware *h = cf_record_hardware();
     const double elements = (double)(times * m) * (double)n, rate = cf_curve_at(&h->product, 2 * elements * (double)k);
     const double most = cf_record_multiprocessors();
     double best_s = INFINITY, best_tiles = 0;
-    for (int i = h->tile.points - 1; i >= 0; i--) // of equals the largest
+    for (int i = h->tile.points - 1; i >= 0; i--) // the largest of equals
         for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && (double)k >= parts * PART_MIN); parts *= 2) {
             double rows = exp2(floor(log2(h->tile.x[i]) / 2)), columns = h->tile.x[i] / rows;
             double tiles = ceil((double)m / rows) * ceil((double)n / columns) * (double)times * parts;
@@ -57,7 +57,7 @@ static void attention(cf_stream *stream, bool backward, int64_t t0, int64_t n, i
                      (backward ? 4 : 2) * E * (double)((t0 + 2 * n) * B * H * D));
 }
 
-static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t bytes) { // what memory limits
+static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t bytes) { // a kernel that memory limits
     cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
 }
 
@@ -75,7 +75,7 @@ static double described_peak(const char **source) {
     return cf_record_hardware()->peak;
 }
 
-// The stream is a parameter of all.
+// All have a parameter `stream`.
 #define product(...)   (product)(stream, __VA_ARGS__)
 #define attention(...) (attention)(stream, __VA_ARGS__)
 #define moves(...)     (moves)(stream, __VA_ARGS__)

@@ -1,9 +1,7 @@
-// Layer normalisation on the CPU. A row is read once from memory; the passes over it after the first
-// find it in the cache.
+// Layer normalisation on the CPU. A row is read once from memory; later passes find it in the cache.
 //
-// Backward: the rows are cut into BLOCKS blocks whatever the number of threads. Each block sums its dw
-// and db in row order into its own part of the scratch, and the blocks are then added in order, so the
-// result has the same bits however many threads there are.
+// Backward: the rows are cut into BLOCKS blocks. Each block sums its dw and db in row order in its part of the scratch, and the
+// blocks are then added in order, so the bits do not depend on the number of threads.
 #include "layernorm.h"
 #include "math_real.h"
 
@@ -61,8 +59,7 @@ void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, cons
     for (int64_t i = 0; i < BLOCKS; i++) {
         precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
         memset(block_dw, 0, (size_t)(2 * C) * sizeof(precise));
-        int64_t end = (i + 1) * block < R ? (i + 1) * block : R;
-        for (int64_t r = i * block; r < end; r++)
+        for (int64_t r = i * block; r < smaller((i + 1) * block, R); r++)
             backward_row(dx + r * C, block_dw, block_db, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
     }
     for (int64_t i = 0; i < BLOCKS && i * block < R; i++) {

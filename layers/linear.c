@@ -1,25 +1,18 @@
-// Linear layer on the CPU: three products, the forms of the weights that two of them read, and the two things a bias
-// needs.
+// Linear layer on the CPU: three products, copies of the weights for two of them, and the gradient of a bias.
 #include "linear.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include <string.h>
 
-// Rows of out per product when there is a bias: the block just filled with it is still in the cache
-// when the product adds to it.
+// Rows of out per product when there is a bias: the product adds to rows that are still in the cache.
 enum { ROW_BLOCK = 1024 };
-// A tile of a transposition: rows that fill a cache line of what is written, columns of a few lines each.
+// A tile of a transposition: as many rows as fill a cache line of the result, and a few lines of columns.
 enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
-// After each row of a prepared matrix of fp32: rows a power of two apart would map to the same few sets of the cache.
-// Products of bf16 lose nothing without it, and with it oneDNN takes a kernel that keeps all of c in fp32 beside c.
+// After each row of a prepared matrix in fp32: rows a power of two apart would map to the same few sets of the cache. In bf16
+// products lose nothing without it, and with it oneDNN chooses a kernel that keeps all of c in fp32 beside c.
 enum { GAP = sizeof(real) == 2 ? 0 : 16 };
-// Bias gradient: columns at once, and blocks of rows in which each is summed.
+// Bias gradient: columns at once, and blocks of rows with a sum each.
 enum { COLUMNS = 1024, BLOCKS = 16 };
-
-// Elements from the start of one row to that of the next.
-static int64_t prepared_row(int64_t columns) {
-    return columns + GAP;
-}
 
 // to (columns, rows) = from (rows, columns)ᵀ, both within larger matrices
 static void transpose_tile(real *restrict to, int64_t to_row, const real *restrict from, int64_t from_row, int64_t rows,
@@ -35,26 +28,20 @@ int64_t linear_prepared_size(int64_t IC, int64_t OC) {
 }
 
 const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    int64_t row = prepared_row(OC);
+    int64_t row = OC + GAP;
 #pragma omp parallel for
     for (int64_t r = 0; r < OC; r += TILE_ROWS) {
         int64_t rows = smaller(OC - r, TILE_ROWS);
-        for (int64_t c = 0; c < IC; c += TILE_COLUMNS) {
+        for (int64_t c = 0; c < IC; c += TILE_COLUMNS)
             transpose_tile(prepared + c * row + r, row, w + r * IC + c, IC, rows, smaller(IC - c, TILE_COLUMNS));
-        }
     }
     return prepared;
 }
 
 const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
 #pragma omp parallel for
-    for (int64_t r = 0; r < OC; r++) memcpy(prepared + r * prepared_row(IC), w + r * IC, (size_t)IC * sizeof *w);
+    for (int64_t r = 0; r < OC; r++) memcpy(prepared + r * (IC + GAP), w + r * IC, (size_t)IC * sizeof *w);
     return prepared;
-}
-
-static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
-#pragma omp parallel for
-    for (int64_t r = 0; r < R; r++) memcpy(out + r * OC, bias, (size_t)OC * sizeof *out);
 }
 
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
@@ -65,9 +52,12 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
         for (int64_t row = 0; row < r.rows; row += most) {
             int64_t rows = smaller(r.rows - row, most);
             real *to = block + row * OC;
-            if (bias) fill_with_bias(to, bias, rows, OC);
-            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC), bias || add ? 1 : 0, to,
-                         OC, stream);
+            if (bias) {
+#pragma omp parallel for
+                for (int64_t k = 0; k < rows; k++) memcpy(to + k * OC, bias, (size_t)OC * sizeof *to);
+            }
+            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, OC + GAP, bias || add ? 1 : 0, to, OC,
+                         stream);
         }
         if (pre) gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream); // while the block is in the cache
     }
@@ -77,7 +67,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                   cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++) {
         real *block = dx + i * r.out * IC;
-        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), add, block, IC, stream);
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, IC + GAP, add, block, IC, stream);
         if (pre) gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
     }
 }
@@ -88,7 +78,7 @@ void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, in
 }
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
-    return 64; // `make bench` prints the loss
+    return 64; // `make bench` prints the cost
 }
 
 int64_t linear_wgrad_depth_min(void) {

@@ -1,12 +1,11 @@
-// exp of `precise`, for loops that must vectorise. log and sqrt of it are those of <tgmath.h>.
+// exp of `precise`, for loops that must vectorise. log and sqrt are those of <tgmath.h>.
 //
-// The compiler uses the C library's vector functions under -ffast-math alone, and that flag gives up NaN. So exp in
-// float is written out here: no branch, no table, no call, hence a loop
-// over it becomes vector code. x = n·ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is
-// exact), a polynomial for exp(r), and 2ⁿ as two factors made from exponent bits, so that subnormal
-// results and the overflow to infinity come out right. At most 2 ulp; NaN stays NaN.
+// The compiler uses the C library's vector functions only under -ffast-math, which gives up NaN. So exp in float is written out
+// here without branch, table or call, and a loop over it becomes vector code. x = n·ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
+// parts, so that r is exact), a polynomial for exp(r), and 2ⁿ as two factors made from exponent bits, so that subnormal results
+// and overflow to infinity come out right. At most 2 ulp; NaN stays NaN.
 //
-// In double, for the gradient tests, speed does not matter and the library's functions are used.
+// In double, for the gradient tests, speed does not matter.
 #ifndef MATH_REAL_H
 #define MATH_REAL_H
 
@@ -30,7 +29,7 @@ static inline float power_of_two(uint32_t biased) {
 }
 
 static inline precise exp_real(precise x) {
-    x = x > 89.0f ? 89.0f : x; // beyond these the result is infinity or zero anyway; NaN passes
+    x = x > 89.0f ? 89.0f : x; // outside of these the result is infinity or zero anyway; NaN passes
     x = x < -104.0f ? -104.0f : x;
     // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits; 254 is twice the exponent's bias.
     const float rounding = 12582912.0f + 254;

@@ -1,10 +1,10 @@
-// See peak.h. Which shape a library multiplies fastest differs from machine to machine, so several large ones
-// are tried and the best one counts: a peak that is too low would flatter every MFU.
+// See peak.h. The shape that a library multiplies fastest differs from machine to machine, so several large ones are tried and
+// the best one counts: a peak that is too low would flatter every MFU.
 //
-// Every rank multiplies in as many threads as its share of the cores, all at the same time, each thread for itself. What
-// counts is how much a thread gets done in its processor time: that of a core while all others are busy too, which does
-// not depend on how many threads take turns on it, be they of other ranks or of other programs. And what counts is the
-// mean: a single product may have had the core's other hyperthread, or its cache, for itself.
+// Every rank multiplies in as many threads as its share of the cores, all at the same time, each thread independently. The rate
+// is that of a thread in its processor time, with all other cores busy: it does not depend on how many threads, of other ranks or
+// programs, take turns on the core. It is a mean over products, because during a single one the core's other hyperthread or its
+// cache may have been free.
 #include <math.h>
 #include <time.h>
 #include "peak.h"
@@ -19,7 +19,7 @@ static double processor_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-// flop/s of a core, by the calling thread. The first product is for warming up.
+// flop/s of a core, by the calling thread. The first product is not counted.
 static double core_flops(int64_t n, const real *a, const real *b, real *c, cf_stream *stream) {
     double begin = 0, start = cf_now_ms();
     int64_t products = -1;

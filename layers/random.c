@@ -1,6 +1,5 @@
-// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): ten rounds of
-// multiply and exclusive-or turn a 128-bit counter and a 64-bit key into 128 random bits. The counter is
-// (index, stream), the key is the seed; there is no state.
+// Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): ten rounds of multiply and exclusive-or
+// turn a 128-bit counter, (index, stream), and a 64-bit key, the seed, into 128 random bits.
 #include "random.h"
 #include <math.h>
 

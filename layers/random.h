@@ -1,6 +1,5 @@
-// Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so initial weights
-// and generated text do not depend on the mesh, the thread count or the order of calls. (The order of samples
-// is drawn in data/tokens.c.)
+// Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so that initial weights and generated text
+// do not depend on the mesh, the number of threads or the order of calls. (data/tokens.c shuffles the samples.)
 #ifndef RANDOM_H
 #define RANDOM_H
 

@@ -5,8 +5,8 @@
 // REAL_IS_BF16 bf16                          float
 // REAL_IS_DOUBLE double                      double; for tests that compare with central differences
 //
-// In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in
-// `precise`, whatever the elements are: precise_of() when they read, real_of() when they write.
+// In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in `precise`:
+// precise_of() when they read an element, real_of() when they write one.
 #ifndef REAL_H
 #define REAL_H
 
