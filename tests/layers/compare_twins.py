@@ -29,7 +29,7 @@ except ImportError:
 # Relative error allowed in the whole of a tensor, by the start of the function's name. The second band is for tensors
 # of type `real` where one of the builds has bf16: each element is rounded to 8 bits (0.17 % r.m.s.), attention rounds
 # its probabilities too, and its gradient in ranges is rounded once per range. All else is fp32 in either build:
-# statistics, moments, gradients of weights, sums of exact products. What must be exact is marked 0. Where scores are far
+# statistics, moments, gradients of weights, sums of exact products. 0: must be exact. Where scores are far
 # apart, gradients of queries are small differences of keys that are all large, and rounding shows more.
 BANDS = (  # function            fp32   bf16
     ("linear_bias_grad",         1e-5,  None),
@@ -57,7 +57,7 @@ def band_of(function, rounded):
 
 
 def read_records(path):
-    """What wrote the file, and its outputs by (function, tensor, case): (type, bytes, whether of type `real`)."""
+    """The header of the file, and its outputs by (function, tensor, case): (type, bytes, whether of type `real`)."""
     records = {}
     with open(path, "rb") as file:
         head = json.loads(file.readline() or b"{}")
@@ -70,7 +70,7 @@ def read_records(path):
             record = json.loads(line)
             size = record["count"] * int(record["type"][1])
             data = file.read(size)
-            if len(data) < size:  # its writer came to an end; what is missing is told as such
+            if len(data) < size:  # its writer ended early; missing outputs are reported as such
                 print(f"{path} ends within {record}")
                 break
             records[record["function"], record["tensor"], record["case"]] = record["type"], data, record["real"]

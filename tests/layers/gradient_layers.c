@@ -1,6 +1,6 @@
 // ranks: 1
 // The backward of every layer but attention, in double, against central differences: odd shapes, random
-// upstream gradients. What accumulates (+=) starts from random values, which must remain in the sum.
+// upstream gradients. Outputs that are added to (+=) start with random values, which must stay in the sum.
 #include "kernel_testing.h"
 #include "layers/crossentropy.h"
 #include "layers/elementwise.h"

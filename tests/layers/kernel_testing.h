@@ -1,4 +1,4 @@
-// What the kernel tests share: random and poisoned buffers, comparison that names the first wrong element,
+// Shared by the kernel tests: random and poisoned buffers, comparison that names the first wrong element,
 // and gradients by central differences.
 #ifndef KERNEL_TESTING_H
 #define KERNEL_TESTING_H
@@ -54,7 +54,7 @@ static inline real *random_buffer(int64_t n) {
     return x;
 }
 
-// NaN everywhere: what a kernel must write and does not, and what it must not read and does, shows.
+// NaN everywhere: elements that a kernel fails to write, or must not read, show.
 static inline real *poisoned_buffer(int64_t n) {
     real *x = zero_buffer(n);
     for (int64_t i = 0; i < n; i++) x[i] = (real)NAN;

@@ -1,9 +1,9 @@
 // Tensors in the device's memory, for host programs that call the layers of either device: filled with numbers
-// that depend on (seed, tensor, index) alone, poisoned, read back. The host never touches device memory but
-// through cf_copy, so that a source which uses these is the same for both devices and all element types.
+// that depend on (seed, tensor, index) alone, poisoned, read back. The host accesses device memory only
+// by cf_copy, so that a source which uses these is the same for both devices and all element types.
 //
-// Around each tensor lie GUARD bytes of the poison, a NaN in every floating-point type: what is read beyond an end
-// spoils the results, what is written there is found by tensor_guards().
+// Around each tensor are GUARD bytes of the poison, a NaN in every floating-point type: reading them spoils the results,
+// tensor_guards() finds writes.
 #ifndef TENSORS_H
 #define TENSORS_H
 
@@ -137,7 +137,7 @@ static inline bool all_poison(const void *host, int64_t bytes) {
     return true;
 }
 
-// Nothing was written in front of it or behind it.
+// Nothing was written before or after it.
 static inline bool tensor_guards(const tensor *x, cf_stream *stream) {
     char host[2 * GUARD];
     cf_copy(host, (char *)x->at - GUARD, GUARD, stream);

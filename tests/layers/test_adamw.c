@@ -9,7 +9,7 @@ typedef struct problem {
     adamw options;
 } problem;
 
-// w, m, v lie one behind the other
+// w, m, v are side by side
 static void run_update(void *context, real *all) {
     problem *p = context;
     adamw_update(all, NULL, all + p->n, all + 2 * p->n, p->g, p->n, p->options, NULL);
@@ -66,12 +66,12 @@ static void no_gradient_leaves_decay(void **state) {
 static double squares_of(const real *x, int64_t n) {
     double scratch[SQUARES_SCRATCH], sum = 0, more = 1e9;
     sum_of_squares(&sum, scratch, x, n, NULL);
-    sum_of_squares(&more, scratch, x, n, NULL); // added to what is there already
+    sum_of_squares(&more, scratch, x, n, NULL); // added to the sum so far
     assert_true(!(sum < 1e6) || fabs(more - 1e9 - sum) < 1e-6);
     return sum;
 }
 
-// Master weights are what is updated; w is their copy.
+// Master weights are updated; w is their copy.
 static void master_weights(void **state) {
     (void)state;
     real w[3] = {1, 2, 3}, alone[3] = {1, 2, 3}, g[3] = {1, -1, 0.5}, master[3], m[3] = {0}, v[3] = {0};

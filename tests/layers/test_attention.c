@@ -37,7 +37,7 @@ static double naive_probabilities(double *probability, const problem *p, int64_t
     return maximum + log(sum);
 }
 
-// One query: out (D), its lse, and dqkv += what it contributes. probability: (T).
+// One query: out (D), its lse, and its part is added to dqkv. probability: (T).
 static void naive_query(double *out, double *lse, double *dqkv, double *probability, const problem *p, int64_t t, int64_t b,
                         int64_t h) {
     const real *dout = p->dout + ((t * p->B + b) * p->H + h) * p->D;

@@ -172,7 +172,7 @@ static double sum_of(const precise *losses, int64_t n) {
     return sum;
 }
 
-// The loss is what watches for NaN, so none may get lost on the way, wherever it stands.
+// The loss shows NaN: none may get lost, wherever it is.
 static void nan_and_infinity_reach_the_loss(void **state) {
     (void)state;
     static const int64_t places[] = {0, 15, 16, 2047, 2048, 4099};

@@ -51,8 +51,8 @@ static void gelu_equals_tanh_formula(void **state) {
         for (int64_t j = 0; j < n; j++) slope[j] = (double)dy[j] * gelu_slope_exact((double)x[j]);
         assert_close("gelu", y, expected, n, 2e-6, 0.1);
         assert_close("gelu'", dx, slope, n, 4e-6, 1);
-        assert_untouched("behind gelu", y + n, 1);
-        assert_untouched("behind gelu'", dx + n, 1);
+        assert_untouched("after gelu", y + n, 1);
+        assert_untouched("after gelu'", dx + n, 1);
         gelu_backward(dy, dy, x, n, NULL);
         assert_same_bits("in place", dy, dx, n);
     }

@@ -33,7 +33,7 @@ static void forward_looks_up_what_is_held(void **state) {
             for (int64_t c = 0; c < p.C; c++)
                 assert_true(out[r * p.C + c] == (held ? p.wte[(p.tokens[r] - p.first) * p.C + c] : 0));
         }
-        assert_untouched("behind out", out + p.R * p.C, 1);
+        assert_untouched("after out", out + p.R * p.C, 1);
     }
 }
 

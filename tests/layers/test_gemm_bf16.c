@@ -1,6 +1,6 @@
 // ranks: 1
-// Both ways to multiply matrices of bf16 against naive loops, whichever of them this processor takes. Matrices hold small
-// integers, so sums are exact in fp32, and what is rounded must be the nearest bf16, to the last bit.
+// Both implementations of products of bf16 against naive loops, whichever is the default here. Matrices hold small integers, so
+// sums are exact in fp32, and rounded results must be the nearest bf16, to the last bit.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 typedef void multiply(const product *of, const real *a, const real *b, void *c);
 
-enum { POISON = 0x7fc0 }; // NaN: what must not be read, and what must be written
+enum { POISON = 0x7fc0 }; // NaN: must not be read; where written, must not stay
 
 static int random_int(int low, int high) {
     static uint64_t state = 19;
@@ -21,7 +21,7 @@ static int random_int(int low, int high) {
     return low + (int)((state >> 33) % (uint64_t)(high - low + 1));
 }
 
-// A stored matrix; behind each row, poison.
+// A stored matrix, with poison after each row.
 static real *integers(int64_t rows, int64_t columns, int64_t row) {
     real *x = malloc((size_t)(rows * row + 1) * sizeof *x);
     assert_non_null(x);
@@ -43,7 +43,7 @@ static double term(const product *of, const real *a, const real *b, int64_t i, i
            (double)precise_of(of->transpose_b ? b[j * of->ldb + p] : b[p * of->ldb + j]);
 }
 
-// c as it must be at (i, j), whatever it was before.
+// The correct c at (i, j).
 static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i, int64_t j) {
     double sum = of->add ? (double)precise_of(before[i * of->ldc + j]) : 0;
     for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
@@ -58,13 +58,13 @@ static void check_element(const product *of, float found, float expected, int64_
 }
 
 // Of large products some elements: one in `stride`, and the last.
-static void check(multiply *way, product of, int64_t stride) {
+static void check(multiply *implementation, product of, int64_t stride) {
     real *a = integers(of.transpose_a ? of.k : of.m, of.transpose_a ? of.m : of.k, of.lda);
     real *b = integers(of.transpose_b ? of.n : of.k, of.transpose_b ? of.k : of.n, of.ldb);
     real *before = integers(of.m, of.n, of.ldc), *rounded = integers(of.m, of.add ? of.n : 0, of.ldc);
     for (int64_t i = 0; of.add && i < of.m * of.ldc; i++) rounded[i] = before[i];
     float *wide = widened(rounded, of.m * of.ldc);
-    way(&of, a, b, of.wide ? (void *)wide : (void *)rounded);
+    implementation(&of, a, b, of.wide ? (void *)wide : (void *)rounded);
     for (int64_t i = 0; i < of.m; i++) {
         for (int64_t j = 0; j < of.ldc; j++) {
             const int64_t at = i * of.ldc + j;
@@ -78,7 +78,7 @@ static void check(multiply *way, product of, int64_t stride) {
     free(a), free(b), free(before), free(rounded), free(wide);
 }
 
-static void check_all(multiply *way, int64_t m, int64_t n, int64_t k, int64_t stride) {
+static void check_all(multiply *implementation, int64_t m, int64_t n, int64_t k, int64_t stride) {
     for (int i = 0; i < 16; i++) {
         product of = {.transpose_a = i & 1,
                       .transpose_b = i >> 1 & 1,
@@ -91,14 +91,14 @@ static void check_all(multiply *way, int64_t m, int64_t n, int64_t k, int64_t st
         of.lda = (of.transpose_a ? m : k) + random_int(0, 3);
         of.ldb = (of.transpose_b ? k : n) + random_int(0, 3);
         of.ldc = n + random_int(0, 3);
-        check(way, of, stride);
+        check(implementation, of, stride);
     }
 }
 
-static void check_way(multiply *way) {
-    check_all(way, 1, 1, 1, 1);
-    check_all(way, 130, 67, 257, 1);
-    for (int i = 0; i < 20; i++) check_all(way, random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
+static void check_implementation(multiply *implementation) {
+    check_all(implementation, 1, 1, 1, 1);
+    check_all(implementation, 130, 67, 257, 1);
+    for (int i = 0; i < 20; i++) check_all(implementation, random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
 }
 
 static bool there_is_onednn(void) {
@@ -108,12 +108,12 @@ static bool there_is_onednn(void) {
 static void onednn(void **state) {
     (void)state;
     if (!there_is_onednn()) skip();
-    check_way(gemm_bf16_onednn);
+    check_implementation(gemm_bf16_onednn);
 }
 
 static void widening(void **state) {
     (void)state;
-    check_way(gemm_bf16_widened);
+    check_implementation(gemm_bf16_widened);
 }
 
 // Larger than a tile on each side, and with so many terms that tiles are smaller.
@@ -123,21 +123,21 @@ static void widening_in_tiles(void **state) {
     check_all(gemm_bf16_widened, 7, 2100, 3, 1);
     check_all(gemm_bf16_widened, 1030, 1050, 4, 101);
     check_all(gemm_bf16_widened, 150, 140, 1 << 15, 1009);
-    check_all(gemm_bf16_widened, 70, 3, 1 << 17, 101); // wider than what is widened at once allows
+    check_all(gemm_bf16_widened, 70, 3, 1 << 17, 101); // more columns than are widened at once
 }
 
 static void nothing(void **state) {
     (void)state;
-    for (int way = 0; way < 2; way++) {
-        if (way == 0 && !there_is_onednn()) continue;
-        multiply *const by = way == 0 ? gemm_bf16_onednn : gemm_bf16_widened;
+    for (int native = 0; native < 2; native++) {
+        if (native && !there_is_onednn()) continue;
+        multiply *const by = native ? gemm_bf16_onednn : gemm_bf16_widened;
         check_all(by, 0, 3, 2, 1);
         check_all(by, 3, 0, 2, 1);
         check_all(by, 3, 2, 0, 1); // written: zeros; added to: unchanged
     }
 }
 
-static void the_way_that_is_taken(void **state) {
+static void the_default_implementation(void **state) {
     (void)state;
     if (gemm_bf16_is_native()) assert_true(there_is_onednn());
     const real x[] = {real_of(3), real_of(-2)}, y[] = {real_of(4), real_of(5)};
@@ -168,7 +168,7 @@ int main(void) {
         cmocka_unit_test(widening),
         cmocka_unit_test(widening_in_tiles),
         cmocka_unit_test(nothing),
-        cmocka_unit_test(the_way_that_is_taken),
+        cmocka_unit_test(the_default_implementation),
         cmocka_unit_test(inside_a_parallel_region),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -75,7 +75,7 @@ static void nan_stays_in_its_row(void **state) {
     for (int64_t i = 0; i < 60; i++) assert_int_equal(isnan(p.out[i]) != 0, i >= 20 && i < 40);
 }
 
-// dx, dw, db lie one behind the other
+// dx, dw, db are side by side
 static void backward(void *context, real *gradients) {
     problem *p = context;
     real *scratch = poisoned_buffer(layernorm_scratch(p->C));

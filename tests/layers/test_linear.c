@@ -116,8 +116,8 @@ static void linear_is_exact_on_integers(void **state) {
     (void)state;
     check_linear(1, 1, 1);
     check_linear(0, 3, 5);
-    check_linear(1030, 2, 3); // more rows than are filled with bias at once
-    check_linear(3, 300, 50); // tiles of prepared weights, and what is left beside them
+    check_linear(1030, 2, 3); // more rows than get the bias at once
+    check_linear(3, 300, 50); // tiles of prepared weights, and parts of tiles
     for (int i = 0; i < 20; i++) check_linear(random_size(1, 60), random_size(1, 40), random_size(1, 40));
 }
 
@@ -140,7 +140,7 @@ static void check_added(int64_t R, int64_t IC, int64_t OC) {
     }
 }
 
-// Some columns of a dy that is wider; the others are NaN, and rows of dw behind those asked for stay NaN.
+// Some columns of a wider dy, whose others are NaN; later rows of dw stay NaN.
 static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
     real *x = integer_buffer(R * IC), *dy = padded_integers(R, rows, dy_row);
     real *dw = poisoned_buffer((rows + 1) * IC), *before = integer_buffer(rows * IC);
@@ -155,8 +155,8 @@ static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
             assert_true((double)dw[o * IC + i] == sum + (double)before[o * IC + i]);
             assert_true((double)written[o * IC + i] == sum);
         }
-    assert_untouched("behind the rows", dw + rows * IC, IC);
-    assert_untouched("behind the rows written", written + rows * IC, IC);
+    assert_untouched("after the rows", dw + rows * IC, IC);
+    assert_untouched("after the rows written", written + rows * IC, IC);
 }
 
 static void adding_is_exact_on_integers(void **state) {
@@ -224,7 +224,7 @@ static void assert_product(const product *q, const real *gradient) {
                      q->whole[i]);
 }
 
-// A matrix with a bucket of its own overwrites what is there before the step's first micro-batch; others share a bucket,
+// The step's first micro-batch overwrites the gradient of a matrix with a bucket of its own; others share a bucket,
 // which is zero when a step begins.
 static void check_in_place(const model_pass *pass, const parameters *p, int tensor, bool add) {
     product q;
@@ -236,7 +236,7 @@ static void check_in_place(const model_pass *pass, const parameters *p, int tens
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
-    assert_same_bits("behind the gradient", p->grad + end, around + end, p->elements - end);
+    assert_same_bits("after the gradient", p->grad + end, around + end, p->elements - end);
 }
 
 static void weight_gradient_in_place(void **state) {
@@ -254,7 +254,7 @@ static void weight_gradient_in_place(void **state) {
     free_parts(&p, &mesh);
 }
 
-// Only the last micro-batch sends; what shares a bucket does not make the others wait; no operation brings a factor here.
+// Only the last micro-batch sends; a matrix that shares a bucket does not make the others wait; no operation brings a factor.
 static void place_of_a_weight_gradient(void **state) {
     (void)state;
     static parameters p;
@@ -277,8 +277,8 @@ static void place_of_a_weight_gradient(void **state) {
     free_parts(&p, &mesh);
 }
 
-// Slices of uneven size, in an order of its own: over the border of the parts at 135, within a part, to the padding behind
-// 270, two blocks at once.
+// Slices of uneven size, in any order: across the border of the parts at 135, within a part, into the padding after 270, two
+// blocks at once.
 static void compute_slices(weight_gradient *g, real *gradient, int64_t row) {
     static const struct {
         int64_t row, rows, stride;

@@ -1,6 +1,6 @@
 // ranks: 1
-// Where parameters lie: what each rank holds of every tensor, in which bucket, and who owns it. A mesh needs
-// no other process here: every rank of it is made in this one (worlds.h).
+// Places of parameters: which part of every tensor each rank holds, in which bucket, and who owns it. All ranks of a mesh are
+// made in this process (worlds.h).
 #include "worlds.h"
 #include "../death.h"
 
@@ -36,7 +36,7 @@ static void check_cover(const world *w, int rank) {
                 if (whole[i] >= 0) seen[whole[i]]++;
         }
         for (int64_t i = 0; i < count; i++)
-            if (seen[i] != 1) fail_at(w, rank, seen[i] ? "held twice" : "held by nobody", tensor, i);
+            if (seen[i] != 1) fail_at(w, rank, seen[i] ? "held twice" : "held by no rank", tensor, i);
     }
 }
 
@@ -58,12 +58,12 @@ static void check_places(const world *w, int rank) {
     }
 }
 
-static void runs_lie_where_the_table_says(void **state) {
+static void runs_are_where_the_table_says(void **state) {
     (void)state;
     on_every_rank(shapes, SHAPES, check_places);
 }
 
-static void up_holds_the_parts_of_tpsp_one_behind_another(void **state) {
+static void up_holds_the_parts_of_tpsp_one_after_another(void **state) {
     (void)state;
     static const int tensors[] = {QKVW, QKVB, ATTPROJW};
     static world up, tpsp;
@@ -93,7 +93,7 @@ static bool is_padding(const gpt_shape *s, int tensor, int64_t element) {
     return tensor == WTE && element >= s->V * s->C;
 }
 
-// What a file has in the padding must not be taken.
+// A file's values in the padding must not be used.
 static void read_value(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const gpt_shape *s = argument;
     if (first < 0 || first + count > whole_count(s, tensor))
@@ -101,8 +101,8 @@ static void read_value(void *argument, int tensor, int64_t layer, int64_t first,
     for (int64_t i = 0; i < count; i++) out[i] = is_padding(s, tensor, first + i) ? (float)NAN : value_of(tensor, layer, first + i);
 }
 
-// The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first: what
-// is taken from behind a piece is NaN and stays.
+// The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first;
+// elements after a piece are NaN, which would stay.
 static void place_tensor(const world *w, int tensor, int64_t layer, int64_t most, float *whole) {
     int last = w->strategy == STRATEGY_TPSP && is_split(tensor) ? w->tp : 1;
     for (int r = 0; r < last; r++) {
@@ -136,7 +136,7 @@ static void check_round_trip(const world *w, int rank) {
         }
 }
 
-static void what_is_read_can_be_placed(void **state) {
+static void params_read_and_params_place_are_inverse(void **state) {
     (void)state;
     on_every_rank(shapes, SHAPES, check_round_trip);
 }
@@ -217,7 +217,7 @@ static void check_list(const world *w, int rank) {
         for (; e < t->first; e++)
             if (name[e] >= 0) fail_at(w, rank, "not in the list", -1, e);
         for (; e < t->first + t->count; e++)
-            if (name[e] != t->tensor + TENSORS * t->layer) fail_at(w, rank, "goes by another's name", t->tensor, e - t->first);
+            if (name[e] != t->tensor + TENSORS * t->layer) fail_at(w, rank, "has another's name", t->tensor, e - t->first);
     }
     for (; e < p->elements; e++)
         if (name[e] >= 0) fail_at(w, rank, "not in the list", -1, e);
@@ -230,12 +230,12 @@ static void check_list(const world *w, int rank) {
         }
 }
 
-static void the_list_names_every_element(void **state) {
+static void the_list_has_every_element(void **state) {
     (void)state;
     on_every_rank(shapes, SHAPES, check_list);
 }
 
-// The bucket in which a tensor lies, all of it.
+// The bucket that contains all of a tensor.
 static const param_bucket *bucket_around(const world *w, int rank, int tensor, int64_t layer) {
     const parameters *p = &w->rank[rank];
     int64_t first = params_weight(p, tensor, layer) - p->weight, end = first + params_local_count(p, tensor);
@@ -306,7 +306,7 @@ static void small_tensors_share_buckets(void **state) {
 
 // --- owned elements ---
 
-// Marks what a rank owns in (layers, elements) of every tensor; padding is nobody's.
+// Marks what a rank owns in (layers, elements) of every tensor; no rank owns padding.
 static void mark_owned(const world *w, int rank, int64_t *const *seen) {
     const parameters *p = &w->rank[rank];
     const element_place *expected = expected_places(w, rank);
@@ -316,7 +316,8 @@ static void mark_owned(const world *w, int rank, int64_t *const *seen) {
         assert_true(params_owned(b, &begin, &end));
         assert_int_equal(begin, params_first_owned(b));
         assert_int_equal(end - begin, b->shard);
-        if (begin < b->first || end > b->first + b->count) fail_at(w, rank, "owns what it does not hold", b->tensor, begin);
+        if (begin < b->first || end > b->first + b->count)
+            fail_at(w, rank, "owns elements that it does not hold", b->tensor, begin);
         for (int64_t e = begin; e < end; e++)
             if (expected[e].whole >= 0)
                 seen[expected[e].tensor][expected[e].layer * whole_count(&w->shape, (int)expected[e].tensor) + expected[e].whole]++;
@@ -333,7 +334,7 @@ static void check_owners(const world *w, int rank) {
     for (int r = 0; r < w->ranks; r++) mark_owned(w, r, seen);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t i = 0; i < params_layers(&w->shape, tensor) * whole_count(&w->shape, tensor); i++)
-            if (seen[tensor][i] != 1) fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by nobody", tensor, i);
+            if (seen[tensor][i] != 1) fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by no rank", tensor, i);
 }
 
 static void every_element_is_owned_once(void **state) {
@@ -343,7 +344,7 @@ static void every_element_is_owned_once(void **state) {
 
 // --- initial weights ---
 
-// What is left of the step before: the first product of a matrix with a bucket of its own is written over it, all else
+// Gradients of the step before: the first product of a matrix with a bucket of its own is written over it, all else
 // is zero.
 static void check_step_begins(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
@@ -373,7 +374,7 @@ static void a_step_begins_without_the_last_one(void **state) {
 }
 
 static const uint64_t SEED = 11;
-static float *reference[TENSORS]; // of one rank alone: layer behind layer
+static float *reference[TENSORS]; // of one rank alone: layer after layer
 
 static void make_reference(const gpt_shape *shape) {
     static world alone;
@@ -456,12 +457,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(heads_that_do_not_divide_are_refused), // before there are threads: it forks
         KERNEL_TEST(runs_cover_every_tensor_once),
-        KERNEL_TEST(runs_lie_where_the_table_says),
-        KERNEL_TEST(up_holds_the_parts_of_tpsp_one_behind_another),
-        KERNEL_TEST(what_is_read_can_be_placed),
+        KERNEL_TEST(runs_are_where_the_table_says),
+        KERNEL_TEST(up_holds_the_parts_of_tpsp_one_after_another),
+        KERNEL_TEST(params_read_and_params_place_are_inverse),
         KERNEL_TEST(buckets_partition_the_memory),
         KERNEL_TEST(padding_is_no_more_than_needed),
-        KERNEL_TEST(the_list_names_every_element),
+        KERNEL_TEST(the_list_has_every_element),
         KERNEL_TEST(every_element_is_owned_once),
         KERNEL_TEST(large_matrices_are_buckets_of_their_own),
         KERNEL_TEST(small_tensors_share_buckets),

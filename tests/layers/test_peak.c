@@ -10,11 +10,11 @@
 #include "layers/peak.h"
 
 static double used_ms, turns; // processor time; ranks for each core, at least 1
-static int taken;
+static int readings;
 
 static void imagine_product(int64_t n, const real *a, const real *b, const real *c, const cf_stream *stream) {
     assert_true(n > 0 && a && b && c && stream);
-    used_ms += taken++ % 2 ? 10 : 8;
+    used_ms += readings++ % 2 ? 10 : 8;
 }
 
 static double imagined_now(void) {
@@ -33,11 +33,11 @@ static int imagined_time(struct timespec *t) {
 #include "layers/peak.c"
 
 enum { RANKS_MAX = 16, CORES_MAX = 8 };
-static int told, ranks;
+static int meetings, ranks;
 
 // As if all ranks gave the same.
 static void gather(cf_transport *transport, const void *mine, void *all, int64_t bytes) {
-    told++;
+    meetings++;
     for (int i = 0; i < transport->size; i++) memcpy((char *)all + i * bytes, mine, (size_t)bytes);
 }
 
@@ -47,14 +47,14 @@ static void peak_does_not_depend_on_the_ranks(void **state) {
     cf_stream *stream = cf_stream_create();
     for (int cores = 1; cores <= CORES_MAX; cores++)
         for (ranks = cores; ranks <= RANKS_MAX; ranks++) {
-            used_ms = taken = told = 0;
+            used_ms = readings = meetings = 0;
             turns = (double)ranks / cores;
             cf_transport transport = {.size = ranks, .gather = gather};
             double found = peak_flops(&source, (double)cores / ranks, &transport, stream);
             double expected = cores * 2.0 * LARGEST * LARGEST * LARGEST / 9e-3;
             if (fabs(found / expected - 1) > 0.03)
                 fail_msg("%d ranks on %d cores: %.3f of their peak", ranks, cores, found / expected);
-            assert_int_equal(told, 2 * SHAPES); // before each shape all wait for each other
+            assert_int_equal(meetings, 2 * SHAPES); // before each shape all wait for each other
         }
     assert_non_null(strstr(source, "all cores"));
     cf_stream_free(stream);

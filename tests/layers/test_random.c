@@ -1,5 +1,5 @@
 // ranks: 1
-// Philox against the published known answers (Random123, kat_vectors), and the moments of what is made of it.
+// Philox against the published known answers (Random123, kat_vectors), and the moments of the distributions made from it.
 #include "kernel_testing.h"
 
 typedef struct answer {

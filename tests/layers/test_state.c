@@ -1,7 +1,7 @@
 // ranks: 1
-// A run's state, from any mesh to any other: taken rank by rank, written, read back, given to every rank of the other
-// mesh, and compared bit by bit, weights and moments, with what it was. What ranks hold is filled and compared by places
-// of the test's own (worlds.h), so nothing here trusts the code under test to undo its own mistakes.
+// A run's state, from any mesh to any other: copied rank by rank, written, read back, restored on every rank of the other mesh,
+// and compared bit by bit, weights and moments. The test fills and compares by its own formulas of places (worlds.h), so the
+// code under test cannot undo its own mistakes.
 #include "worlds.h"
 #include "../data/scratch.h"
 #include "data/durable.h"
@@ -54,7 +54,7 @@ static void close_states(states *s) {
     close_world(&s->w);
 }
 
-// What a rank holds at each place: what is there, or, for what it owns, in the optimizer's state.
+// A rank's value at each place: in its parameters or, for those that it owns, in the optimizer's state.
 typedef void visit_value(const states *s, int rank, element_place place, int kind, real *value);
 
 static void each_value(states *s, int rank, visit_value *visit) {
@@ -139,7 +139,7 @@ static void give_and_compare(states *to, saved_state *saved) {
     }
 }
 
-// --- what is in the copies of all ranks together ---
+// --- the copies of all ranks together ---
 
 static void assemble_rank(const states *s, int rank, int kind, float *const *whole) {
     rank_state copy;
@@ -219,21 +219,21 @@ static void state_goes_from_every_mesh_to_every_mesh(void **state) {
     check_all_pairs(shapes[0], 4, 2, false, false);
 }
 
-static void so_it_does_with_matrices_that_travel_alone(void **state) {
+static void state_of_matrices_with_buckets_of_their_own(void **state) {
     (void)state;
     check_all_pairs(shapes[1], 2, 2, false, false);
     check_all_pairs(shapes[2], 3, 1, false, false);
 }
 
-// Masters are saved instead of weights, and read back beside them.
-static void so_it_does_between_programs_with_masters_and_without(void **state) {
+// Masters are saved instead of weights; reading them back fills both.
+static void state_between_programs_with_masters_and_without(void **state) {
     (void)state;
     check_all_pairs(shapes[0], 2, 2, true, true);
     check_all_pairs(shapes[0], 2, 2, true, false);
     check_all_pairs(shapes[0], 2, 2, false, true);
 }
 
-static void masters_are_what_is_saved(void **state) {
+static void masters_are_saved_in_place_of_weights(void **state) {
     (void)state;
     static states s;
     open_states(&s, shapes[0], STRATEGY_TPSP, 2, 1, true);
@@ -257,8 +257,8 @@ static void every_element_is_saved_once(void **state) {
         }
 }
 
-// A copy is of its moment: training goes on beside it.
-static void a_copy_stays_what_it_was(void **state) {
+// Training continues during the use of a copy.
+static void a_copy_does_not_change(void **state) {
     (void)state;
     static states s;
     rank_state copy, again;
@@ -272,7 +272,7 @@ static void a_copy_stays_what_it_was(void **state) {
     release_buffers(NULL);
     for (int kind = 0; kind < STATE_KINDS; kind++)
         assert_memory_equal(copy.value[kind], again.value[kind], (size_t)copy.elements * sizeof(precise));
-    state_copy(&again, &s.rank[3]); // and a second one replaces the first
+    state_copy(&again, &s.rank[3]); // a second copy replaces the first
     for (int kind = 0; kind < STATE_KINDS; kind++)
         for (int64_t i = 0; i < again.runs; i++) assert_true(isnan(again.value[kind][again.run[i].at]));
     state_free(&copy);
@@ -291,7 +291,7 @@ static precise *gradient_at(const zero_optimizer *o, const element_place *places
     return &o->zero->bucket[i].shard[n - b->owned];
 }
 
-// Two are not finite; the first is named, unless it is padding, which is nobody's.
+// Two are not finite; the first is named, unless it is padding.
 static void check_nonfinite(zero_optimizer *o, const element_place *places) {
     const int64_t count = owned(o);
     element_place one, other;
@@ -341,12 +341,12 @@ static int remove_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(every_element_is_saved_once),
-        KERNEL_TEST(masters_are_what_is_saved),
-        KERNEL_TEST(a_copy_stays_what_it_was),
+        KERNEL_TEST(masters_are_saved_in_place_of_weights),
+        KERNEL_TEST(a_copy_does_not_change),
         KERNEL_TEST(the_first_gradient_that_is_not_finite_is_named),
         KERNEL_TEST(state_goes_from_every_mesh_to_every_mesh),
-        KERNEL_TEST(so_it_does_with_matrices_that_travel_alone),
-        KERNEL_TEST(so_it_does_between_programs_with_masters_and_without),
+        KERNEL_TEST(state_of_matrices_with_buckets_of_their_own),
+        KERNEL_TEST(state_between_programs_with_masters_and_without),
     };
     return cmocka_run_group_tests(tests, scratch_make, remove_all);
 }

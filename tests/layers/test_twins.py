@@ -1,5 +1,5 @@
 """tool_twins writes the same outputs whatever the number of threads, products to rounding, and the same to rounding with
-elements of bf16; compare_twins.py finds what is wrong.
+elements of bf16; compare_twins.py finds errors.
 
 quick: agrees found threads_change nan both_ways short rounded
 limit: 300
@@ -104,8 +104,8 @@ class Twins(unittest.TestCase):
         self.assertIn("inputs rounded to bf16", result.stdout)
 
     def test_results_are_the_nearest_of_bf16(self):
-        """What is rounded once from the same sums is nearly always what fp32 rounds to; and attention, which rounds on its
-        way, is as near as that."""
+        """Results rounded once from the same sums are nearly always the nearest bf16 to fp32's; attention, which also rounds
+        in between, is nearly as close."""
         numpy = compare_twins.numpy
         if numpy is None:
             self.skipTest("no numpy")

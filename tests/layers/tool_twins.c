@@ -1,10 +1,10 @@
-// Calls every function of the layers that has a twin on the other device, on the same inputs everywhere, and
-// writes what comes out into a file, for tests/layers/compare_twins.py to compare with another build's:
+// Calls every function of the layers that has a twin on the other device, with the same inputs everywhere, and writes the
+// outputs into a file, for tests/layers/compare_twins.py to compare with another build's:
 //
 //     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--threads N]
 //
 //     --round    inputs of type `real` are rounded to bf16 in every build, so that a float build can be compared
-//                with a bf16 build, which demands it
+//                with a bf16 build, where it is required
 //     --repeat   each case twice: the same bits, and no more memory than after the first time
 //     --small    leave the large cases out, for sanitizers
 //     --only     cases of these names, with commas between them: linear, attention, layernorm, elementwise,
@@ -14,8 +14,8 @@
 // One case is one shape of one header's functions. It makes its inputs from (seed, case, tensor, index), so the
 // same case sees the same inputs in every build and in every run; outputs that a function must write whole start
 // as NaN, outputs that it adds to start as random numbers, scratch memory as NaN. Every second case starts its
-// tensors one element behind an aligned address. Rows that a function must leave alone, and what lies around each
-// tensor, must still be what it was. A fault found here is told at once and the exit status is 1.
+// tensors one element after an aligned address. Rows that a function must not write, and the memory around each
+// tensor, must not change. A fault is printed at once, and the exit status is 1.
 //
 // The file: a line of JSON that says what wrote it, then for each output a line of JSON (function, tensor, case,
 // whether it is of type `real`, type f4 or f8, count) and its elements, in the order of this machine's bytes.
@@ -185,7 +185,7 @@ static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor 
     keep(t, "linear_dgrad_gelu", "dpre", dpre);
 }
 
-// Three blocks of rows, with a gap between them in what is read.
+// Three blocks of rows, with a gap between them in the input.
 static void run_linear_blocks(tool *t, tensor *w, tensor *bias, const int64_t *n) {
     int64_t IC = n[1], OC = n[2];
     linear_rows r = {.blocks = 3, .rows = n[0], .in = n[0] + 2, .out = n[0]};
@@ -323,7 +323,7 @@ static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t
     others_untouched(t, "attention_forward", "lse", some_lse, t0, n, B * H);
 }
 
-// Gradients of these ranges in this order. dqkv: what is added to; NULL: nothing is there yet.
+// Gradients of these ranges in this order. dqkv: is added to; NULL: the first call writes it.
 static void attention_backwards(tool *t, const heads *h, const char *name, ranges r, tensor *dqkv) {
     bool first = !dqkv;
     if (first) dqkv = poisoned(t, OF_REAL, h->qkv->count);
@@ -653,7 +653,7 @@ static const test_case fixed[] = {
     {"device", run_device, {1000003}, true},
 };
 
-// What no table has thought of: sizes drawn from the seed.
+// Sizes drawn from the seed, besides those of the tables.
 static test_case drawn(tool *t, int i) {
     int64_t a = draw(t, 1, 150), b = draw(t, 1, 150), c = draw(t, 1, 150), V = draw(t, 2, 600);
     int64_t first = draw(t, 0, V - 1), rows = draw(t, 1, V - first), head = 8 * draw(t, 1, 12);

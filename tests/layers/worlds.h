@@ -1,5 +1,5 @@
-// Every rank of a mesh in one process, and where params.h's table says that its parameters lie: for tests that need
-// no transport. Expected places come from formulas of their own, element by element.
+// Every rank of a mesh in one process, and the places that params.h's table gives its parameters, for tests without transport.
+// Expected places come from independent formulas, element by element.
 #ifndef WORLDS_H
 #define WORLDS_H
 
@@ -18,7 +18,7 @@ typedef struct world {
     parameters rank[RANKS_MAX];
 } world;
 
-// Vocabularies that do not divide, one of them so small that ranks behind the first have none of it; matrices
+// Vocabularies that do not divide, one of them so small that only the first ranks have some of it; matrices
 // that are buckets of their own on all meshes, on some, and on hardly any.
 static const gpt_shape shapes[] = {
     {.maxT = 6, .V = 131, .Vp = 133, .L = 3, .H = 12, .C = 24},
@@ -65,7 +65,7 @@ CF_NORETURN static inline void fail_at(const world *w, int rank, const char *wha
     abort();
 }
 
-// --- the table of params.h, in its own words ---
+// --- the table of params.h, written again ---
 
 static inline bool is_split(int tensor) {
     return tensor == WTE || tensor == QKVW || tensor == QKVB || tensor == ATTPROJW || tensor == FCW || tensor == FCB ||
