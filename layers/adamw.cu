@@ -1,9 +1,8 @@
 // AdamW on the GPU, and the sum of squares of the gradients that comes before it.
 //
-// The update is one pass over memory: master weights, gradient and both moments are read and all but the
-// gradient written, together with the rounded weights. All loads of a thread's pack are in flight together.
-// The norm is a sum of doubles over SQUARES_SCRATCH blocks (fewer where there is little to add), whatever the
-// GPU, each leaving one partial sum, which a single block then adds.
+// The update is one pass over memory: it reads master weights, gradient and both moments, and writes all but the gradient, and
+// the rounded weights. All loads of a thread's pack are in flight together. The norm is a sum of doubles over SQUARES_SCRATCH
+// blocks (fewer for small n), on every GPU; a single block adds their partial sums.
 #include "adamw.h"
 #include "kernel.h"
 
@@ -51,8 +50,7 @@ static __device__ inline double square(float x) {
     return (double)x * (double)x;
 }
 
-// partial (gridDim.x). Blocks take groups of THREADS packs in turn, and so what is left over, element by
-// element.
+// partial (gridDim.x). Blocks sum groups of THREADS packs in turn, then the remaining elements one by one.
 static __global__ void __launch_bounds__(THREADS) squares_kernel(double *partial, const precise *x, int64_t packs, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     double sum[1] = {0};

@@ -1,45 +1,42 @@
 // Causal attention on the GPU.
 //
-// Two engines. bf16 goes to cuDNN's fused attention (attention_cudnn.cu, which says when it is not used and
-// how to tell). The kernels here are for fp32, which cuDNN does not do, and for what it does not take; they
-// compute in float whatever `real` is.
+// There are two implementations. bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see
+// that). The kernels here are for fp32, which cuDNN does not support, and for all that it refuses; they compute in float for both
+// element types.
 //
-// All three kernels are one idea. A block of 128 threads owns ROWS rows of one head: queries (forward and
-// dq) or keys (dk and dv). It walks over the other kind in tiles of OTHERS rows, and for each tile does
+// All three kernels have one structure. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or keys (dk
+// and dv). It loops over the other kind in tiles of OTHERS rows, and for each tile does
 //   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
 //   a function of the scores, element by element, in registers; its result goes to shared memory as weights
 //   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
-// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows
-// and 4 or WIDTH / 16 columns, so that per step it reads 4 + PER floats from shared memory for 4·PER
-// multiply-adds. Operands are staged in shared memory transposed, row index last, with PAD floats between
-// channels.
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or WIDTH / 16
+// columns, so that per step it reads 4 + PER floats from shared memory for 4·PER multiply-adds. Operands are staged in shared
+// memory transposed, row index last, with PAD floats between channels.
 //
-// WIDTH is the head's number of channels rounded up to 64 or 128, the rest being zeros; ROWS·WIDTH = 4096
-// keeps the sums of a thread at 32 registers.
+// WIDTH is the head's number of channels rounded up to 64 or 128, padded with zeros; ROWS·WIDTH = 4096 keeps the sums of a thread
+// at 32 registers.
 //
-// Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows.
-// Backward has delta = sum of dout ∘ out first, then
+// Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward computes
+// delta = sum of dout ∘ out first, then
 //   P = exp(scale · q·k − lse), dS = P ∘ (dout·v − delta) · scale, dv = Pᵀ·dout, dk = dSᵀ·q, dq = dS·k
-// with dq in one kernel and dk, dv in another: each gradient is summed by one block alone, tile after tile
-// in order of time, so nothing is added atomically and every run gives the same bits. P is computed twice
-// for it.
+// with dq in one kernel and dk, dv in another: one block alone sums each gradient, tile after tile in order of time, so nothing is
+// added atomically and every run gives the same bits. For this P is computed twice.
 //
-// P waits in shared memory while dout·v is computed: three blocks fit on a multiprocessor that way, which
-// hides the time that reading takes.
+// P is kept in shared memory while dout·v is computed: so three blocks fit on a multiprocessor, which hides the time of reads.
 //
-// Tiles that the mask hides are never touched. Blocks with the longest walk start first.
+// Tiles that the mask hides are skipped. Blocks with the longest loop start first.
 #include "attention.h"
 #include "attention_cudnn.h"
 #include "../commfuse/cuda.h"
 
 enum {
-    LANES = 16,               // threads of a block that share its rows
-    GROUPS = 8,               // times this
+    LANES = 16,               // threads that share rows
+    GROUPS = 8,               // of such threads in a block
     THREADS = LANES * GROUPS, // blockDim.x
     OTHERS = 64,              // rows of the other kind at once
     CHUNK = 32,               // channels at once
     PAD = 4,
-    PACK = 4,    // channels that are read by one instruction
+    PACK = 4,    // channels read by one instruction
     SUMS = 4096, // ROWS · WIDTH, and elements of other rows staged by accumulate
     WIDTH_MAX = 128
 };
@@ -53,7 +50,7 @@ typedef struct shape {
     int H, D, pairs;          // B·H: a pair is one head of one sequence
     int64_t qkv_row, out_row; // elements from one time step to the next
     float scale;
-    bool packs; // rows can be read pack by pack
+    bool packs; // rows are read pack by pack
 } shape;
 
 int64_t attention_channels_max(void) {
@@ -81,13 +78,13 @@ static bool can_pack(const shape *s, const void *a, const void *b) {
 struct matrix {
     const real *first; // time 0
     int64_t row;       // elements from one time step to the next
-    int end, D;        // time steps, channels; beyond them are zeros
+    int end, D;        // time steps, channels; all else is read as zero
     bool packs;
 };
 
 enum { QUERY, KEY, VALUE };
 
-// Where one head's queries, keys or values begin in qkv (T, B, 3, H, D).
+// Offset of one head's queries, keys or values in qkv (T, B, 3, H, D).
 static __device__ int64_t part_at(int part, int pair, const shape &s) {
     return ((int64_t)(pair / s.H * 3 + part) * s.H + pair % s.H) * s.D;
 }
@@ -114,7 +111,6 @@ static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
     for (int i = 0; i < PACK; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
 }
 
-// What a block keeps in shared memory, and what a thread of it knows.
 template <int WIDTH> struct tile {
     enum {
         ROWS = SUMS / WIDTH,
@@ -135,7 +131,7 @@ static __device__ int row_group() {
 static __device__ int lane() {
     return threadIdx.x % LANES;
 }
-// Column of scores: two neighbours in the first half, two in the second, so that no two lanes meet in a bank.
+// Column of scores: two neighbours in the first half, two in the second, so that no two lanes use the same bank.
 static __device__ int score_column(int j) {
     return j / 2 * (OTHERS / 2) + lane() * 2 + j % 2;
 }
@@ -160,9 +156,8 @@ static __device__ void write_four(float *to, const float *from) {
     *(cf_pack<float> *)to = p;
 }
 
-// to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs
-// of a row, sixteen such pairs neighbouring rows: whole sectors from memory, few collisions in shared
-// memory.
+// to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs of a row, sixteen such
+// pairs neighbouring rows: whole sectors of memory, few bank conflicts in shared memory.
 template <int N> static __device__ void stage_transposed(float *to, const matrix &m, int t, int d) {
     enum { PAIRS = CHUNK / PACK / 2 };
 #pragma unroll 2
@@ -216,7 +211,7 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
     }
 }
 
-// weights (OTHERS, ROWS + PAD): transposed. To be called when all threads are done with those before.
+// weights (OTHERS, ROWS + PAD): transposed. Call it when all threads are done with the previous ones.
 template <int WIDTH> static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
 #pragma unroll
@@ -228,7 +223,7 @@ template <int WIDTH> static __device__ void keep_weights(float *weights, const f
         }
 }
 
-// The same back: each thread what it kept itself.
+// Reads back what the thread has kept.
 template <int WIDTH> static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
 #pragma unroll
@@ -266,7 +261,7 @@ static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::CO
     }
 }
 
-// Over the lanes that share a row; all of them get it.
+// Over the lanes that share a row; all of them get the result.
 static __device__ float row_maximum(float x) {
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
@@ -278,9 +273,8 @@ static __device__ float row_total(float x) {
     return x;
 }
 
-// Scores become exp(scale · score − maximum), zero for keys that are not seen; a new maximum rescales the
-// row's sum of exponentials and its sums. Key 0 is seen by every row, so the maximum is finite from the
-// first tile on.
+// Scores become exp(scale · score − maximum), zero for keys that the query must not see; a new maximum rescales the row's sum of
+// exponentials and its sums. Every row sees key 0, so the maximum is finite from the first tile on.
 template <int WIDTH>
 static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
                                float *maximum, float *total, int t, int u, float scale) {
@@ -349,7 +343,7 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
     return own > cudnn ? own : cudnn;
 }
 
-// delta (n, B, H) = sum over D of dout · out; a warp for each.
+// delta (n, B, H) = sum over D of dout · out; a warp for each element.
 static __global__ void output_dot_gradient(float *delta, const real *dout, const real *out, shape s) {
     const int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (i >= (int64_t)s.n * s.pairs) return;
@@ -367,7 +361,7 @@ struct backward {
     bool first;                 // gradients are written, not added
 };
 
-// One probability of the softmax, zero where the key is not seen or there is no such query.
+// One probability of the softmax, zero if the query must not see the key or does not exist.
 static __device__ float probability(float score, int query, int key, int pair, const backward &a, const shape &s) {
     return key <= query && query < s.end ? expf(s.scale * score - a.lse[(int64_t)query * s.pairs + pair]) : 0;
 }
@@ -392,14 +386,14 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
     }
 }
 
-// The block's rows are queries, or KEYS, and it walks over the other kind: scores are (rows, others).
+// The block's rows are queries, or KEYS, and it loops over the other kind: scores are (rows, others).
 template <int WIDTH, bool KEYS>
 static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + size::ROWS - 1) / size::ROWS;
-    const int t = KEYS ? number * size::ROWS : s.t0 + (tiles - 1 - number) * size::ROWS; // first keys, last queries see the most
+    const int t = KEYS ? number * size::ROWS : s.t0 + (tiles - 1 - number) * size::ROWS; // first keys, last queries: most work
     const int begin = !KEYS ? 0 : t > s.t0 ? s.t0 + (t - s.t0) / OTHERS * OTHERS : s.t0; // queries before all keys see none
     const int end = KEYS || t + size::ROWS > s.end ? s.end : t + size::ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
@@ -418,7 +412,7 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, b
         keep_weights<WIDTH>(weights, score);
         if constexpr (KEYS) accumulate<WIDTH>(dv, stage, weights, dout, u);
         multiply<WIDTH>(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
-        recall_weights<WIDTH>(score, weights); // rather than hold 4·PER registers all the while
+        recall_weights<WIDTH>(score, weights); // rather than keep 4·PER registers
 #pragma unroll
         for (int i = 0; i < size::PER; i++)
 #pragma unroll
@@ -433,13 +427,13 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, b
     if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
 }
 
-// Queries' gradients of dqkv (rows, 3, H·D) = 0; a block for each row.
+// dq of dqkv (rows, 3, H·D) = 0; a block for each row.
 static __global__ void zero_queries(real *dqkv, int64_t HD) {
     real *row = dqkv + (int64_t)blockIdx.x * 3 * HD;
     for (int64_t i = threadIdx.x; i < HD; i += THREADS) row[i] = (real)0.f;
 }
 
-// What a first call does not write: queries before the range, everything after it.
+// Zeroes what a first call does not write: dq before the range, everything after it.
 static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD, cf_stream *stream) {
     const int64_t row = B * 3 * HD, end = t0 + n;
     cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);

@@ -1,9 +1,8 @@
 // Attention by cuDNN.
 //
-// cuDNN is given a graph of small operations on tensors that mostly never exist (product, scale, mask,
-// softmax, product) and knows the pattern: one fused kernel comes out of it. So what is written here has the
-// shape cuDNN looks for, operation by operation; it is the public C interface (cudnnBackend…) and no other
-// header.
+// cuDNN gets a graph of small operations on tensors that mostly never exist in memory (product, scale, mask, softmax, product),
+// recognises the pattern and makes one fused kernel of it. So the graphs below have the form that cuDNN looks for, operation by
+// operation. They use the public C interface (cudnnBackend…) and no other header.
 //
 //   forward   S = Q·Kᵀ · scale, masked; m = max S, l = sum of exp(S − m); stats = m + log l;
 //             O = (exp(S − m) / l)·V
@@ -13,25 +12,25 @@
 // Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the
 // bottom right corner. Where the range starts at 0, keys = n and the shift is left out.
 //
-// dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in
-// whatever order blocks finish.) So two runs give the same bits, at the price of a workspace of
-// 2·B·H·n·keys bytes; engines that cuDNN marks as not deterministic are passed over.
+// dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
+// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes; engines that cuDNN marks as
+// not deterministic come last.
 //
-// Statistics travel in cuDNN's own order (B, H, n): no version before 9.26 reads any other in backward.
+// Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward.
 //
-// A plan is made on the first call with a shape (a second of compilation, by libnvrtc) and kept until the
-// process ends, as is one workspace per stream, as large as the largest plan's. Which engine runs: where
-// cuDNN is not used, rank 0 says so and why on standard error, each reason once; where it is, kernels in a profile
-// have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+// A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends, and so is one
+// workspace per stream, as large as the largest plan's. If cuDNN is not used, rank 0 prints each reason once on standard error;
+// if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
 
 #include <cudnn.h>
+#include <initializer_list>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "../commfuse/cuda.h"
+#include "kernel.h"
 
 typedef cudnnBackendDescriptor_t descriptor;
 
@@ -42,7 +41,8 @@ typedef struct four {
 // Tensors that exist have these names in a graph; the others are numbered from VIRTUAL.
 enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
 
-enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
+static const char *const MISALIGNED = "an address is not a multiple of 16 bytes", *const PURPOSE = "attention workspace (cuDNN)";
+enum { OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
 
 typedef enum { FORWARD, BACKWARD } direction;
 
@@ -51,7 +51,7 @@ typedef struct problem {
     int64_t n, keys, B, H, D;
 } problem;
 
-// The first status that is no success is kept, and what comes after it does nothing.
+// Keeps the first status that is no success; later calls do nothing.
 typedef struct graph {
     cudnnStatus_t status;
     int64_t next; // name of the next virtual tensor
@@ -61,10 +61,10 @@ typedef struct graph {
 
 typedef struct plan {
     problem of;
-    descriptor execution;  // NULL: cuDNN cannot,
-    cudnnStatus_t refusal; // its status
+    descriptor execution;  // NULL: cuDNN refuses,
+    cudnnStatus_t refusal; // with this status
     int64_t workspace;     // bytes
-    // Scalars: cuDNN reads them from the host when a plan is run.
+    // Scalars: cuDNN reads them from the host when the plan runs.
     float scale, lowest, one;
     int32_t keys, queries;
 } plan;
@@ -72,13 +72,9 @@ typedef struct plan {
 static struct {
     const char *reported[REASONS_MAX]; // why attention.cu's kernels are used
     cudnnHandle_t handle;
-    int64_t plans, room; // made; for how many there is room
+    int64_t plans, room; // how many are made, fit in the list
     plan **list;
-    struct {
-        cf_stream *stream;
-        char *memory;
-        int64_t bytes;
-    } workspace[STREAMS_MAX];
+    workspace of_stream[STREAMS_MAX];
 } cudnn;
 
 static void report_reason(const char *why) {
@@ -86,17 +82,28 @@ static void report_reason(const char *why) {
         fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
 }
 
-// One of the reasons that are known beforehand.
-static bool unsupported(const char *why) {
+// Reports one of the reasons known beforehand, once. Returns NULL.
+static plan *unsupported(const char *why) {
     int i = 0;
     while (i < REASONS_MAX && cudnn.reported[i] && strcmp(cudnn.reported[i], why) != 0) i++;
-    if (i == REASONS_MAX || cudnn.reported[i]) return false;
+    if (i == REASONS_MAX || cudnn.reported[i]) return NULL;
     cudnn.reported[i] = why;
     report_reason(why);
-    return false;
+    return NULL;
 }
 
 // ---- descriptors
+
+typedef struct attribute {
+    cudnnBackendAttributeName_t name;
+    cudnnBackendAttributeType_t type;
+    int64_t count; // 0: left out
+    const void *values;
+} attribute;
+
+static attribute part(cudnnBackendAttributeName_t name, const descriptor &d) {
+    return {name, CUDNN_TYPE_BACKEND_DESCRIPTOR, d ? 1 : 0, &d};
+}
 
 static descriptor create(graph *g, cudnnBackendDescriptorType_t type) {
     descriptor d = NULL;
@@ -104,18 +111,20 @@ static descriptor create(graph *g, cudnnBackendDescriptorType_t type) {
     return d;
 }
 
-static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-                const void *values) {
-    if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendSetAttribute(d, name, type, count, values);
-}
-
-static void set_one(graph *g, descriptor d, cudnnBackendAttributeName_t name, descriptor value) {
-    set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
-}
-
-static descriptor finish(graph *g, descriptor d) {
+static descriptor make(graph *g, cudnnBackendDescriptorType_t type, std::initializer_list<attribute> attributes) {
+    descriptor d = create(g, type);
+    for (const attribute &a : attributes)
+        if (g->status == CUDNN_STATUS_SUCCESS && a.count > 0)
+            g->status = cudnnBackendSetAttribute(d, a.name, a.type, a.count, a.values);
     if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendFinalize(d);
     return d;
+}
+
+static int64_t get(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t room,
+                   void *values) {
+    int64_t count = 0;
+    if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendGetAttribute(d, name, type, room, &count, values);
+    return count;
 }
 
 // ---- tensors
@@ -123,15 +132,14 @@ static descriptor finish(graph *g, descriptor d) {
 static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride, bool by_value) {
     const int64_t alignment = 16;
     const bool is_virtual = name >= VIRTUAL;
-    descriptor d = create(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &name);
-    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, size.at);
-    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride.at);
-    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
-    set(g, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
-    set(g, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
-    return finish(g, d);
+    return make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR,
+                {{CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &name},
+                 {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type},
+                 {CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, size.at},
+                 {CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride.at},
+                 {CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment},
+                 {CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual},
+                 {CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value}});
 }
 
 static four packed(four size) {
@@ -156,78 +164,59 @@ static descriptor scalar(graph *g, int64_t name, cudnnDataType_t type) {
 
 // ---- operations
 
-static void add_operation(graph *g, descriptor operation) {
-    finish(g, operation);
+static const cudnnDataType_t PRECISION = CUDNN_DATA_FLOAT;
+
+static void add_operation(graph *g, cudnnBackendDescriptorType_t type, std::initializer_list<attribute> attributes) {
     if (g->operations == OPERATIONS_MAX) cf_die(NULL, "attention: more than %d operations", OPERATIONS_MAX);
-    g->operation[g->operations++] = operation;
+    g->operation[g->operations++] = make(g, type, attributes);
 }
 
 static void matmul(graph *g, descriptor c, descriptor a, descriptor b) {
-    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
-    descriptor kind = create(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &precision);
-    finish(g, kind);
-    descriptor d = create(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
-    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
-    add_operation(g, d);
+    descriptor kind =
+        make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, {{CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION}});
+    add_operation(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+                  {part(CUDNN_ATTR_OPERATION_MATMUL_ADESC, a), part(CUDNN_ATTR_OPERATION_MATMUL_BDESC, b),
+                   part(CUDNN_ATTR_OPERATION_MATMUL_CDESC, c), part(CUDNN_ATTR_OPERATION_MATMUL_DESC, kind)});
 }
 
 static void reduce(graph *g, cudnnReduceTensorOp_t mode, descriptor y, descriptor x) {
-    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
-    descriptor kind = create(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &precision);
-    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
-    finish(g, kind);
-    descriptor d = create(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
-    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
-    add_operation(g, d);
+    descriptor kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR,
+                           {{CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION},
+                            {CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode}});
+    add_operation(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+                  {part(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x), part(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y),
+                   part(CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind)});
 }
 
 static void view(graph *g, descriptor y, descriptor x) {
-    descriptor d = create(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
-    set_one(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
-    set_one(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
-    add_operation(g, d);
+    add_operation(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+                  {part(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x), part(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y)});
 }
 
 // y = mode(x), mode(x, b), or t ? x : b. b and t may be NULL; axis < 0: none.
 static void pointwise(graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t precision, int64_t axis, descriptor y, descriptor x,
                       descriptor b, descriptor t) {
-    descriptor kind = create(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
-    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
-    if (axis >= 0) set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
-    finish(g, kind);
-    descriptor d = create(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
-    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-    if (b) set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-    if (t) set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
-    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-    add_operation(g, d);
+    descriptor kind = make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR,
+                           {{CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode},
+                            {CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision},
+                            {CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis >= 0, &axis}});
+    add_operation(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+                  {part(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind), part(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x),
+                   part(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b), part(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t),
+                   part(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y)});
 }
 
-// A new tensor in fp32: mode(x) or mode(x, b).
-static descriptor apply(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor b) {
-    descriptor y = between(g, CUDNN_DATA_FLOAT, size);
-    pointwise(g, mode, CUDNN_DATA_FLOAT, -1, y, x, b, NULL);
+// A new tensor: mode(x) or mode(x, b).
+static descriptor apply(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor b,
+                        cudnnDataType_t type = CUDNN_DATA_FLOAT) {
+    descriptor y = between(g, type, size);
+    pointwise(g, mode, type, -1, y, x, b, NULL);
     return y;
 }
 
 static descriptor index_along(graph *g, int64_t axis, four size, descriptor x) {
     descriptor y = between(g, CUDNN_DATA_INT32, size);
     pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, axis, y, x, NULL, NULL);
-    return y;
-}
-
-static descriptor shift(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor by) {
-    descriptor y = between(g, CUDNN_DATA_INT32, size);
-    pointwise(g, mode, CUDNN_DATA_INT32, -1, y, x, by, NULL);
     return y;
 }
 
@@ -249,10 +238,11 @@ static sizes sizes_of(const problem *p) {
 }
 
 static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
+    const cudnnDataType_t int32 = CUDNN_DATA_INT32;
     descriptor row = index_along(g, 2, score, x), column = index_along(g, 3, score, x);
     if (p->keys > p->n) {
-        row = shift(g, CUDNN_POINTWISE_ADD, score, row, scalar(g, KEYS, CUDNN_DATA_INT32));
-        row = shift(g, CUDNN_POINTWISE_SUB, score, row, scalar(g, QUERIES, CUDNN_DATA_INT32));
+        row = apply(g, CUDNN_POINTWISE_ADD, score, row, scalar(g, KEYS, int32), int32);
+        row = apply(g, CUDNN_POINTWISE_SUB, score, row, scalar(g, QUERIES, int32), int32);
     }
     descriptor seen = between(g, CUDNN_DATA_BOOLEAN, score), y = between(g, CUDNN_DATA_FLOAT, score);
     pointwise(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, -1, seen, row, column, NULL);
@@ -338,14 +328,10 @@ static bool deterministic(descriptor configuration) {
     graph g = {};
     descriptor engine = create(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-    int64_t count = 0;
     bool result = true;
-    if (g.status == CUDNN_STATUS_SUCCESS)
-        g.status =
-            cudnnBackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine);
-    if (g.status == CUDNN_STATUS_SUCCESS)
-        g.status = cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                            CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, note);
+    get(&g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
+    const int64_t count =
+        get(&g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, note);
     if (g.status != CUDNN_STATUS_SUCCESS) return false;
     for (int64_t i = 0; i < count; i++)
         if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) result = false;
@@ -353,41 +339,32 @@ static bool deterministic(descriptor configuration) {
     return result;
 }
 
-static bool plan_from(plan *p, descriptor configuration) {
+static bool plan_from(plan *p, const descriptor &configuration) {
     graph g = {};
-    int64_t count = 0;
-    descriptor d = create(&g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    set(&g, d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle);
-    set_one(&g, d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
-    finish(&g, d);
-    if (g.status == CUDNN_STATUS_SUCCESS)
-        g.status =
-            cudnnBackendGetAttribute(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &p->workspace);
+    descriptor d = make(&g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+                        {{CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle},
+                         part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration)});
+    get(&g, d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &p->workspace);
     p->refusal = g.status;
     if (g.status != CUDNN_STATUS_SUCCESS) return false;
     p->execution = d;
     return true;
 }
 
-// The first engine of the heuristic's list that takes the graph; first of those that are said to be deterministic. What
-// is said is about an engine, the graph may ask less of it: ours has a workspace for what would be added at random, so
-// an engine that takes it is taken though it makes no promise. (tool_twins --repeat looks at the bits.)
+// Chooses the first engine of the heuristic's list that accepts the graph, those that cuDNN marks as deterministic before others.
+// The mark is about all graphs of an engine; ours has a workspace for the sums that would be added in random order, so an engine
+// without the mark is used, too. (tool_twins --repeat compares the bits.)
 static void choose_engine(plan *p, graph *g) {
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    descriptor whole = create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    set(g, whole, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->operations, g->operation);
-    set(g, whole, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle);
-    finish(g, whole);
-    descriptor heuristic = create(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
-    set_one(g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, whole);
-    set(g, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-    finish(g, heuristic);
+    descriptor whole = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+                            {{CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->operations, g->operation},
+                             {CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle}});
+    descriptor heuristic =
+        make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
+             {part(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, whole), {CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode}});
     descriptor candidate[CANDIDATES];
     for (int i = 0; i < CANDIDATES; i++) candidate[i] = create(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    int64_t count = 0;
-    if (g->status == CUDNN_STATUS_SUCCESS)
-        g->status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES,
-                                             &count, candidate);
+    const int64_t count = get(g, heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES, candidate);
     p->refusal = g->status;
     if (g->status != CUDNN_STATUS_SUCCESS) return;
     p->refusal = CUDNN_STATUS_NOT_SUPPORTED;
@@ -435,22 +412,7 @@ static plan *plan_for(const problem *of) {
     return plan_new(of);
 }
 
-static char *workspace(int64_t bytes, cf_stream *stream) {
-    for (int i = 0; i < STREAMS_MAX; i++) {
-        if (cudnn.workspace[i].stream && cudnn.workspace[i].stream != stream) continue;
-        cudnn.workspace[i].stream = stream;
-        if (cudnn.workspace[i].bytes < bytes) {
-            cf_stream_sync(stream); // what is enqueued may still use the smaller one
-            cf_free(cudnn.workspace[i].memory);
-            cudnn.workspace[i].memory = (char *)cf_alloc(bytes, "attention workspace (cuDNN)");
-            cudnn.workspace[i].bytes = bytes;
-        }
-        return cudnn.workspace[i].memory;
-    }
-    cf_die("call attention on fewer streams", "attention: more than %d streams", STREAMS_MAX);
-}
-
-// What is wrong with this problem; NULL: nothing that is known before cuDNN is asked.
+// A reason not to ask cuDNN; NULL: none.
 static const char *objection(const problem *p) {
     static int major = -1;
     const size_t version = cudnnGetVersion();
@@ -468,21 +430,14 @@ static const char *objection(const problem *p) {
     return NULL;
 }
 
-static bool aligned(const void *pointer) {
-    return (uintptr_t)pointer % 16 == 0;
-}
-
-// NULL: not supported, and said so.
+// NULL: not supported, and reported.
 static plan *supported(const problem *of) {
     const char *why = objection(of);
     if (!why && !cudnn.handle && cudnnCreate(&cudnn.handle) != CUDNN_STATUS_SUCCESS) {
         cudnn.handle = NULL;
         why = "it does not start on this machine";
     }
-    if (why) {
-        unsupported(why);
-        return NULL;
-    }
+    if (why) return unsupported(why);
     plan *p = plan_for(of);
     return p->execution ? p : NULL;
 }
@@ -493,11 +448,10 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
     for (int64_t i = 1; i < NAMES; i++)
         if (pointer[i]) name[count] = i, address[count++] = pointer[i];
     graph g = {};
-    descriptor pack = create(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, name);
-    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, address);
-    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace_memory);
-    finish(&g, pack);
+    descriptor pack = make(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
+                           {{CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, name},
+                            {CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, address},
+                            {CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace_memory}});
     if (g.status == CUDNN_STATUS_SUCCESS) g.status = cudnnSetStream(cudnn.handle, cf_cuda_stream(stream));
     if (g.status == CUDNN_STATUS_SUCCESS) g.status = cudnnBackendExecute(cudnn.handle, p->execution, pack);
     if (g.status != CUDNN_STATUS_SUCCESS) {
@@ -524,17 +478,13 @@ static void set_scalars(void *pointer[NAMES], plan *p) {
 
 enum { THREADS = 256 };
 
-static dim3 blocks_for(int64_t count) {
-    return dim3((unsigned)((count + THREADS - 1) / THREADS));
-}
-
-// to (columns, rows) = from (rows, columns)ᵀ: statistics are (n, B·H) here, and (B·H, n) for cuDNN.
+// to (columns, rows) = from (rows, columns)ᵀ: statistics are (n, B·H) here, (B·H, n) for cuDNN.
 static __global__ void transpose(float *to, const float *from, int64_t rows, int64_t columns) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < rows * columns) to[i] = from[i % rows * columns + i / rows];
 }
 
-// dqkv (rows, 3, H·D) += more, of the first t0_rows rows keys and values alone; HD is a multiple of 8.
+// dqkv (rows, 3, H·D) += more; of the first t0_rows rows only keys and values. HD is a multiple of 8.
 static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows, int64_t t0_rows, int64_t HD) {
     typedef cf_pack<real> pack;
     const int64_t packs = 3 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -545,17 +495,16 @@ static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows,
     ((pack *)dqkv)[i] = sum;
 }
 
-// ---- what attention.cu calls
+// ---- called by attention.cu
 
 bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream) {
     (void)T;
-    if (!aligned(out) || !aligned(qkv)) return unsupported("an address is not a multiple of 16 bytes");
     const problem of = {FORWARD, n, t0 + n, B, H, D};
-    plan *p = supported(&of);
+    plan *p = packable(0, out, qkv) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
     const int64_t HD = H * D, statistics = (n * B * H * 4 + 255) / 256 * 256; // bytes
-    char *memory = workspace(statistics + p->workspace, stream);
+    char *memory = workspace_of(cudnn.of_stream, stream, statistics + p->workspace, PURPOSE);
     float *stats = (float *)memory; // (B, H, n)
     void *pointer[NAMES] = {};
     pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
@@ -565,12 +514,12 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     pointer[STATS] = stats;
     set_scalars(pointer, p);
     run(p, pointer, memory + statistics, stream);
-    cf_launch(transpose, blocks_for(n * B * H), dim3(THREADS), stream, lse + t0 * B * H, (const float *)stats, B * H, n);
+    cf_launch(transpose, dim3((unsigned)ceil_div(n * B * H, THREADS)), dim3(THREADS), stream, lse + t0 * B * H,
+              (const float *)stats, B * H, n);
     return true;
 }
 
-// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and gradients (keys, B, 3, H, D)
-// that are added to those before.
+// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and gradients (keys, B, 3, H, D) to be added.
 static int64_t padded_rows(int64_t rows) {
     return (rows + 63) / 64 * 64;
 }
@@ -582,15 +531,13 @@ int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                               int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     (void)T;
-    if (!aligned(dqkv) || !aligned(dout) || !aligned(out) || !aligned(qkv) || !aligned(scratch))
-        return unsupported("an address is not a multiple of 16 bytes");
     const problem of = {BACKWARD, n, t0 + n, B, H, D};
-    plan *p = supported(&of);
+    plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
     const int64_t HD = H * D, rows = n * B * H, keys = t0 + n;
     float *stats = scratch, *delta = stats + padded_rows(rows);
     real *gradients = first ? dqkv : (real *)(delta + padded_rows(rows)); // (keys, B, 3, H, D)
-    cf_launch(transpose, blocks_for(rows), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
+    cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
     void *pointer[NAMES] = {};
     pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
     pointer[K] = (void *)(qkv + HD);
@@ -603,10 +550,10 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     pointer[DK] = gradients + HD;
     pointer[DV] = gradients + 2 * HD;
     set_scalars(pointer, p);
-    run(p, pointer, workspace(p->workspace, stream), stream);
+    run(p, pointer, workspace_of(cudnn.of_stream, stream, p->workspace, PURPOSE), stream);
     if (!first)
-        cf_launch(add_gradients, blocks_for(keys * B * 3 * HD / cf_pack<real>::N), dim3(THREADS), stream, dqkv, gradients, keys * B,
-                  t0 * B, HD);
+        cf_launch(add_gradients, dim3((unsigned)ceil_div(keys * B * 3 * HD / cf_pack<real>::N, THREADS)), dim3(THREADS), stream,
+                  dqkv, gradients, keys * B, t0 * B, HD);
     return true;
 }
 

@@ -1,16 +1,14 @@
-// Softmax cross-entropy on the GPU: the logits are the largest tensor of a step, so each function reads them
-// from memory once. A block takes a row, whatever its alignment (row_cut): a thread takes every THREADS-th
-// pack, FLIGHT of them loaded at a time.
+// Softmax cross-entropy on the GPU: the logits are the largest tensor of a step, so each function reads them from memory once.
+// A block processes a row of any alignment (row_cut): a thread every THREADS-th pack, of which it loads FLIGHT at a time.
 //
-// Statistics: each thread keeps the maximum so far and the sum of exponentials relative to it; a new maximum
-// rescales the sum. Then the block finds its maximum, every thread rescales once more, and the sums are added
-// (kernel.h: in a fixed order). A maximum passes over NaN, but the sum takes it up, and so does the loss; an
-// infinite logit makes NaN of infinity minus infinity.
+// Statistics: each thread keeps the maximum so far and the sum of exponentials relative to it; a new maximum rescales the sum.
+// Then the block finds its maximum, every thread rescales once more, and the sums are added (kernel.h: in a fixed order). A
+// maximum ignores NaN, but the sum, and so the loss, becomes NaN; an infinite logit also gives NaN: infinity minus infinity.
 //
-// Backward is in place: a pack is loaded, becomes its gradient and is stored by the same thread.
+// Backward is in place: a thread loads a pack, computes its gradient and stores it.
 //
-// Fused, a block reads its row a second time, from the end, which the caches have seen last. They hold it if few rows are
-// at work: the kernel's registers allow two blocks on a multiprocessor, 200 kB of rows of GPT-2's vocabulary in bf16.
+// The fused kernel reads its row a second time, from the end, which is still in the caches if few rows are in progress: its
+// registers allow two blocks on a multiprocessor, 200 kB of rows of GPT-2's vocabulary in bf16.
 #include "crossentropy.h"
 #include "kernel.h"
 
@@ -36,29 +34,36 @@ template <int W> static __device__ inline softmax include(softmax s, const value
 
 static __device__ inline softmax merge(softmax a, softmax b) {
     float maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
-    if (maximum == -INFINITY) return {maximum, a.sum + b.sum}; // nothing, or NaN on its way
+    if (maximum == -INFINITY) return {maximum, a.sum + b.sum}; // both empty, or NaN
     return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
+}
+
+// Loads FLIGHT packs of a row, every THREADS-th from pack p on, then calls f with each and its column.
+template <typename F> static __device__ inline void packs_from(const real *row, row_cut cut, int64_t p, F f) {
+    cf_pack<real> raw[FLIGHT];
+#pragma unroll
+    for (int k = 0; k < FLIGHT; k++)
+        if (p + k * THREADS < cut.packs) raw[k] = load_pack(row + cut.head + (p + k * THREADS) * PACK);
+#pragma unroll
+    for (int k = 0; k < FLIGHT; k++) {
+        if (p + k * THREADS >= cut.packs) continue;
+        values<PACK> x = unpack(raw[k]);
+        f(x, cut.head + (p + k * THREADS) * PACK);
+    }
 }
 
 static __device__ inline softmax softmax_of(const real *row, int64_t n) {
     softmax s = {-INFINITY, 0};
     row_cut cut = cut_row(row, n);
     if (threadIdx.x < cut.singles) s = include(s, load<1>(row + single_column(cut, threadIdx.x)));
-    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
-        cf_pack<real> raw[FLIGHT];
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) raw[k] = load_pack(row + cut.head + (p + k * THREADS) * PACK);
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) s = include(s, unpack(raw[k]));
-    }
+    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT)
+        packs_from(row, cut, p, [&](const values<PACK> &x, int64_t) { s = include(s, x); });
     float maximum = block_max(s.maximum), sum[1] = {s.sum * expf(s.maximum - shift_of(maximum))};
     block_sum(sum);
     return {maximum, sum[0]};
 }
 
-// The difference of two logits comes first: beside huge ones the logarithm would be lost.
+// The difference of two logits comes first: added to a huge one the logarithm would be lost.
 static __device__ inline float loss_of(softmax s, float target) {
     return logf(s.sum) + (s.maximum - target);
 }
@@ -130,21 +135,11 @@ static __device__ inline void differentiate(real *row, softmax s, float scale, i
         store<1>(row + c, x);
     }
     const int64_t stretch = THREADS * FLIGHT, last = (cut.packs - 1) / stretch;
-    for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch) {
-        cf_pack<real> raw[FLIGHT];
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) raw[k] = load_pack(row + cut.head + (p + k * THREADS) * PACK);
-#pragma unroll
-        for (int k = 0; k < FLIGHT; k++) {
-            int64_t c = cut.head + (p + k * THREADS) * PACK;
-            if (p + k * THREADS < cut.packs) {
-                values<PACK> x = unpack(raw[k]);
-                differentiate(x, g, c);
-                store<PACK>(row + c, x);
-            }
-        }
-    }
+    for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch)
+        packs_from(row, cut, p, [&](values<PACK> &x, int64_t c) {
+            differentiate(x, g, c);
+            store<PACK>(row + c, x);
+        });
 }
 
 static __global__ void __launch_bounds__(THREADS) backward_kernel(real *logits, const precise *total, const int32_t *targets,

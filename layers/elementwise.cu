@@ -1,8 +1,7 @@
 // GELU and residual additions on the GPU: one pass over memory each, sixteen bytes a thread at a time.
 //
-// The formulas are the CPU twin's: (1 + tanh u) / 2 = 1 / (1 + exp(−2u)). The arithmetic of GELU is about as
-// long as its memory traffic, so exp is the fast one; its error, some 2⁻²² times the argument, is far below
-// what matters where the sigmoid is neither 0 nor 1.
+// The formulas are the CPU twin's: (1 + tanh u) / 2 = 1 / (1 + exp(−2u)). GELU's arithmetic takes about as long as its memory
+// traffic, so it uses the fast exp; the error, some 2⁻²² times the argument, does not matter where the sigmoid is neither 0 nor 1.
 #include "elementwise.h"
 #include "kernel.h"
 
@@ -34,7 +33,7 @@ struct gelu_slope_map {
     const real *dy, *x;
 
     static __device__ float slope(float v) {
-        v = v > 100 ? 100 : v; // the derivative is 1 or 0 far before; keeps inf · 0 away, lets NaN pass
+        v = v > 100 ? 100 : v; // the derivative is 1 or 0 long before; avoids inf · 0, NaN passes
         v = v < -100 ? -100 : v;
         float s = sigmoid_of_gelu(v);
         return s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);
@@ -57,9 +56,9 @@ struct residual_map {
     int64_t C;
 
     template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
-        values<W> sum = load<W>(x + r * C + c), add = load<W>(y + r * C + c), b = load<W>(bias + c);
-#pragma unroll
-        for (int i = 0; i < W; i++) sum.at[i] = sum.at[i] + add.at[i] + b.at[i];
+        values<W> sum = load<W>(x + r * C + c);
+        sum += load<W>(y + r * C + c);
+        sum += load<W>(bias + c);
         return sum;
     }
 };

@@ -1,17 +1,16 @@
 // Shared by the model's CUDA kernels. For .cu files alone.
 //
-// All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time where
-// addresses allow (PACK elements of real, W = PACK below) and single elements elsewhere (W = 1), arithmetic
-// is in float whatever the element type, and a value is rounded once, when it is stored. Three ways to cut
-// work:
+// All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time if addresses allow it (PACK
+// elements of real, W = PACK below), else single elements (W = 1); arithmetic is in float for both element types, and a value is
+// rounded once, when it is stored. There are three ways to cut work:
 //
-//   each()      n independent elements: packs first, and the elements left over by threads of the same kernel
-//   each_row()  rows that have columns in common: a thread keeps its columns and takes several rows
+//   each()      n independent elements: first packs, then the remaining elements, by threads of the same kernel
+//   each_row()  rows that share operands by column: a thread keeps its columns for several rows
 //   row cut     a long row for one block: elements before the first sixteen-byte boundary, packs, the rest
 //
-// Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every
-// lane the same bits, addition being commutative), within a block that of the warps. The number of blocks,
-// too, follows from the shape alone, never from the GPU.
+// Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every lane the same
+// bits, since addition is commutative), within a block that of the warps. The number of blocks depends on the shape alone, never
+// on the GPU.
 #ifndef KERNEL_H
 #define KERNEL_H
 
@@ -40,6 +39,11 @@ static __device__ inline void set(real &to, float x) {
 #endif
 
 template <int W> struct values { float at[W]; };
+
+template <int W> static __device__ inline void operator+=(values<W> &to, const values<W> &x) {
+#pragma unroll
+    for (int i = 0; i < W; i++) to.at[i] += x.at[i];
+}
 
 template <typename T> static __device__ inline cf_pack<T> load_pack(const T *from) {
     return *(const cf_pack<T> *)from;
@@ -95,14 +99,39 @@ template <int W, typename T> static __device__ inline void store(T *to, const va
     }
 }
 
-// Whether packs may be used at these addresses (NULL is allowed) and at whole rows after them.
+// May packs be used at these addresses (NULL is allowed) and at whole rows after them?
 template <typename... T> static inline bool packable(int64_t row, const T *...addresses) {
     return row % PACK == 0 && (((uintptr_t)addresses | ...) % 16) == 0;
 }
 
+// --- scratch memory: one for each stream, which grows ---
+
+enum { STREAMS_MAX = 8 };
+
+typedef struct workspace {
+    cf_stream *stream;
+    char *memory;
+    int64_t bytes;
+} workspace;
+
+static inline char *workspace_of(workspace list[STREAMS_MAX], cf_stream *stream, int64_t bytes, const char *purpose) {
+    for (workspace *w = list; w < list + STREAMS_MAX; w++) {
+        if (w->stream && w->stream != stream) continue;
+        w->stream = stream;
+        if (w->bytes < bytes) {
+            if (w->memory) cf_stream_sync(stream); // enqueued kernels may use the smaller one
+            cf_free(w->memory);
+            w->memory = (char *)cf_alloc(bytes, purpose);
+            w->bytes = bytes;
+        }
+        return w->memory;
+    }
+    cf_die("call layers on fewer streams", "%s: more than %d streams", purpose, STREAMS_MAX);
+}
+
 // --- n independent elements ---
 
-enum { EACH_THREADS = 256, EACH_ITEMS = 4 }; // items per thread
+enum { EACH_THREADS = 256, EACH_ITEMS = 4 }; // items of a thread
 
 // An item is a pack or, after the last pack, one element.
 template <typename Map> static __global__ void each_kernel(Map map, int64_t packs, int64_t items) {
@@ -127,7 +156,7 @@ template <typename Map> static void each(Map map, int64_t n, bool packed, cf_str
 
 enum { TILE_ROWS = 4, TILE_THREADS_MAX = 256 };
 
-// All rows are loaded before the first is stored, because the compiler must take it that out is an input, which it may be.
+// Loads all rows before it stores the first, because the compiler must assume that out is an input, as it may be.
 template <int W, typename Map> static __global__ void rows_kernel(real *out, Map map, int64_t R, int64_t C) {
     int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W, first = (int64_t)blockIdx.x * TILE_ROWS;
     if (c >= C) return;
@@ -139,8 +168,8 @@ template <int W, typename Map> static __global__ void rows_kernel(real *out, Map
         if (first + k < R) store<W>(out + (first + k) * C + c, row[k]);
 }
 
-// out (R, C): elements c … c + W − 1 of row r are map.at<W>(r, c), with W = PACK only if packed. A thread keeps W columns and
-// takes TILE_ROWS rows.
+// out (R, C): elements c … c + W − 1 of row r are map.at<W>(r, c), with W = PACK only if packed. A thread computes W columns of
+// TILE_ROWS rows.
 template <typename Map> static void each_row(real *out, Map map, int64_t R, int64_t C, bool packed, cf_stream *stream) {
     int64_t wide = ceil_div(C, packed ? PACK : 1), across = ceil_div(wide, TILE_THREADS_MAX);
     int64_t threads = across > 0 ? ceil_div(ceil_div(wide, across), WARP) * WARP : 0;
@@ -161,7 +190,7 @@ static __device__ inline row_cut cut_row(const real *row, int64_t n) {
     return {head, packs, n - packs * PACK};
 }
 
-static __device__ inline int64_t single_column(row_cut cut, int64_t i) { // of single i
+static __device__ inline int64_t single_column(row_cut cut, int64_t i) { // the column of single i
     return i < cut.head ? i : i + cut.packs * PACK;
 }
 
@@ -204,8 +233,8 @@ static __device__ inline float block_max(float x) {
     return x;
 }
 
-// to (C) += the sum over i of partial (count, columns), and more += that of the columns after C. A warp takes 32 columns and
-// a fixed share of the partial sums, in order; the warps' sums are added in order.
+// to (C) += the sum over i of partial (count, columns), and more += that of the columns after C. A warp adds a fixed share of the
+// partial sums of 32 columns, in order; the warps' sums are added in order.
 enum { PARTIAL_WARPS = 16 };
 template <typename T>
 static __global__ void add_partials_kernel(T *to, T *more, const T *partial, int64_t count, int64_t C, int64_t columns) {

@@ -1,22 +1,21 @@
 // Layer normalisation on the GPU.
 //
-// A block is as wide as a row: a thread holds W neighbouring columns in registers, so the row is read once
-// and its variance is that of the differences from the mean. ROWS rows are treated at once, so that their
-// loads are in flight together and one block-wide reduction serves all of them. Rows that are too long for
-// that, or long and not on sixteen-byte boundaries, are walked through several times by the kernels with
-// `long` in their name; the cache has them by then.
+// A block is as wide as a row: a thread holds W neighbouring columns in registers, so the row is read once and its variance is
+// that of the differences from the mean. A block processes ROWS rows at once, so that their loads are in flight together and
+// one block-wide reduction serves all of them. The kernels with `long` in their name read longer rows, or long rows that are not
+// on sixteen-byte boundaries, several times, from the cache after the first.
 //
-// Backward: the rows are cut into at most PARTIALS stretches, whatever the GPU, a block for each. A thread
-// adds up dw and db of its columns over the block's rows in row order and leaves them in the block's part of
-// the scratch. A second kernel adds these partial sums (kernel.h).
+// Backward: the rows are cut into at most PARTIALS stretches on every GPU, a block for each. A thread adds up dw and db of its
+// columns over the block's rows in row order, in the block's part of the scratch. A second kernel adds these partial sums
+// (kernel.h).
 #include "layernorm.h"
 #include "kernel.h"
 
 enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256 };
-enum { ROWS = PACK == 8 ? 2 : 4 }; // what registers allow without spills
+enum { ROWS = PACK == 8 ? 2 : 4 }; // as many as registers allow without spills
 #define EPS 1e-5f
 
-// Threads for rows of C columns, W a thread; 0: too long.
+// Threads for rows of C columns, W a thread; 0: too many.
 static int64_t threads_of_row(int64_t C, int64_t W) {
     int64_t threads = ceil_div(ceil_div(C, W), WARP) * WARP;
     return threads <= THREADS_MAX ? threads : 0;
@@ -149,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
     if (mine) store<W>(part + c, dw), store<W>(part + C + c, db);
 }
 
-// The same for long rows: dw and db add up in the scratch, each element by one thread.
+// The same for long rows: one thread adds up each element of dw and db in the scratch.
 static __global__ void backward_long_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w,
                                             const precise *mean, const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;

@@ -1,25 +1,24 @@
-// Linear layer on the GPU: products by cuBLASLt, and the sum that a bias gradient is.
+// Linear layer on the GPU: products by cuBLASLt, and a kernel for the gradient of a bias.
 //
-// cuBLASLt thinks in columns. Our row-major c = op(a)·op(b) is its column-major cᵀ = op(b)ᵀ·op(a)ᵀ, and a
-// row-major matrix is its own transpose there: so operands change places and nothing is moved. A bias, one
-// value for each column of ours, is one for each row of cuBLASLt's, as its fused epilogue wants it.
+// cuBLASLt's matrices are column-major. Our row-major c = op(a)·op(b) is its cᵀ = op(b)ᵀ·op(a)ᵀ, and a row-major matrix is its
+// own transpose there: so the factors change places and nothing is moved. A bias, one value for each of our columns, is one for
+// each row of cuBLASLt's, as its epilogue expects.
 //
-// GELU and its derivative are applied in epilogues too (the tanh approximation, as ours), where cuBLASLt
-// offers them: the widest activation is then written once instead of written, read and written. Elsewhere
-// kernels follow. The gradient of a bias is a kernel in any case: epilogues store it, ours is added to an fp32 sum.
+// GELU and its derivative are applied in epilogues too (the tanh approximation, like ours) if cuBLASLt has them: the widest
+// activation is then written once instead of written, read and written. Otherwise kernels follow. The gradient of a bias is
+// always a kernel: epilogues store it, ours is added to an fp32 sum.
 //
-// Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and
-// writes bf16 (forward, dgrad) or fp32 (wgrad, straight into the gradient).
+// Sums are in fp32. real = float computes in fp32 throughout, without TF32; real = bf16 reads bf16 and writes bf16 (forward,
+// dgrad) or fp32 (wgrad, straight into the gradient).
 //
-// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, with how far the real
-// addresses are aligned (odd leading dimensions are allowed). Those of its list are timed at the first call, and the fastest
-// is kept of those that give the bits of the first: so bits are the same in every run, whatever the times were.
-// (bench_gpu prints what is gained: on an H200 6 % of the time of d12's products, 10 % of d48's.) Algorithms that split
-// the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
-// Beside transfers whose kernels need multiprocessors a product takes fewer (cf_cuda_left), by the same algorithm.
+// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses (odd leading dimensions are
+// allowed). The algorithms of its list are timed at the first call; of those that give the bits of the first, the fastest is
+// used: so bits are the same in every run, whatever the times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's
+// products, 10 % of d48's.) Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a
+// fixed order. During transfers whose kernels need multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
 //
-// The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
-// gradient, which is enqueued on the same stream and so never meets a product.
+// Each stream has a workspace. It also holds the partial sums of a bias gradient, which is enqueued on the same stream and so
+// never runs during a product.
 //
 // Called by the host's compute thread alone.
 #include "linear.h"
@@ -32,9 +31,9 @@
 #include "elementwise.h"
 #include "kernel.h"
 
-enum { CANDIDATES = 8, STREAMS_MAX = 8, TIMES = 3 };
-static const double WORTH = 0.99;          // another algorithm is taken if it takes less than this of the first one's time
-static const int64_t WORKSPACE = 32 << 20; // bytes; what cuBLAS recommends for Hopper
+enum { CANDIDATES = 8, TIMES = 3 };
+static const double WORTH = 0.99;          // another algorithm is used if it takes less than this times the first one's time
+static const int64_t WORKSPACE = 32 << 20; // bytes; cuBLAS recommends it for Hopper
 
 #ifdef REAL_IS_BF16
 static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
@@ -42,33 +41,33 @@ static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
 static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
 #endif
 
-// What is done to a product before it is written: a bias is added; its GELU is taken, and `pre` gets what
-// was in front of it; it is multiplied by the derivative of GELU at `pre`. NULL: not that.
+// Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
+// the derivative of GELU at `pre`. NULL: not that.
 typedef struct epilogue {
     cublasLtEpilogue_t kind;
     const real *bias, *pre;
 } epilogue;
 static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
 
-// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n), or added to c, and an epilogue. Numbers
-// alone, of one type, so that two of them can be compared byte by byte.
+// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n), or added to c, and an epilogue. All fields have one
+// type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t c_type;                          // cudaDataType_t
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
-    int64_t blocks, step_a, step_c;          // products, and elements from one's a and c to the next one's; b is one for all
-    int64_t add;                             // to c: all that may differ between two of a kind
+    int64_t blocks, step_a, step_c;          // products; elements from one's a and c to the next one's; all have the same b
+    int64_t add;                             // to c; not part of the kind
 } product;
 
 typedef struct plan {
     product of;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c; // ours
-    int left;                       // multiprocessors that it leaves to others
+    int left;                       // multiprocessors that it leaves free
     cublasLtMatmulAlgo_t algorithm[CANDIDATES];
-    int algorithms, taken; // 0: not possible; the one that is used
+    int algorithms, chosen; // how many, 0: cuBLASLt cannot; the one that is used
     bool timed;
 } plan;
 
@@ -76,14 +75,11 @@ static struct {
     cublasLtHandle_t handle;
     bool first_only;     // linear_time_algorithms(false)
     int last;            // linear_algorithm()
-    int64_t plans, room; // made; for how many there is room
+    int64_t plans, room; // how many are made, fit in the list
     plan *list;
-    uint64_t *sums; // checksums: of c, and of what the epilogue writes beside it
+    uint64_t *sums; // checksums of c and of `pre`
     cudaEvent_t begin, end;
-    struct {
-        cf_stream *stream;
-        void *memory;
-    } workspace[STREAMS_MAX];
+    workspace of_stream[STREAMS_MAX];
 } blas;
 
 #define CHECK(call, product) check((call), #call, product)
@@ -98,18 +94,12 @@ static void check(cublasStatus_t status, const char *call, const product *p) {
            (long long)p->ldc);
 }
 
-static void *workspace(cf_stream *stream) {
-    for (int i = 0; i < STREAMS_MAX; i++) {
-        if (blas.workspace[i].stream == stream) return blas.workspace[i].memory;
-        if (blas.workspace[i].stream) continue;
-        blas.workspace[i].stream = stream;
-        return blas.workspace[i].memory = cf_alloc(WORKSPACE, "workspace of matrix products");
-    }
-    cf_die("call linear layers on fewer streams", "linear: more than %d streams", STREAMS_MAX);
+static void *workspace_for(cf_stream *stream) {
+    return workspace_of(blas.of_stream, stream, WORKSPACE, "workspace of matrix products");
 }
 
-// Of an address and of those that follow in steps of so many elements, in bytes; more than sixteen makes no difference to
-// any algorithm.
+// Of an address and of those that follow in steps of `step` elements, in bytes; more than sixteen makes no difference to any
+// algorithm.
 static int64_t alignment(const void *address, int64_t step, int64_t size) {
     int64_t bytes = 16;
     while (((uintptr_t)address | (uintptr_t)(step * size)) % (uintptr_t)bytes != 0) bytes /= 2;
@@ -132,13 +122,13 @@ static void set_addresses(plan *p, const void *bias, const void *pre) {
     if (pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &pre, sizeof pre);
 }
 
-// From an address of a bias or of what is in front of a GELU cuBLASLt takes how far all to come are aligned: sixteen
-// bytes, as takes_bias() and takes_gelu() see to, whatever more the first of them has.
+// cuBLASLt assumes that all later addresses of a bias or of GELU's input are aligned as the first one is: sixteen bytes, as
+// takes_bias() and takes_gelu() ensure, however well the first is aligned.
 static const void *no_further_aligned(const void *address) {
     return address ? (const void *)16 : NULL;
 }
 
-// Of theirs: rows and columns change places. step: elements from one block to the next.
+// Of cuBLASLt's matrix: rows and columns change places. step: elements from one block to the next.
 static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t columns, int64_t rows, int64_t ld, int64_t step,
                                      const product *of) {
     cublasLtMatrixLayout_t l;
@@ -153,7 +143,7 @@ static void describe(plan *p, const epilogue *e) {
     const product *of = &p->of;
     const cublasOperation_t keep = CUBLAS_OP_N, transpose = CUBLAS_OP_T;
     CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), of);
-    // Theirs: the first operand is our second.
+    // cuBLASLt's first factor is our second.
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
@@ -187,7 +177,7 @@ static void find_algorithms(plan *p) {
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of->aligned_c, of);
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c, preference, CANDIDATES, result, &found);
-    // What an epilogue cannot do (odd leading dimensions, for one) shows in more than one way.
+    // That an epilogue is not possible (odd leading dimensions, for one) shows in more than one way.
     if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++)
@@ -220,7 +210,7 @@ template <typename out> static __global__ void plain_product(out *c, const real 
     c[row * of.ldc + column] = (out)sum;
 }
 
-// What cuBLASLt has no algorithm for is computed otherwise: as exactly, and slower.
+// If cuBLASLt has no algorithm, this program computes the same, as exactly, and slower.
 enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
 static void report_refusal(int what, const product *of) {
     static const char *const instead[] = {"a plain kernel multiplies",
@@ -236,7 +226,6 @@ static void report_refusal(int what, const product *of) {
     reported[what] = true;
 }
 
-// The reference, and what computes a product that the library has no algorithm for.
 static void multiply_plainly(const product *of, const real *a, const real *b, void *c, cf_stream *stream) {
     report_refusal(A_PLAIN_KERNEL, of);
     const dim3 grid((unsigned)((of->m * of->n + THREADS - 1) / THREADS));
@@ -246,7 +235,6 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
         cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
 }
 
-// What is multiplied.
 typedef struct matrices {
     const real *a, *b;
     void *c;
@@ -258,10 +246,10 @@ typedef struct matrices {
 static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
     const float one = 1, beta = (float)x->add;
     return cublasLtMatmul(blas.handle, p->operation, &one, x->b, p->b, x->a, p->a, &beta, x->c, p->c, x->c, p->c,
-                          &p->algorithm[algorithm], workspace(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
+                          &p->algorithm[algorithm], workspace_for(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
 }
 
-// Milliseconds, and the checksum of what is written; negative: it cannot.
+// Milliseconds, and the checksums of what is written; negative: this algorithm cannot.
 static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t *sum) {
     const product *of = &p->of;
     const int64_t elements = (of->blocks - 1) * of->step_c + of->m * of->n;
@@ -279,7 +267,8 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
     return ms;
 }
 
-// The fastest of those that give the first one's bits. What is added to, or read and overwritten, cannot be computed twice.
+// Chooses the fastest algorithm of those that give the first one's bits. A product that adds to c, or overwrites what it reads,
+// cannot be computed twice.
 static void time_algorithms(plan *p, const matrices *x) {
     uint64_t first[2], sum[2];
     double best[CANDIDATES];
@@ -300,22 +289,28 @@ static void time_algorithms(plan *p, const matrices *x) {
                 best[i] = ms;
         }
     for (int i = 1; i < p->algorithms; i++)
-        if (best[i] >= 0 && best[i] < best[p->taken] * (p->taken == 0 ? WORTH : 1)) p->taken = i;
+        if (best[i] >= 0 && best[i] < best[p->chosen] * (p->chosen == 0 ? WORTH : 1)) p->chosen = i;
 }
 
-// False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it named.
+// False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it has named.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const matrices x = {a, b, c, e, of.add, stream};
+    const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
+    if (of.m == 0 || of.n == 0) return true;
+    if (of.k == 0) { // PLAIN
+        if (!of.add) cf_zero(c, of.m * of.n * size, stream);
+        return true;
+    }
     of.epilogue = e.kind;
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
     of.aligned_b = alignment(b, 0, sizeof(real));
-    of.aligned_c = alignment(c, of.step_c, of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float));
+    of.aligned_c = alignment(c, of.step_c, size);
     plan *p = plan_for(&of, &e);
     if (p->algorithms > 0) {
         set_addresses(p, e.bias, e.pre);
         leave(p, cf_cuda_left());
         time_algorithms(p, &x);
-        blas.last = blas.first_only ? 0 : p->taken;
+        blas.last = blas.first_only ? 0 : p->chosen;
         cublasStatus_t status = run(p, blas.last, &x);
         if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
             p->algorithms = 0;
@@ -343,14 +338,6 @@ static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
     return of;
 }
 
-// Products over nothing: what is added to stays, what is written becomes zero.
-template <typename out> static bool over_nothing(product of, out *c, cf_stream *stream) {
-    if (of.m == 0 || of.n == 0) return true;
-    if (of.k > 0) return false;
-    if (!of.add) cf_zero(c, of.m * of.n * (int64_t)sizeof(out), stream);
-    return true;
-}
-
 static __global__ void fill_with_bias(real *out, const real *bias, int64_t count, int64_t OC) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count) out[i] = bias[i % OC];
@@ -373,66 +360,56 @@ static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }
 
-// What cuBLASLt asks of the matrix in front of the GELU. It does not say how exact its tanh is: enough for bf16.
+// cuBLASLt's conditions for GELU's input. Its documentation does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
     return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
-static void forward_block(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, int64_t R, int64_t IC,
-                          int64_t OC, cf_stream *stream) {
-    const epilogue e = {pre ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS, bias, pre};
-    if (R == 0 || OC == 0) return;
-    if (bias && IC > 0 && takes_bias(bias) && (!pre || takes_gelu(pre, OC)) &&
-        multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream))
-        return;
-    if (pre) {
-        forward_block(pre, NULL, x, w, bias, add, R, IC, OC, stream);
-        gelu_forward(out, pre, R * OC, stream);
-        return;
-    }
-    if (bias)
-        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
-    const product of = dense(false, true, R, OC, IC, bias || add);
-    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
-}
-
-static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre, bool add, int64_t R, int64_t IC, int64_t OC,
-                        cf_stream *stream) {
-    const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    const product of = dense(false, false, R, IC, OC, add);
-    if (pre && OC > 0 && R > 0 && IC > 0 && takes_gelu(pre, IC) && multiply(of, dy, w, dx, e, stream)) return;
-    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
-    if (pre && R * IC > 0) gelu_backward(dx, dx, pre, R * IC, stream);
-}
-
-// False: there is one block or nothing to multiply, or the library does not multiply blocks together.
+// False: as multiply().
 static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r, cf_stream *stream) {
-    if (r.blocks < 2 || of.m == 0 || of.n == 0 || of.k == 0) return false;
-    of.blocks = r.blocks, of.step_a = r.in * of.k, of.step_c = r.out * of.n;
+    of.blocks = r.blocks;
+    if (r.blocks > 1) of.step_a = r.in * of.k, of.step_c = r.out * of.n;
     return multiply(of, a, b, c, e, stream);
 }
 
+// First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
                     int64_t OC, cf_stream *stream) {
-    const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL}, gelu = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
-    const bool batched = !add && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
-    const product of = dense(false, true, r.rows, OC, IC, false);
-    if (batched && multiply_blocks(of, x, w, out, pre ? gelu : bias ? biased : PLAIN, r, stream)) return;
-    for (int64_t i = 0; i < r.blocks; i++) {
-        const int64_t to = i * r.out * OC;
-        forward_block(out + to, pre ? pre + to : NULL, x + i * r.in * IC, w, bias, add, r.rows, IC, OC, stream);
+    const epilogue e = {pre    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                        : bias ? CUBLASLT_EPILOGUE_BIAS
+                               : CUBLASLT_EPILOGUE_DEFAULT,
+                        bias, pre};
+    const bool possible = IC > 0 && !(add && r.blocks > 1) && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
+    if (r.rows == 0 || OC == 0) return;
+    if (possible && multiply_blocks(dense(false, true, r.rows, OC, IC, add), x, w, out, e, r, stream)) return;
+    if (r.blocks > 1) {
+        for (int64_t i = 0; i < r.blocks; i++)
+            linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias, add,
+                           linear_all(r.rows), IC, OC, stream);
+    } else if (pre) {
+        linear_forward(pre, NULL, x, w, bias, add, r, IC, OC, stream);
+        gelu_forward(out, pre, r.rows * OC, stream);
+    } else {
+        const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
+        if (bias) cf_launch(fill_with_bias, grid, dim3(THREADS), stream, out, bias, r.rows * OC, OC);
+        multiply(dense(false, true, r.rows, OC, IC, bias || add), x, w, out, PLAIN, stream);
     }
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    const epilogue gelu = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    const bool batched = !add && (!pre || takes_gelu(pre, IC));
-    const product of = dense(false, false, r.rows, IC, OC, false);
-    if (batched && multiply_blocks(of, dy, w, dx, pre ? gelu : PLAIN, r, stream)) return;
-    for (int64_t i = 0; i < r.blocks; i++) {
-        const int64_t to = i * r.out * IC;
-        dgrad_block(dx + to, dy + i * r.in * OC, w, pre ? pre + to : NULL, add, r.rows, IC, OC, stream);
+    const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
+    const bool possible = OC > 0 && !(add && r.blocks > 1) && (!pre || takes_gelu(pre, IC));
+    const product of = dense(false, false, r.rows, IC, OC, add);
+    if (r.rows == 0 || IC == 0) return;
+    if (possible && multiply_blocks(of, dy, w, dx, e, r, stream)) return;
+    if (r.blocks > 1) {
+        for (int64_t i = 0; i < r.blocks; i++)
+            linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, add, linear_all(r.rows), IC,
+                         OC, stream);
+    } else {
+        multiply(of, dy, w, dx, PLAIN, stream);
+        if (pre) gelu_backward(dx, dx, pre, r.rows * IC, stream);
     }
 }
 
@@ -441,7 +418,7 @@ void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, in
     product of = dense(true, false, rows, IC, R, add);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    if (!over_nothing(of, dw, stream)) multiply(of, dy, x, dw, PLAIN, stream);
+    multiply(of, dy, x, dw, PLAIN, stream);
 }
 
 // Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
@@ -453,14 +430,15 @@ int64_t linear_wgrad_rows_min(int64_t IC) {
     return ceil_div(TILES_MIN, across) * PRODUCT_ROWS;
 }
 
-// What is added takes 2 · rows flops an element of dw, which is 8 bytes: at 600 TFLOP/s and 3 TB/s as long for 800 rows.
+// Such a product has 2 · rows flops for each element of dw, and moves 8 bytes: at 600 TFLOP/s and 3 TB/s both take as long for 800
+// rows.
 int64_t linear_wgrad_depth_min(void) {
     return 1024;
 }
 
-// Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane
-// N neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are
-// added in order. Then the blocks' sums are added (kernel.h). Cuts depend on R and OC alone.
+// Bias gradient. First each block sums some rows of LANES · N columns: a warp sums consecutive rows, a lane N neighbouring columns
+// (sixteen bytes, or one column if rows are not aligned), and the warps' sums are added in order. Then the blocks' sums are added
+// (kernel.h). The cuts depend on R and OC alone.
 enum { BLOCKS = 768, ROWS_MIN = 64 };
 
 // partial (blocks, OC), blocks = gridDim.y
@@ -471,17 +449,13 @@ template <int N> static __global__ void sum_rows(float *partial, const real *dy,
     const int64_t each = (rows + WARPS - 1) / WARPS, begin = blockIdx.y * rows + warp * each;
     const int64_t block_end = blockIdx.y * rows + rows < R ? blockIdx.y * rows + rows : R;
     const int64_t end = begin + each < block_end ? begin + each : block_end;
-    float sum[N] = {};
+    values<N> sum = {};
     if (column < OC) {
 #pragma unroll 4
-        for (int64_t r = begin; r < end; r++) {
-            const values<N> x = load<N>(dy + r * OC + column);
-#pragma unroll
-            for (int i = 0; i < N; i++) sum[i] += x.at[i];
-        }
+        for (int64_t r = begin; r < end; r++) sum += load<N>(dy + r * OC + column);
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) of_warp[warp][lane * N + i] = sum[i];
+    for (int i = 0; i < N; i++) of_warp[warp][lane * N + i] = sum.at[i];
     __syncthreads();
     const int c = threadIdx.x;
     if (c >= LANES * N || first + c >= OC) return;
@@ -494,12 +468,10 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     if (R == 0 || OC == 0) return;
     const bool packs = packable(OC, dy);
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
-    int64_t blocks = ceil_div(R, ROWS_MIN);
-    if (blocks > ceil_div(BLOCKS, across)) blocks = ceil_div(BLOCKS, across);
-    if (blocks > fit) blocks = fit;
+    const int64_t blocks = smaller(smaller(ceil_div(R, ROWS_MIN), ceil_div(BLOCKS, across)), fit);
     if (blocks < 1)
         cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace", (long long)OC);
-    float *partial = (float *)workspace(stream); // (blocks, OC)
+    float *partial = (float *)workspace_for(stream); // (blocks, OC)
     cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
               OC, ceil_div(R, blocks));
     add_partials(db, db, partial, blocks, OC, OC, stream);

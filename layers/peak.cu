@@ -1,7 +1,7 @@
-// See peak.h. The figures are those of NVIDIA's data sheets and architecture papers for the full, unshared
-// device: bf16 products accumulated in fp32 on the tensor cores, without sparsity, and fp32 outside of them.
-// A device is known by its full name, because what is sold under nearly the same name (a laptop's, a part of
-// a device, a custom order) may be something else; and a figure that is not known is better than a wrong one.
+// See peak.h. The figures are those of NVIDIA's data sheets and architecture papers for the full, unshared device: bf16 products
+// accumulated in fp32 on the tensor cores, without sparsity, and fp32 outside of them. The full name must match, because
+// devices with nearly the same name (a laptop's, a part of a device, a custom order) may be different, and no figure is better
+// than a wrong one.
 #include <stdio.h>
 #include <string.h>
 #include "peak.h"

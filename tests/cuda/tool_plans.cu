@@ -67,9 +67,8 @@ static descriptor describe(const gpu *g) {
                           g->multiprocessors, g->shared_optin, g->blocks, g->threads, g->pci_id, (long long)g->bytes, g->sm_khz,
                           g->memory_khz, g->l2_bytes, g->version, g->full_name);
     graph of = {};
-    descriptor d = create(&of, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
-    set(&of, d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length, text);
-    finish(&of, d);
+    descriptor d = make(&of, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR,
+                        {{CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length, text}});
     if (of.status == CUDNN_STATUS_SUCCESS) return d;
     char cause[512] = "";
     cudnnGetLastErrorString(cause, sizeof cause);
