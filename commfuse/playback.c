@@ -9,20 +9,20 @@ static const double MOMENT = 1e-9; // ms: tolerance of rounding
 enum { WAVES = 64 };
 
 typedef struct flight { // a unit of one player; times are INFINITY until known
-    bool posted, ready, gone;
-    int held;                 // multiprocessors, until it is complete
-    double left_ms[CF_LINKS]; // remaining time on each link, if alone there
-    double asks_ms, began_ms, through_ms;
+    bool posted, ready, started;
+    int held;                      // multiprocessors, until it is complete
+    double remaining_ms[CF_LINKS]; // remaining time on each link, if alone there
+    double startable_ms, began_ms, sent_ms;
 } flight;
 
 typedef struct stream {
     int64_t next;          // entry
     bool working, waiting; // in a kernel; at a wait, since began_ms
-    double left_ms, began_ms;
+    double remaining_ms, began_ms;
     int64_t blocks[2]; // of the kernel, not started
     struct {           // blocks that started together
         int count;
-        double left_ms;
+        double remaining_ms;
     } wave[WAVES];
     int waves, computing; // computing: multiprocessors in use
 } stream;
@@ -65,22 +65,22 @@ static bool arrived(const playback *b, const player *p, int unit) {
     for (int i = 0; i < b->players; i++) {
         const player *from = &b->player[i];
         if (!(u->receives_from >> i & 1)) continue;
-        if (!(from->flight[from->in_lane[u->lane][u->number]].through_ms <= b->now_ms + MOMENT)) return false;
+        if (!(from->flight[from->in_lane[u->lane][u->number]].sent_ms <= b->now_ms + MOMENT)) return false;
     }
     return p->flight[unit].posted;
 }
 
 static bool complete(const playback *b, const player *p, int unit) {
-    return p->flight[unit].through_ms <= b->now_ms + MOMENT && arrived(b, p, unit);
+    return p->flight[unit].sent_ms <= b->now_ms + MOMENT && arrived(b, p, unit);
 }
 
 static bool drained(const flight *f) {
     double left = 0;
-    for (int l = 0; l < CF_LINKS; l++) left += f->left_ms[l];
-    return f->gone && left <= MOMENT;
+    for (int l = 0; l < CF_LINKS; l++) left += f->remaining_ms[l];
+    return f->started && left <= MOMENT;
 }
 
-static bool may_go(const playback *b, const player *p, int unit) {
+static bool receivers_ready(const playback *b, const player *p, int unit) {
     const cf_record_unit *u = &p->record->unit[unit];
     for (int i = 0; i < b->players; i++) {
         const player *to = &b->player[i];
@@ -107,31 +107,32 @@ static bool move_units(playback *b, player *p) {
             const cf_record_unit *u = &r->unit[unit];
             flight *f = &p->flight[unit];
             if (!f->posted) break;
-            if (f->asks_ms == INFINITY) {
+            if (f->startable_ms == INFINITY) {
                 bool all = true;
                 for (int i = u->after; i < u->after + u->afters && all; i++) all = arrived(b, p, r->after[i]);
                 if (!all) break;
-                f->asks_ms = b->now_ms + 1e3 * b->hardware->start_s;
+                f->startable_ms = b->now_ms + 1e3 * b->hardware->start_s;
             }
             if (!f->ready) {
-                if (f->asks_ms > b->now_ms + MOMENT) break;
-                const int needed = b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0; // CPU: pace()
+                if (f->startable_ms > b->now_ms + MOMENT) break;
+                const int needed =
+                    b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0; // CPU: compute_speed()
                 const int wanted = needed - f->held, given = unused(b, p) < wanted ? unused(b, p) : wanted;
                 f->held += given, p->held += given;
                 if (given < wanted) break;
                 f->ready = moved = true;
             }
-            if (!f->gone) {
-                if (!may_go(b, p, unit)) break;
-                f->gone = moved = true, f->began_ms = b->now_ms;
-                memcpy(f->left_ms, u->wire_ms, sizeof f->left_ms);
+            if (!f->started) {
+                if (!receivers_ready(b, p, unit)) break;
+                f->started = moved = true, f->began_ms = b->now_ms;
+                memcpy(f->remaining_ms, u->wire_ms, sizeof f->remaining_ms);
             }
-            if (drained(f) && f->through_ms == INFINITY) moved = true, f->through_ms = b->now_ms + u->latency_ms;
+            if (drained(f) && f->sent_ms == INFINITY) moved = true, f->sent_ms = b->now_ms + u->latency_ms;
             if (b->hardware->gpu ? !complete(b, p, unit) : !drained(f)) break;
             p->held -= f->held;
             p->first[lane]++, moved = true;
         }
-    for (; p->open < p->posted && p->flight[p->open].gone && complete(b, p, p->open); p->open++) {
+    for (; p->open < p->posted && p->flight[p->open].started && complete(b, p, p->open); p->open++) {
         const cf_record_unit *u = &r->unit[p->open];
         add_event(b, p, CF_TRACE_COMM, u->label, u->layer, u->bytes, p->flight[p->open].began_ms, b->now_ms);
     }
@@ -153,27 +154,27 @@ static const cf_record_entry *entry_of(const player *p, const stream *s) {
     return s->next < p->record->entries ? &p->record->entry[s->next] : NULL;
 }
 
-static void go_on(const player *p, stream *s) {
+static void next_entry(const player *p, stream *s) {
     do s->next++;
     while (s->next < p->record->entries && p->record->entry[s->next].stream != s - p->stream);
 }
 
 // The other stream's kernel began earlier and has blocks left to start.
-static bool comes_second(const player *p, const stream *s) {
+static bool must_wait(const player *p, const stream *s) {
     const stream *other = &p->stream[s == p->stream];
     const bool sooner = other->began_ms < s->began_ms || (other->began_ms == s->began_ms && other < s);
-    return other->working && sooner && (other->left_ms > MOMENT || other->blocks[0] + other->blocks[1] > 0);
+    return other->working && sooner && (other->remaining_ms > MOMENT || other->blocks[0] + other->blocks[1] > 0);
 }
 
 // Starts blocks on unused multiprocessors. Returns whether all blocks have ended.
 static bool start_blocks(playback *b, player *p, stream *s, const cf_record_entry *e) {
-    for (int i = 0; i < 2 && s->left_ms <= MOMENT && !comes_second(p, s); i++) {
+    for (int i = 0; i < 2 && s->remaining_ms <= MOMENT && !must_wait(p, s); i++) {
         const int count = s->blocks[i] < unused(b, p) ? (int)s->blocks[i] : unused(b, p);
         if (count == 0 || s->waves == WAVES) continue;
-        s->wave[s->waves].count = count, s->wave[s->waves++].left_ms = e->block_ms[i];
+        s->wave[s->waves].count = count, s->wave[s->waves++].remaining_ms = e->block_ms[i];
         s->blocks[i] -= count, s->computing += count;
     }
-    return s->left_ms <= MOMENT && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
+    return s->remaining_ms <= MOMENT && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
 }
 
 // Runs the next entry of a stream, if it can run now.
@@ -185,7 +186,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
         if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, s->began_ms, b->now_ms);
         p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - s->began_ms - e->ms);
         s->working = false;
-        go_on(p, s);
+        next_entry(p, s);
         return true;
     }
     if (p->host_ms + e->host_ms > b->now_ms + MOMENT) return false;
@@ -193,7 +194,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
     case CF_DO_KERNEL:
     case CF_DO_MOMENT:
         s->working = true, s->began_ms = b->now_ms;
-        s->left_ms = e->blocks[0] > 0 ? 1e3 * b->hardware->kernel_s : e->ms;
+        s->remaining_ms = e->blocks[0] > 0 ? 1e3 * b->hardware->kernel_s : e->ms;
         memcpy(s->blocks, e->blocks, sizeof s->blocks);
         return true;
     case CF_DO_POST:
@@ -219,18 +220,18 @@ static bool run_entry(playback *b, player *p, stream *s) {
         if (s->next + 1 < p->record->entries) memset(&p->sum, 0, sizeof p->sum);
         break;
     }
-    go_on(p, s);
+    next_entry(p, s);
     return true;
 }
 
 // --- time ---
 
 // The share of a link that a unit gets: the units of this player divide it.
-static double speed(const playback *b, const player *p, int link, bool bulk) {
+static double link_share(const playback *b, const player *p, int link, bool bulk) {
     int urgent = 0, all = 0;
     for (int i = p->open; i < p->posted; i++) {
         const flight *f = &p->flight[i];
-        if (!f->gone || f->left_ms[link] <= 0) continue;
+        if (!f->started || f->remaining_ms[link] <= 0) continue;
         all++, urgent += !p->record->unit[i].bulk;
     }
     if (b->hardware->gpu) return 1.0 / all;
@@ -238,75 +239,75 @@ static double speed(const playback *b, const player *p, int link, bool bulk) {
 }
 
 // The speed of computation on a CPU while units are in flight; a GPU's is 1.
-static double pace(const playback *b, const player *p, bool *flying) {
+static double compute_speed(const playback *b, const player *p, bool *flying) {
     double taken = 0;
     *flying = false;
     for (int i = p->open; i < p->posted; i++) {
         const flight *f = &p->flight[i];
-        if (!f->gone || f->through_ms <= b->now_ms) continue;
+        if (!f->started || f->sent_ms <= b->now_ms) continue;
         *flying = true, taken = fmax(taken, p->record->unit[i].taken);
     }
     return b->hardware->gpu ? 1 : 1 - taken;
 }
 
 // The speed of a stream's kernel if the whole device works on it: the share of multiprocessors that others leave.
-static double share(const playback *b, const player *p, const stream *s) {
+static double device_share(const playback *b, const player *p, const stream *s) {
     const cf_record_entry *e = entry_of(p, s);
     const bool whole = s->working && e->kind == CF_DO_KERNEL && e->blocks[0] == 0;
-    return !whole ? 1 : comes_second(p, s) ? 0 : (double)unused(b, p) / b->hardware->multiprocessors;
+    return !whole ? 1 : must_wait(p, s) ? 0 : (double)unused(b, p) / b->hardware->multiprocessors;
 }
 
 // Time until something on a stream ends. ms >= 0: first lets this much time pass.
-static double pass_stream(player *p, stream *s, double now_ms, double pace, double share, double ms) {
+static double advance_stream(player *p, stream *s, double now_ms, double compute_speed, double share, double ms) {
     const cf_record_entry *e = entry_of(p, s);
     double next = INFINITY;
     if (!e) return next;
-    if (s->working && s->left_ms > MOMENT) { // work of the whole device, or the start-up time before blocks
-        if (ms >= 0) s->left_ms -= ms * pace * share;
-        if (share > 0) next = s->left_ms / (pace * share);
+    if (s->working && s->remaining_ms > MOMENT) { // work of the whole device, or the start-up time before blocks
+        if (ms >= 0) s->remaining_ms -= ms * compute_speed * share;
+        if (share > 0) next = s->remaining_ms / (compute_speed * share);
     }
     for (int i = 0; i < s->waves; i++) {
-        if (ms >= 0) s->wave[i].left_ms -= ms * pace;
-        next = fmin(next, s->wave[i].left_ms / pace);
-        if (s->wave[i].left_ms <= MOMENT) s->computing -= s->wave[i].count, s->wave[i--] = s->wave[--s->waves];
+        if (ms >= 0) s->wave[i].remaining_ms -= ms * compute_speed;
+        next = fmin(next, s->wave[i].remaining_ms / compute_speed);
+        if (s->wave[i].remaining_ms <= MOMENT) s->computing -= s->wave[i].count, s->wave[i--] = s->wave[--s->waves];
     }
     const double issue = p->host_ms + e->host_ms - now_ms;
     return !s->working && issue > MOMENT ? fmin(next, issue) : next;
 }
 
 // Time until something of a player ends. ms >= 0: first lets this much time pass.
-static double pass(playback *b, player *p, double ms) {
+static double advance(playback *b, player *p, double ms) {
     double next = INFINITY;
     int working = 0;
     bool flying;
-    const double slower = pace(b, p, &flying);
+    const double speed = compute_speed(b, p, &flying);
     double shares[CF_STREAMS];
     const cf_record_entry *waits = NULL;
     for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++) {
         const cf_record_entry *e = entry_of(p, s);
-        working += s->working, shares[s - p->stream] = share(b, p, s);
+        working += s->working, shares[s - p->stream] = device_share(b, p, s);
         if (s->waiting && e->unit >= 0) waits = e;
     }
     if (ms >= 0 && flying) p->sum.comm_ms += ms;
-    if (ms >= 0 && working > 1) p->sum.slowed_ms -= ms; // of which two kernels count
+    if (ms >= 0 && working > 1) p->sum.slowed_ms -= ms; // two kernels count this time
     if (ms >= 0 && !working && waits) add_exposed(&p->sum, p->record->unit[waits->unit].label, ms);
     if (ms >= 0 && !working && !waits) p->sum.host_ms += ms;
     for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
-        next = fmin(next, pass_stream(p, s, b->now_ms, slower, shares[s - p->stream], ms));
+        next = fmin(next, advance_stream(p, s, b->now_ms, speed, shares[s - p->stream], ms));
     double speeds[CF_LINKS][2];
     for (int l = 0; l < b->hardware->links; l++)
-        for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = speed(b, p, l, bulk);
+        for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = link_share(b, p, l, bulk);
     for (int i = p->open; i < p->posted; i++) {
         flight *f = &p->flight[i];
-        if (f->asks_ms < INFINITY && f->asks_ms > b->now_ms + MOMENT) next = fmin(next, f->asks_ms - b->now_ms);
-        if (!f->gone) continue;
-        if (f->through_ms < INFINITY && f->through_ms > b->now_ms) next = fmin(next, f->through_ms - b->now_ms);
+        if (f->startable_ms < INFINITY && f->startable_ms > b->now_ms + MOMENT) next = fmin(next, f->startable_ms - b->now_ms);
+        if (!f->started) continue;
+        if (f->sent_ms < INFINITY && f->sent_ms > b->now_ms) next = fmin(next, f->sent_ms - b->now_ms);
         for (int l = 0; l < b->hardware->links; l++) {
             double rate = speeds[l][p->record->unit[i].bulk];
-            if (f->left_ms[l] <= 0) continue;
-            if (ms >= 0) f->left_ms[l] -= ms * rate;
-            if (ms >= 0 && f->left_ms[l] < MOMENT) f->left_ms[l] = 0;
-            if (rate > 0) next = fmin(next, f->left_ms[l] / rate);
+            if (f->remaining_ms[l] <= 0) continue;
+            if (ms >= 0) f->remaining_ms[l] -= ms * rate;
+            if (ms >= 0 && f->remaining_ms[l] < MOMENT) f->remaining_ms[l] = 0;
+            if (rate > 0) next = fmin(next, f->remaining_ms[l] / rate);
         }
     }
     return next;
@@ -319,7 +320,7 @@ static void start(playback *b, const cf_record *const *records) {
     for (int i = 0; i < b->players; i++) {
         player *p = &b->player[i];
         p->record = records[i];
-        for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, go_on(p, &p->stream[k]);
+        for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, next_entry(p, &p->stream[k]);
         p->flight = cf_host_alloc(p->record->units, sizeof *p->flight, "a playback");
         for (int lane = 0; lane < CF_LANES; lane++) {
             if (p->record->lane_units[lane] != records[0]->lane_units[lane])
@@ -329,7 +330,7 @@ static void start(playback *b, const cf_record *const *records) {
         }
         for (int u = 0; u < p->record->units; u++) {
             p->in_lane[p->record->unit[u].lane][p->record->unit[u].number] = u;
-            p->flight[u].through_ms = p->flight[u].asks_ms = INFINITY;
+            p->flight[u].sent_ms = p->flight[u].startable_ms = INFINITY;
         }
     }
 }
@@ -372,8 +373,8 @@ cf_played cf_playback(const cf_record *const *records, int players, cf_played_ev
             }
         }
         next = INFINITY;
-        for (player *p = b.player; p < b.player + players; p++) next = fmin(next, pass(&b, p, -1));
-        for (player *p = b.player; next < INFINITY && p < b.player + players; p++) pass(&b, p, next);
+        for (player *p = b.player; p < b.player + players; p++) next = fmin(next, advance(&b, p, -1));
+        for (player *p = b.player; next < INFINITY && p < b.player + players; p++) advance(&b, p, next);
     }
     cf_played result = result_of(&b);
     for (player *p = b.player; p < b.player + players; p++) {

@@ -142,18 +142,6 @@ static bool start_transfer(replay *r) {
     return true;
 }
 
-static void run_instant(replay *r) {
-    bool moved = true;
-    while (moved) {
-        moved = false;
-        for (player *p = r->player; p < r->player + r->players; p++) {
-            moved |= walk(r, p);
-            moved |= make_ready(r, p);
-        }
-        moved |= start_transfer(r);
-    }
-}
-
 // The next instant at which something ends; INFINITY: none.
 static double next_instant(const replay *r) {
     double next = INFINITY;
@@ -191,12 +179,17 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine 
     CF_RETURNS(((cf_replayed){NAN, NAN}));
     replay r = {.machine = machine, .players = ranks};
     start(&r, schedule);
-    double next = 0;
-    do {
+    for (double next = 0; next < INFINITY; next = next_instant(&r)) {
         r.now_ms = next;
-        run_instant(&r);
-        next = next_instant(&r);
-    } while (next < INFINITY);
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (player *p = r.player; p < r.player + ranks; p++) {
+                moved |= walk(&r, p);
+                moved |= make_ready(&r, p);
+            }
+            moved |= start_transfer(&r);
+        }
+    }
     cf_replayed result = result_of(&r);
     for (int i = 0; i < ranks; i++) free(r.player[i].transfer);
     free(r.player);
