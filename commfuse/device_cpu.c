@@ -115,11 +115,11 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     {                                                                                                                              \
         type *t = (type *)to;                                                                                                      \
         const type *f = (const type *)from;                                                                                        \
-        const bool itself = t != f;                                                                                                \
+        const bool onto = t != f;                                                                                                  \
         _Pragma("omp parallel for simd if (parallel : count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++) {               \
             type sum = f[i];                                                                                                       \
             for (int p = 1; p < parts; p++) sum = SUM(sum, f[p * stride + i]);                                                     \
-            t[i] = itself ? SUM(sum, t[i]) : sum;                                                                                  \
+            t[i] = onto ? SUM(sum, t[i]) : sum;                                                                                    \
         }                                                                                                                          \
         return;                                                                                                                    \
     }

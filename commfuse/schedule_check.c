@@ -307,7 +307,7 @@ static void run_on_stream(checker *c, int r, int i) {
     }
 }
 
-// All ranks' collectives meet.
+// Runs the collective at the head of all ranks' queues.
 static void collect(checker *c) {
     const bool gather = c->operation == CF_ALLGATHER, reduce = c->operation == CF_REDUCE_SCATTER;
     for (int r = 0; r < c->ranks; r++) {
@@ -346,14 +346,14 @@ static bool waits_complete(const checker *c, int r, const cf_step *step) {
     return true;
 }
 
-// The transfer at the head of the queue, if it may be active. The host has posted what it has reached.
+// The head of the queue, if it is active: the host has reached it, so it is posted, and its waits are complete.
 static const cf_step *active_head(const checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     const cf_step *step = &s->step[c->head[r]];
     return c->head[r] < s->count && c->head[r] <= c->host[r] && waits_complete(c, r, step) ? step : NULL;
 }
 
-// The next transfer of a rank, from step i on.
+// Makes the first transfer from step i on the head of a rank's queue.
 static void find_head(checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
     while (i < s->count && !cf_is_transfer(&s->step[i])) i++;
