@@ -143,10 +143,6 @@ static void exchange_rows(lookup *l, cf_fuse *operation) {
     cf_fuse_begin(operation, l->leaving, l->rows, l->p->shape.C, NULL, NULL, -1);
 }
 
-static void begin_lookup(lookup *l) {
-    cf_fuse_begin(l->forward, l->scratch, l->Ts, l->B * l->p->shape.C, lookup_slice, l, -1);
-}
-
 void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, bool only_owned, real *scratch) {
     l->Ts = Ts, l->B = B, l->scratch = scratch;
     l->rows_known = false;
@@ -157,7 +153,7 @@ void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, boo
         exchange_rows(l, l->fetch);
     } else {
         use_table(l, inputs);
-        begin_lookup(l);
+        cf_fuse_begin(l->forward, scratch, Ts, B * l->p->shape.C, lookup_slice, l, -1);
     }
 }
 
@@ -165,7 +161,7 @@ void lookup_finish_forward(lookup *l, real *x) {
     if (l->rows_known) {
         cf_fuse_finish(l->fetch);
         use_rows(l);
-        begin_lookup(l);
+        cf_fuse_begin(l->forward, l->scratch, l->Ts, l->B * l->p->shape.C, lookup_slice, l, -1);
     }
     const real *found = cf_fuse_finish(l->forward);
     cf_copy(x, found, l->Ts * l->B * l->p->shape.C * (int64_t)sizeof(real), l->context->stream);

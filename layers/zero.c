@@ -131,8 +131,8 @@ static void begin_gather(zero_shards *z, int i) {
     s->weights = WEIGHTS_IN_FLIGHT;
 }
 
-// At the start of `layer` gathers are begun up to this one. Few at first: posting them takes the host as long as a GPU computes
-// for the layer.
+// The last layer whose gathers begin before `layer` is computed. Few layers at first: posting one takes the host as long as
+// computing one takes a GPU.
 static int64_t last_to_prefetch(int64_t layer) {
     return smaller(2 * layer + 1, layer + LAYERS_AHEAD);
 }
