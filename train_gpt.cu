@@ -106,8 +106,10 @@ static void make_model(trainer *t) {
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H,
     o->vocab = shape.V; // wherever they came from
     if (o->dry_run) cf_device_plan_only(true);
-    gpt_create(&t->model, &t->context, &t->mesh, shape, strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, o->seq,
-               o->micro_batch, t->how, o->recompute != 0);
+    const parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    if (strcmp(o->recompute, "auto") == 0)
+        o->recompute = gpt_may_keep(&t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, t->how) ? "0" : "1";
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, t->how, *o->recompute == '1');
     optimizer_create(&t->optimizer, &t->model, t->how);
     const bool choose = t->how.mode == CF_MODE_AUTO && t->mesh.world_group.size > 1 && !*o->export_to;
     plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, o, t->transport, VERSION);

@@ -33,8 +33,10 @@ const char *cf_dtype_name(cf_dtype dtype) {
     return name[dtype];
 }
 
-void cf_device_plan_only(bool on) {
+bool cf_device_plan_only(bool on) {
+    const bool before = allocated.plan_only;
     allocated.plan_only = on;
+    return before;
 }
 
 static void *reserve(int64_t bytes) {

@@ -103,7 +103,7 @@ static void *no_memory(void) {
 
 #define NOTHING                         (void)0
 #define PLANNED_cf_device_open          NOTHING
-#define PLANNED_cf_device_memory        INT64_MAX
+#define PLANNED_cf_device_memory        record.hardware ? (int64_t)record.hardware->memory_bytes : INT64_MAX
 #define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
 #define PLANNED_cf_device_threads       NOTHING
 #define PLANNED_cf_stream_create        make_stream(0)

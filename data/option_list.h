@@ -61,8 +61,9 @@ REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
 REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
 REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")
-INT(recompute, "recompute", "1", 0, 1,
-    "1: the backward pass computes GELU and layer norms, and gathers these, again; 0: it keeps them: faster, more memory")
+CHOICE(recompute, "recompute", "auto", "auto|0|1",
+    "0: keep GELUs and layer norms for the backward pass: faster; 1: compute, and gather, them again: less memory; auto: 0 if that "
+    "takes at most three quarters of the free memory")
 CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
     "type of weights and activations, in memory and on the wire; auto: fp32 on a CPU, bf16 on a GPU")
 #undef GROUP

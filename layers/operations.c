@@ -36,6 +36,25 @@ cf_tuner *gpt_create_tuner(gpt *g) {
     return tuner;
 }
 
+// --- memory ---
+
+bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
+                  overlap how) {
+    gpt model;
+    zero_optimizer optimizer;
+    cf_transport *t = context->transport;
+    const int tags = context->tags;
+    const bool planned = cf_device_plan_only(true);
+    gpt_create(&model, context, mesh, shape, strategy, T, B, how, false);
+    optimizer_create(&optimizer, &model, how);
+    const int64_t taken = cf_memory_bytes();
+    optimizer_free(&optimizer);
+    gpt_free(&model);
+    cf_device_plan_only(planned);
+    context->tags = tags;
+    return cf_min_host(t, cf_device_memory(t->local_size) / 4 * 3 >= taken) > 0;
+}
+
 // --- --dry-run ---
 
 typedef struct tally { // posted by rank 0 in a step of one micro-batch

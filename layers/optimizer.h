@@ -62,6 +62,11 @@ void optimizer_finish_update(zero_optimizer *o);
 // The same, and waits until every weight has arrived: before saving a model, or at the end.
 void optimizer_wait_for_weights(zero_optimizer *o);
 
+// Would a model without recompute, and its optimizer, take at most three quarters of the free memory on every rank? Collective.
+// Arguments as of gpt_create. Allocates nothing; call it before gpt_create.
+bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
+                  overlap how);
+
 // Calls visit for the operations that carry gradients, weights and figures.
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);
 // --dry-run: memory per purpose, every schedule of rank 0, and how much a step posts.

@@ -61,7 +61,7 @@ def line_of(names, what, measured, predicted):
 
 def published(_):
     lines, points = zip(*(line_of({"llm.c": name}, "measured", measured, predict(
-        machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch)["slice"]["step"])
+        machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch, recompute=1)["slice"]["step"])
                           for name, machine, model, micro, batch, measured in PUBLISHED))
     return tables.markdown(lines), list(points)
 
@@ -76,7 +76,8 @@ A100, HOST = "a100x8", 8
 
 def phases(run):
     """Of one micro-batch and of what a step does once, from runs of two depths and of one and two micro-batches; in ms."""
-    shape = dict(channels=run["channels"], heads=run["heads"], seq=run["seq"], tp=run["tp"], dp=1, micro_batch=run["micro_batch"])
+    shape = dict(channels=run["channels"], heads=run["heads"], seq=run["seq"], tp=run["tp"], dp=1, micro_batch=run["micro_batch"],
+                 recompute=1)
     found = {(layers, count): predict(A100, layers=layers, batch=count * run["micro_batch"], **shape)["ideal"]
              for layers in (2, 4) for count in (1, 2)}
 

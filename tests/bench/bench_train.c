@@ -191,7 +191,8 @@ static void choose_shape(bench *b) {
 static void make_model(bench *b, entrant *e, const char *found) {
     const options *o = &b->o;
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how, o->recompute != 0);
+    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how,
+               strcmp(o->recompute, "1") == 0);
     optimizer_create(&e->optimizer, &e->model, e->how);
     if (e->how.mode == CF_MODE_AUTO && b->transport->size > 1) {
         plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");

@@ -42,7 +42,7 @@ class Check(unittest.TestCase):
             self.assertLess(abs(predicted / measured - 1), 0.15, table)
 
     def test_a_measured_machine_is_one_that_predict_takes(self):
-        def run(command, **_):
+        def run(command, *_, **__):
             return LAYERS if "bench_layers" in str(command) else COLLECTIVES
 
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(measure_machine, "run", run), \

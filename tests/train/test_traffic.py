@@ -57,7 +57,8 @@ class Bytes(Traffic):
                 lists = traffic.longest_lists(shape, strategy, tp, dp, samples, 2, step, accumulation)
                 found += lists
                 for rank in trace.ranks:
-                    expected = traffic.formula(shape, strategy, tp, dp, shape.maxT, 2, accumulation, lists[rank])
+                    expected = traffic.formula(shape, strategy, tp, dp, shape.maxT, 2, accumulation, lists[rank],
+                                               more.get("recompute", 0))
                     self.assertEqual(trace.bytes_sent(rank, step), expected, f"rank {rank}, step {step}")
             return found
 
@@ -85,6 +86,10 @@ class Bytes(Traffic):
         for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 1)):
             self.assertBytes(WIDE, strategy, tp, dp, accumulation=3)
 
+    def test_recomputing_gathers_the_norms_again(self):
+        for strategy in ("tpsp", "up"):
+            self.assertBytes(WIDE, strategy, 2, 1, recompute=1)
+
     def test_on_the_direct_route_and_in_slices(self):
         for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
             self.assertBytes(WIDE, strategy, tp, dp, route="direct", slices=3)
@@ -105,7 +110,7 @@ class Counts(unittest.TestCase):
 
     def test_where_slices_are_large_they_travel_one_by_one(self):
         exchanges, units, collectives = traffic.posted(harness.PROGRAM, "--tp", 4, "--vocab", 50257)
-        self.assertGreater(units, 12 * 10 * 3)
+        self.assertGreater(units, 12 * 8 * 3)
         self.assertLess(collectives, 12)
         self.assertLess(exchanges, 2 * units)
 

@@ -4,8 +4,8 @@ The formula knows the algorithms, not the program: per rank and step, in bytes s
 N = tp, D = dp, W = N·D ranks, a micro-batch of B sequences of T tokens a replica, A micro-batches a step, and
 S = T/N · B · C elements in a shard of activations:
 
-  TPSP     a layer gathers and scatters 4 times forward and 6 times backward, (N − 1)·S each; the head once each
-           way, and three numbers a token for the loss
+  TPSP     a layer gathers and scatters 4 times forward and 4 times backward, with --recompute 1 6 times, (N − 1)·S
+           each; the head once each way, and three numbers a token for the loss
   UP       a layer exchanges queries, keys and values (3·S) and heads (S) forward, the same backward, of which a rank
            keeps 1/N: 8·(N − 1)/N·S
   weights  gradients leave by reduce-scatter, weights come back by all-gather: (G − 1) shards of every bucket, G = D
@@ -131,11 +131,11 @@ def longest_lists(shape, strategy, tp, dp, samples, micro_batch, step, accumulat
     return list(zip(of(0), of(accumulation - 1)))
 
 
-def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1, lists=None):
+def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1, lists=None, recompute=0):
     """Bytes that a rank sends in a step, by what they are. lists: the lengths of longest_lists(); None: the longest that can be."""
     S = T // tp * micro_batch * shape.C
     if strategy == "tpsp":
-        activations = (tp - 1) * (10 * shape.L * S + 2 * S + 3 * T * micro_batch)
+        activations = (tp - 1) * ((8 + 2 * recompute) * shape.L * S + 2 * S + 3 * T * micro_batch)
     else:
         activations = (tp - 1) * 8 * shape.L * S // tp
     near = 2 * (tp - 1) * S * REAL if strategy == "tpsp" else 0
