@@ -1,8 +1,8 @@
 // Chooses between MPI, sockets and a process alone. See bootstrap.h.
 //
-// A full set RANK, WORLD_SIZE, MASTER_ADDR was given for this very process, so it comes before the environment of an MPI
-// launcher, which a torchrun inside of it only inherits; then MPI; then what srun gives (SLURM_PROCID, SLURM_NTASKS; in a step
-// only: in a batch script they are set too, for one process).
+// RANK, WORLD_SIZE and MASTER_ADDR, if all are set, are meant for this very process, so they come first: a torchrun inside an MPI
+// launcher only inherits that launcher's environment. Then MPI, then srun (SLURM_PROCID, SLURM_NTASKS; only in a job step, because
+// a batch script has them too, for one process).
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
@@ -21,7 +21,7 @@ enum {
     DEFAULT_PORT = 29500 // torchrun's
 };
 
-// fallback where the variable is not set.
+// The variable's value, or fallback if it is not set.
 static int number(const char *name, int from, int below, int fallback) {
     const char *text = cf_getenv(name);
     char *end = NULL;
@@ -34,8 +34,8 @@ static int number(const char *name, int from, int below, int fallback) {
     return (int)value;
 }
 
-// names: of the variables that hold rank, size and local rank. What the launcher says about this host counts more than host
-// names.
+// names: the variables with rank, size and local rank. The launcher's numbers for this host come before those that comparing host
+// names gives.
 static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
     const char *address = cf_getenv("MASTER_ADDR"), *agent = cf_getenv("TORCHELASTIC_USE_AGENT_STORE");
     int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
@@ -74,7 +74,7 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     return by_environment(!numbered && in_step ? slurm : torchrun, timeout_s); // neither: a process alone
 }
 
-// Where a rank is. The kernel's boot_id tells machines of one name apart, the name containers of one kernel.
+// The kernel's boot_id distinguishes machines with one name, the name containers on one kernel.
 typedef struct place {
     char host[64], boot[40];
     cpu_set_t cores;

@@ -1,10 +1,10 @@
-// How ranks meet, and what they exchange before (and beside) the transports: at start and at the end, never in a step. Two ways
-// to start a run, chosen by the environment:
+// How ranks meet, and what they exchange before (and beside) the transports: at start and at the end, never in a step. The
+// environment decides how a run starts:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
 //                                rank 0 listens there, the others connect and prove that they know COMMFUSE_SECRET
 //                                (secret.h); a lost connection ends the run
-// and without either the process is alone. (The program for CPUs uses MPI only.)
+// Without either, the process is alone. (The program for CPUs uses MPI only.)
 #ifndef CF_BOOTSTRAP_H
 #define CF_BOOTSTRAP_H
 
@@ -19,18 +19,18 @@ struct cf_bootstrap {
     const char *name; // "mpi", "sockets", "alone"
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
-    int local_cores;            // that these may use together: launchers may bind ranks to the same cores or to different ones
+    int local_cores;            // that these ranks may use together: launchers may bind them to the same cores or to different ones
     double timeout_s;           // longest wait for a rank; 0: for ever
-    // all (size, bytes) = what every rank gives, on every rank. Collective.
+    // all (size, bytes) = `mine` of every rank, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap
 };
 
 // Calls cf_die_setup(). timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
-// MPI's world. NULL where the program was built without MPI, or was not started by it and may not be alone.
+// The ranks of MPI_COMM_WORLD. NULL if the program was built without MPI, or without `or_alone` if MPI did not start it.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone);
-// Ends the run unless code is MPI_SUCCESS. r: what the call was for, or NULL.
+// Ends the run unless code is MPI_SUCCESS. r: the request that the call belongs to, or NULL.
 struct cf_request;
 void cf_mpi_check(int code, const char *call, const struct cf_request *r);
 // For cf_bootstrap_create. Rank 0 is at address and port; size 1: alone, without a listener.

@@ -1,7 +1,7 @@
 // The ranks of an MPI launcher. See bootstrap.h.
 //
-// MPI_Init without a launcher would make a world of one rank, and some libraries stop there when their
-// daemons are missing, so a device whose transport is not MPI touches it only where a launcher says that it is there.
+// MPI_Init without a launcher makes a world of one rank, and in some libraries fails because their daemons are missing. So the GPU
+// program calls it only if the environment shows an MPI launcher.
 #include "bootstrap.h"
 #include <stddef.h>
 
@@ -21,8 +21,7 @@
 #else // MPICH and its kin
 #define SRUN "srun --mpi=pmi2"
 #endif
-// Time for MPI's start, in timeouts: its launcher watches the ranks too, and all of them start at once, on hosts that may be
-// busy.
+// Time for MPI's start, in timeouts: its launcher watches the ranks too, and all start at once, on hosts that may be busy.
 enum { START_TIMEOUTS = 10 };
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
                            "Slurm with " SRUN " (srun --mpi=list says what there is)";
@@ -43,14 +42,14 @@ static bool started_by_mpi(void) {
     return false;
 }
 
-// Started by something that MPI does not know, every process would be rank 0 of a run of its own. All of them see that, so rank
-// 0 alone says so.
+// A launcher that MPI does not know would make every process rank 0 of a separate run. All processes notice; only the first one
+// prints it.
 static void refuse_strays(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", NULL};
     for (const char *const *name = sizes; *name; name++) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
-        if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
+        if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // the step of mpirun's daemons
         const char *number = getenv("SLURM_PROCID");
         if (cf_die_rank() > 0 || (number && atoi(number) > 0)) _exit(1);
         cf_die(hint, "%s is %s, but MPI sees this process alone", *name, text);
@@ -79,7 +78,7 @@ static void close_mpi(cf_bootstrap *b) {
 
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
     if (!or_alone && !started_by_mpi()) return NULL;
-    if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // MPI_Init of Open MPI 4 would end the process, and say how it was built
+    if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
     int provided = 0;
     cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);

@@ -1,23 +1,22 @@
-// Ranks that meet over TCP, as a star. See bootstrap.h.
+// Ranks meet over TCP, as a star. See bootstrap.h.
 //
 // Rank 0 listens at MASTER_ADDR; each other rank connects, again and again until it is accepted. Everything is a frame: a head,
 // a payload, and a code of both (secret.h).
 //
 //   CHALLENGE  from rank 0: random bytes            its code is made with the secret
-//   HELLO      random bytes, rank, size, host       with a key of the secret and the challenge
-//   REPLY      from rank 0: accepted, or why not    from here on with a key of the secret and both
+//   HELLO      random bytes, rank, size, host       with a key made from the secret and the challenge
+//   REPLY      from rank 0: accepted, or why not    from here on with a key made from the secret and both
 //   DATA       a rank's part of an allgather; from rank 0: all parts
 //   LOST       from rank 0, before it ends: the rank that is gone
 //
-// So each side proves, over the other's random bytes, that it knows the secret, and no frame can be changed, repeated or moved.
-// Nobody receives more than it has room for. Nothing is encrypted.
+// So each side proves, over the other's random bytes, that it knows the secret, and nobody can change, repeat or move a frame.
+// Nobody receives more bytes than it has room for. Nothing is encrypted.
 //
-// Strangers, connections without a valid HELLO so far, can neither end nor delay a run: they are closed after some seconds,
-// the oldest first where there are many. A rank that was among them connects again.
+// Strangers, connections without a valid HELLO so far, can neither end nor delay a run: they are closed after some seconds, and
+// earlier, the oldest first, if there are too many. A rank that is closed among them connects again.
 //
-// After the start a thread watches for connections that break, so that a lost rank is noticed at once, even while the thread
-// that computes is inside a call that never returns. It ends this rank, and rank 0 ends all others. Hosts that vanish without
-// a word are noticed by TCP's keep-alive.
+// After the start a thread watches for connections that break, so a lost rank is noticed at once, even while the compute thread
+// is inside a call that never returns. It ends this rank, and rank 0 ends all others. TCP's keep-alive notices hosts that vanish.
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "device.h"
@@ -49,21 +48,21 @@ enum {
     HOST_LENGTH = 64,
     REASON_LENGTH = 256,
     LISTENERS_MAX = 8,
-    STRANGERS_MAX = 128, // and as many more as there are ranks
-    STRANGER_S = 5,      // until a stranger must have sent its hello
-    NOTES_MAX = 8,       // about strangers
-    ACCEPTS = 16,        // strangers accepted before the others are served again
-    OWN_FILES = 64,      // descriptors for all but connections
+    STRANGERS_MAX = 128, // in addition to the number of ranks
+    STRANGER_S = 5,      // a stranger must send its hello within
+    NOTES_MAX = 8,       // printed about strangers
+    ACCEPTS = 16,        // strangers accepted before the other connections are served again
+    OTHER_FILES = 64,    // descriptors for everything but connections
     RETRY_MS = 100,
     CONNECT_S = 5,
-    RANK_0_FIRST_S = 5 // rank 0's time-outs come so much earlier: it knows which rank is missing
+    RANK_0_FIRST_S = 5 // the other ranks' time-outs are this much longer: rank 0 knows which rank is missing
 };
 static const uint32_t MAGIC = 0xCF0B0077;
 
 typedef struct head {
     uint32_t magic, kind;
     int32_t from;    // rank; LOST: the one that is gone
-    uint32_t number; // of the frames that this end has sent on this connection
+    uint32_t number; // frames sent before by this end of the connection
     int64_t bytes;   // of payload
 } head;
 
@@ -78,7 +77,7 @@ typedef struct connection {
     uint32_t sent, received; // frames
     cf_mac key;
     char host[HOST_LENGTH];
-    double since_s; // when a stranger came
+    double since_s; // when a stranger connected
 } connection;
 
 typedef struct sockets {
@@ -86,16 +85,16 @@ typedef struct sockets {
     cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    connection *connection; // [0, ranks) to ranks (of rank 0 the first is unused), [ranks, strangers_end) strangers, then listeners
-    struct pollfd *polled;  // of each connection
+    connection *connection; // [0, ranks): ranks (on rank 0 the first is unused); [ranks, strangers_end): strangers; then listeners
+    struct pollfd *polled;  // one for each connection
     int ranks, strangers_end, listeners, notes;
     bool open; // a listener is not on the loopback
     pthread_t thread;
-    pthread_mutex_t busy; // rank 0: a frame is being sent; others: or received
+    pthread_mutex_t busy; // held while a frame is sent, on ranks other than 0 also while one is received
 } sockets;
 
 static sockets *of_process; // for the abort hook, which has no argument
-static int32_t lost_rank;   // only rank 0 sees which rank is gone: it says so to the others before it ends
+static int32_t lost_rank;   // only rank 0 sees which rank is gone: it sends that to the others before it ends
 
 static double now_s(void) {
     return cf_now_ms() * 1e-3;
@@ -113,7 +112,7 @@ static void nap(void) {
 
 typedef enum { WHOLE, CLOSED, LATE, FALSE_FRAME } outcome;
 
-// events: POLLOUT: they are sent; POLLIN: received.
+// events: POLLOUT: sends; POLLIN: receives.
 static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
     for (char *at = (char *)data; bytes > 0;) {
         ssize_t moved =
@@ -132,7 +131,7 @@ static outcome move_all(int fd, void *data, int64_t bytes, short events, double 
     return WHOLE;
 }
 
-// The code of the next frame. What both sides say of themselves becomes part of the key for what follows.
+// The code of the next frame. The payloads of CHALLENGE and HELLO become part of the key for all later frames.
 static cf_mac next_code(connection *c, const head *h, const void *payload) {
     const cf_mac of_head = cf_mac_of(&c->key, h, sizeof *h), code = cf_mac_of(&of_head, payload, (size_t)h->bytes);
     if (h->kind == CHALLENGE || h->kind == HELLO) c->key = cf_mac_of(&c->key, payload, (size_t)h->bytes);
@@ -147,7 +146,7 @@ static bool send_frame(const sockets *s, connection *c, uint32_t kind, const voi
            move_all(c->fd, &code, sizeof code, POLLOUT, deadline_s) == WHOLE;
 }
 
-// WHOLE: or there are more bytes than there is room for, and only the head has been received.
+// Also WHOLE if there are more bytes than room; then only the head has been received.
 static outcome receive_frame(connection *c, head *h, void *payload, int64_t room, double deadline_s) {
     cf_mac code;
     outcome how = move_all(c->fd, h, sizeof *h, POLLIN, deadline_s);
@@ -179,7 +178,7 @@ static void abort_all(int status) {
     (void)status;
     cf_watch_linger();
     sockets *s = of_process;
-    bool may_send = s->base.rank == 0 && pthread_mutex_trylock(&s->busy) == 0; // no frame is half sent
+    bool may_send = s->base.rank == 0 && pthread_mutex_trylock(&s->busy) == 0; // no frame is sent in part
     for (int i = 0; i < s->ranks; i++) {
         if (s->connection[i].fd < 0) continue;
         if (may_send) send_frame(s, &s->connection[i], LOST, "", 0, 0);
@@ -190,12 +189,13 @@ static void abort_all(int status) {
 CF_NORETURN static void lost(const sockets *s, int rank) {
     const char *host = s->base.rank == 0 ? s->connection[rank].host : "";
     lost_rank = rank;
-    if (rank == 0) { // perhaps because of an error that this rank is about to find, too
+    if (rank == 0) { // perhaps it ended by an error that this rank is about to find, too
         nap();
         cf_die_rank_0_ended();
     }
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
-           "rank %d%s%s%s is gone; rank %d cannot go on without it", rank, *host ? " (" : "", host, *host ? ")" : "", s->base.rank);
+           "rank %d%s%s%s is gone; rank %d cannot continue without it", rank, *host ? " (" : "", host, *host ? ")" : "",
+           s->base.rank);
 }
 
 // --- allgather ---
@@ -211,7 +211,7 @@ static void expect(sockets *s, int from, uint32_t kind, void *to, int64_t bytes,
                s->base.timeout_s);
     if (how == FALSE_FRAME || h.from != from)
         cf_die("was something changed on the way? which other programs use MASTER_PORT?",
-               "what comes from rank %d is no frame of this run", from);
+               "the data from rank %d is no frame of this run", from);
     if (h.kind != kind || h.bytes != bytes)
         cf_die("start the same program with the same options on every rank",
                "rank %d gives %lld bytes (kind %u) where rank %d expects %lld (kind %u)", from, (long long)h.bytes, h.kind,
@@ -225,7 +225,7 @@ static void send_data(sockets *s, int to, const void *from, int64_t bytes, doubl
     if (!sent) lost(s, to);
 }
 
-// First rank 0 has what all give, then the others.
+// Rank 0 gathers, then sends everything to all.
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     sockets *s = (sockets *)b;
     const int64_t whole = bytes * b->size;
@@ -245,11 +245,11 @@ static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t byte
 static void *watch_connections(void *argument) {
     sockets *s = (sockets *)argument;
     for (int i = 0; i < s->ranks; i++) s->polled[i] = (struct pollfd){.fd = s->connection[i].fd, .events = POLLRDHUP};
-    while (poll(s->polled, (nfds_t)s->ranks, -1) <= 0) {} // here close_sockets() may end it
+    while (poll(s->polled, (nfds_t)s->ranks, -1) <= 0) {} // close_sockets() cancels it here
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     for (int i = 0; s->base.rank == 0 && i < s->ranks; i++)
         if (s->polled[i].revents) lost(s, i);
-    // Rank 0's last frame may say which rank is gone. If the other thread is receiving, it gets that.
+    // Rank 0's last frame may name the rank that is gone. If the other thread is receiving, it reads that frame.
     pthread_mutex_lock(&s->busy);
     expect(s, 0, LOST, NULL, 0, 0);
     return NULL;
@@ -257,7 +257,7 @@ static void *watch_connections(void *argument) {
 
 // --- strangers, at rank 0 ---
 
-static void close_stranger(sockets *s, connection *c, const char *why) { // NULL: not worth a note
+static void close_stranger(sockets *s, connection *c, const char *why) { // NULL: no note
     struct sockaddr_storage from;
     socklen_t length = sizeof from;
     char host[64];
@@ -269,7 +269,7 @@ static void close_stranger(sockets *s, connection *c, const char *why) { // NULL
     c->fd = -1;
 }
 
-// Why this process is no rank of this run; "": it is one.
+// Writes why this process is no rank of this run; "": it is one.
 static void check_hello(const sockets *s, const hello *said, char reason[REASON_LENGTH]) {
     *reason = 0;
     if (said->size != s->base.size)
@@ -282,7 +282,7 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
                  s->connection[said->rank].host, said->host);
 }
 
-// Called when as many bytes as a HELLO has are here, or when the stranger has hung up: the kernel keeps less back.
+// Called when a HELLO's bytes are here (the kernel reports no fewer), or when the stranger has closed the connection.
 static void receive_hello(sockets *s, connection *c) {
     head h;
     hello said;
@@ -333,11 +333,11 @@ static bool is_loopback(const struct sockaddr *address) {
     return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-// At all addresses of that name which are this host's; NULL: at all that this host has.
+// Listens at all addresses of that name that this host has; NULL: at all addresses of this host.
 static void listen_at(sockets *s, const char *address) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int error = getaddrinfo(address, s->port, &want, &found);
-    // Some systems give a host's name an address of the loopback, which is not where other hosts look for it.
+    // Some systems give a host's name a loopback address, where other hosts do not look for it.
     bool is_name = address && strcmp(address, "localhost") != 0 && strspn(address, "0123456789abcdefABCDEF.:") < strlen(address);
     if (error && !address) cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
     for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
@@ -359,7 +359,7 @@ static void listen_at(sockets *s, const char *address) {
     if (!error) freeaddrinfo(found);
 }
 
-// Ranks that have not joined, by number as far as there is room for. Returns how many.
+// Returns how many ranks have not joined, and lists them as far as there is room.
 static int missing_ranks(const sockets *s, char *list, size_t room) {
     int missing = 0;
     size_t length = 0;
@@ -369,20 +369,20 @@ static int missing_ranks(const sockets *s, char *list, size_t room) {
     return missing;
 }
 
-// Open files for all ranks, and for as many strangers as may be.
+// Raises the limit of open files for all ranks, and for as many strangers as it allows.
 static void make_room(sockets *s) {
-    const rlim_t wanted = (rlim_t)s->strangers_end + OWN_FILES;
+    const rlim_t wanted = (rlim_t)s->strangers_end + OTHER_FILES;
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
     limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
-    s->strangers_end = (int)limit.rlim_cur - OWN_FILES;
+    s->strangers_end = (int)limit.rlim_cur - OTHER_FILES;
     if (s->strangers_end <= s->ranks)
         cf_die("allow more before the start: ulimit -n 65536", "rank 0 of %d needs more open files than ulimit -n allows (%llu)",
                s->ranks, (unsigned long long)limit.rlim_cur);
 }
 
-// Until all other ranks have joined. The run ends when one that has joined is gone.
+// Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_s) {
     char missing[128] = "";
     make_room(s);
@@ -421,7 +421,7 @@ static void accept_ranks(sockets *s, double deadline_s) {
 
 // --- the start of the others ---
 
-// -1: errno says why.
+// Returns -1 on an error, with errno.
 static int connect_to(const struct addrinfo *to, double deadline_s) {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
@@ -432,7 +432,7 @@ static int connect_to(const struct addrinfo *to, double deadline_s) {
     socklen_t length = sizeof here, other = sizeof there;
     if (!error && getsockname(fd, (struct sockaddr *)&here, &length) == 0 &&
         getpeername(fd, (struct sockaddr *)&there, &other) == 0 && memcmp(&here, &there, sizeof here) == 0) {
-        // Nobody listens, and this end was given the very port that it asks for: the socket is connected to itself.
+        // Nobody listens, and the system gave this end the very port that it connects to: the socket is connected to itself.
         struct linger none = {.l_onoff = 1}; // so that rank 0 finds its port free
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
         error = ECONNREFUSED;
@@ -443,7 +443,7 @@ static int connect_to(const struct addrinfo *to, double deadline_s) {
     return -1;
 }
 
-// NULL: rank 0 has accepted this rank; otherwise why it has not, so far.
+// Returns NULL if rank 0 has accepted this rank, otherwise why it has not, so far.
 static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     connection *c = &s->connection[0];
     head heard;
@@ -456,7 +456,7 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     outcome how = receive_frame(c, &heard, said, sizeof said, deadline_s);
     if (how == WHOLE && heard.kind == CHALLENGE)
         how = send_frame(s, c, HELLO, &h, sizeof h, deadline_s) ? receive_frame(c, &heard, said, sizeof said, deadline_s) : CLOSED;
-    if (how == WHOLE && heard.kind == REPLY && heard.bytes == 1) return NULL; // no reason why not
+    if (how == WHOLE && heard.kind == REPLY && heard.bytes == 1) return NULL; // an empty reason
     if (how == WHOLE && heard.kind == REPLY && heard.bytes <= REASON_LENGTH)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
                "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, (int)heard.bytes, said);
@@ -471,7 +471,7 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
 static void join_rank_0(sockets *s, double deadline_s) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     const char *why = "no answer";
-    do { // names may be unknown, too, until that host is up
+    do { // a name, too, may be unknown until that host is up
         int error = getaddrinfo(s->address, s->port, &want, &found);
         if (error) why = gai_strerror(error);
         for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) {
@@ -495,7 +495,7 @@ static void close_sockets(cf_bootstrap *b) {
         pthread_cancel(s->thread);
         pthread_join(s->thread, NULL);
     }
-    allgather(b, "", &nothing, 0); // from here on connections may close
+    allgather(b, "", &nothing, 0); // after this, ranks may close their connections
     cf_die_setup(b->rank, b->size, NULL);
     for (int i = 0; i < s->ranks; i++)
         if (s->connection[i].fd >= 0) close(s->connection[i].fd);

@@ -24,8 +24,8 @@ static size_t read_secret(const char *path, char *text) {
     if (fd < 0 || fstat(fd, &is) != 0)
         cf_die_together("openssl rand -hex 32 >FILE; chmod 600 FILE", "COMMFUSE_SECRET_FILE %s: %s", path, strerror(errno));
     if (!S_ISREG(is.st_mode) || is.st_uid != geteuid() || (is.st_mode & 077) != 0)
-        cf_die_together("it must be a regular file of your own: chmod 600 FILE",
-                        "COMMFUSE_SECRET_FILE %s is not one that only you can read", path);
+        cf_die_together("it must be a regular file that belongs to you: chmod 600 FILE",
+                        "COMMFUSE_SECRET_FILE %s is not a file that only you can read", path);
     ssize_t length = read(fd, text, LONGEST);
     close(fd);
     while (length > 0 && strchr("\r\n", text[length - 1])) length--;

@@ -1,10 +1,10 @@
-// How ranks prove that they belong to one run: by a secret that all of them were given, and message authentication codes
-// made with it (HMAC-SHA256, OpenSSL's).
+// How ranks prove that they belong to one run: by a secret that all of them have, and message authentication codes made with it
+// (OpenSSL's HMAC-SHA256).
 //
 //     COMMFUSE_SECRET        the secret itself: openssl rand -hex 32
 //     COMMFUSE_SECRET_FILE   or a file that holds it, which only its owner may read
 //
-// Without either, codes are made with a key that everybody knows: they detect damage, but do not keep strangers out.
+// Without either, codes are made with a public key: they detect damage, but do not keep strangers out.
 #ifndef CF_SECRET_H
 #define CF_SECRET_H
 
@@ -14,11 +14,11 @@
 
 CF_EXTERN_C_BEGIN
 
-typedef struct cf_mac { // a code, or a key to make codes with: a code that no stranger can make is a key
+typedef struct cf_mac { // a code, or a key to make codes with: a code that no stranger can make serves as a key
     unsigned char bytes[32];
 } cf_mac;
 
-// The key made of COMMFUSE_SECRET. Dies (together) of a secret that is too short, or that others can read.
+// The key made from COMMFUSE_SECRET. Dies (together) if the secret is too short, or if others can read it.
 cf_mac cf_secret(void);
 bool cf_secret_given(void);
 

@@ -1,6 +1,6 @@
-// See stop.h. A separate thread receives the signals, so that it may print. The threads that compute block them, as oneDNN's
-// matrix products (2.6) keep values below the stack pointer, where the kernel puts the frame of a handler: results would be
-// wrong, or the heap damaged, once in some signals. Threads of libraries, which were there before, pass on what they get.
+// See stop.h. A separate thread receives the signals, so that it may print. Compute threads block them: matrix products of oneDNN
+// (2.6) keep values below the stack pointer, where the kernel puts a handler's frame, so a handler would now and then make results
+// wrong or damage the heap. Threads that libraries started before pass their signals on.
 #include "stop.h"
 #include "device.h"
 #include "die.h"
@@ -32,7 +32,7 @@ const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const cha
     return text;
 }
 
-// One write, so that messages of several ranks do not mix, and without stdio's locks: a stuck thread may hold them.
+// One write, so that messages of ranks do not mix, and without stdio, whose locks a stuck thread may hold.
 static void report(int number, bool again) {
     static const char first[] = ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)";
     char who[128], wait[CF_WAIT_TEXT] = "", text[1024];

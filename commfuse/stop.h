@@ -1,8 +1,8 @@
-// Signals that ask the run to end: SIGTERM (launchers), SIGINT (the keyboard), SIGUSR1 (batch systems' warning).
+// Signals that ask the run to end: SIGTERM (launchers), SIGINT (the keyboard), SIGUSR1 (a batch system's warning).
 //
-// The first one is remembered and reported; the program checks for it between steps, and every rank ends after the same
-// step. A second one ends this rank at once with status 1. Repeats within half a second count as one signal, since
-// launchers send it to a process and to its group.
+// The first one is recorded and reported; the program checks for it between steps, and every rank ends after the same step. A
+// second one ends this rank at once with status 1. Repeats within half a second count as one signal, because launchers send it to
+// a process and to its group.
 #ifndef CF_STOP_H
 #define CF_STOP_H
 
@@ -11,15 +11,15 @@
 
 CF_EXTERN_C_BEGIN
 
-// Call once, from the thread that computes, after cf_device_threads.
+// Call once, from the compute thread, after cf_device_threads.
 void cf_stop_listen(void);
 
-// The signal that has asked for the end, or 0.
+// The signal that asked for the end, or 0.
 int cf_stop_asked(void);
 
-// The wait of the thread that computes from now on, NULL: none. The message about a signal includes it, because it may be this
-// rank's last: a launcher that ends a run because one rank is gone signals the others and kills them a moment later. The label
-// stays until the next call.
+// The compute thread waits for this from now on; NULL: for nothing. The message about a signal includes it, because it may be
+// this rank's last: when one rank is gone, a launcher signals the others and kills them a moment later. The label must stay valid
+// until the next call.
 typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"
@@ -27,7 +27,7 @@ typedef struct cf_wait {
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
 
-// "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: for which ranks, in words; NULL: as in `wait`.
+// "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: the ranks, in words; NULL: as in `wait`.
 enum { CF_WAIT_TEXT = 512 };
 const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers);
 
