@@ -1,7 +1,7 @@
 // Shared by the .cu files. Never included by C.
 //
-// Every call is checked at once (CF_CUDA and its like say file, line and what to do), kernels are launched by
-// cf_launch alone, and memory is read and written sixteen bytes at a time through cf_pack where addresses allow.
+// Every call is checked at once: CF_CUDA and its like report file, line and what to do. Only cf_launch launches kernels. Memory is
+// read and written sixteen bytes at a time through cf_pack where addresses allow.
 #ifndef CF_CUDA_H
 #define CF_CUDA_H
 
@@ -16,13 +16,13 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
 
 cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
 int cf_cuda_multiprocessors(void);              // of the device in use
-// Multiprocessors that kernels of others may take beside what is enqueued now: a product whose kernel stays on all of them
-// until it ends would hold those up, or wait for them. The transport sets it, in the order of the program alone.
+// Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
+// until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
 void cf_cuda_leave(int multiprocessors);
 int cf_cuda_left(void);
 
-// Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, so that multiprocessors are left to
-// kernels. Not cudaSuccess: this runtime or driver has no such copy, and nothing was enqueued.
+// Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, which leaves the multiprocessors to kernels.
+// Not cudaSuccess: this runtime or driver cannot, and nothing was enqueued.
 cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream);
 
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.

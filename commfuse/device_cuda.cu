@@ -1,22 +1,21 @@
 // A GPU as a device: functions that take a stream enqueue on it and return. See device.h.
 //
-// Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication
-// have the highest priority: their kernels are given the next free multiprocessor while a matrix product still
-// has blocks in line. Nothing here waits for a stream but cf_stream_sync(), which looks at an event, first
-// closely, then with rests, and lets the transport look at its peers meanwhile: a wait inside the CUDA library
-// could not be left when a peer is gone.
+// Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication have the highest
+// priority: their kernels get the next free multiprocessor while blocks of a matrix product still wait for one. Nothing here
+// waits inside the CUDA library, because such a wait could not end when a peer is gone. cf_stream_sync() queries an event instead,
+// at first continuously, then with sleeps between, and lets the transport check its peers meanwhile.
 //
-// Moments are events in a ring: the running count is the moment's number, so a moment older than the ring is
-// known to be forgotten rather than taken for another. Events give differences, not times: a base event, recorded
-// and waited for on a stream of its own, was at a known time on the host's clock, and a new one is taken now and
-// then, before the two clocks drift apart.
+// Moments are events in a ring. A moment's number is a running count, so a moment older than the ring is known to be forgotten
+// and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
+// has a known time on the host's clock, and is renewed now and then, before the two clocks drift apart.
 //
-// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded
-// once. Checksums are sums of integers, which have no order, so blocks add theirs atomically.
+// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once. Checksums are
+// sums of integers, which have no order, so blocks add theirs atomically.
 #include "checksum.h"
 #include "cuda.h"
 #include <cuda_bf16.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -29,19 +28,19 @@
 #endif
 
 enum {
-    STAGE_BYTES = 4 << 20, // of pageable memory: so much goes through pinned memory of our own at once
+    STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
     STAGES = 8,
     MOMENTS = 1 << 18,
     ADD_THREADS = 256,
     ADD_WAVES = 8, // blocks per multiprocessor, at most
     SUM_THREADS = 256,
-    SUM_WAVES = 4,    // few: a checksum shares the GPU with what waits for it
-    SUM_FLIGHT = 4,   // words of a thread that are loaded together
-    MAJOR_MIN = 8,    // compute capability that this program is built for
-    CLOSELY_US = 100, // a wait of this long does not give the core away
-    AWAKE_US = 2000,  // one of this long yields, but does not sleep
+    SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
+    SUM_FLIGHT = 4,  // words that a thread loads together
+    MAJOR_MIN = 8,   // compute capability that this program is built for
+    SPIN_US = 100,   // a wait polls this long,
+    YIELD_US = 2000, // yields the core between polls until this long, then sleeps between them
     REST_US = 20,
-    LOOK_MS = 5, // between two looks of the watcher
+    LOOK_MS = 5, // between two calls of cf_device_watch()'s function
     BASE_TRIES = 3
 };
 static const double BASE_AGE_MS = 1000;
@@ -53,7 +52,7 @@ struct cf_stream {
 
 typedef struct moments {
     cudaEvent_t event[MOMENTS];
-    int64_t taken, created; // so far; events that exist
+    int64_t recorded, created; // moments so far; events that exist
 } moments;
 
 static struct {
@@ -65,15 +64,15 @@ static struct {
     cudaStream_t clock; // the base is recorded here, where nothing else is
     cudaEvent_t base;
     double base_ms;      // on the cf_now_ms clock
-    int64_t base_number; // moments taken before
+    int64_t base_number; // moments recorded before
     struct {
         void *memory;     // pinned
-        cudaEvent_t read; // the device has taken what was in it
+        cudaEvent_t read; // the device has copied from it
     } stage[STAGES];
     int64_t staged; // copies so far
-    int left;       // multiprocessors, to kernels of others
+    int left;       // multiprocessors that products leave to kernels of transfers
     int count;      // GPUs of this host
-    size_t free;    // bytes, when it was opened
+    size_t free;    // bytes, when the device was opened
 } device;
 
 // --- what CUDA says ---
@@ -87,8 +86,7 @@ static const char *hint_for(cudaError_t code) {
         return "look at nvidia-smi and CUDA_VISIBLE_DEVICES; ./train_gpt is the CPU program";
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
-        return "the driver is older than the CUDA version this program was built with: update it, or build "
-               "with an older CUDA";
+        return "the driver is older than the CUDA version of this program: update it, or build with an older CUDA";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
         return "this program was built for other GPUs: build it on this machine with make cuda";
@@ -98,12 +96,11 @@ static const char *hint_for(cudaError_t code) {
     case cudaErrorIllegalInstruction:
     case cudaErrorLaunchFailure:
     case cudaErrorHardwareStackError:
-        return "a kernel before this call went wrong: run it under compute-sanitizer, or with "
-               "CUDA_LAUNCH_BLOCKING=1 to see which";
+        return "a kernel before this call failed: compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows which";
     case cudaErrorECCUncorrectable:
         return "the GPU is broken: look at nvidia-smi -q, take this host out";
     default:
-        return "CUDA_LAUNCH_BLOCKING=1 shows the call that is to blame; the driver's own words are in dmesg";
+        return "CUDA_LAUNCH_BLOCKING=1 shows the call that failed; dmesg has the driver's messages";
     }
 }
 
@@ -114,30 +111,28 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
 
 // --- the device ---
 
-// Without any driver CUDA calls it an old one.
-static void find_devices(int *count) {
-    static const char *const hint = "use ./train_gpt, the CPU program, or look at nvidia-smi";
-    int driver = 0;
-    cudaError_t code = cudaGetDeviceCount(count);
-    if (code != cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
-        cf_die_together(hint, "no CUDA device: this host has no NVIDIA driver (cudaGetDeviceCount says: %s)",
-                        cudaGetErrorString(code));
-    if (code == cudaErrorInsufficientDriver)
-        cf_die_together(hint_for(code), "no CUDA device: cudaGetDeviceCount says: %s; the driver knows CUDA %d.%d",
-                        cudaGetErrorString(code), driver / 1000, driver % 1000 / 10);
-    if (code != cudaSuccess) cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says: %s", cudaGetErrorString(code));
-    if (*count == 0) cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says there are 0");
+static void find_devices(void) {
+    const cudaError_t code = cudaGetDeviceCount(&device.count);
+    if (code == cudaSuccess && device.count > 0) return;
+    int version = 0; // stays 0 without a driver, where CUDA reports an old one
+    cudaDriverGetVersion(&version);
+    char driver[64] = "this host has no NVIDIA driver";
+    if (version > 0) snprintf(driver, sizeof driver, "the driver knows CUDA %d.%d", version / 1000, version % 1000 / 10);
+    const bool old = version > 0 && code == cudaErrorInsufficientDriver;
+    cf_die_together(old ? hint_for(code) : "use ./train_gpt, the CPU program, or look at nvidia-smi",
+                    "no CUDA device: %s (cudaGetDeviceCount says: %s)", driver,
+                    code == cudaSuccess ? "0 devices" : cudaGetErrorString(code));
 }
 
 void cf_device_open(int local_rank) {
     size_t total = 0;
-    find_devices(&device.count);
+    find_devices();
     CF_CUDA(cudaSetDevice(local_rank % device.count));
     CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % device.count));
     if (device.properties.major < MAJOR_MIN)
         cf_die("use ./train_gpt, the CPU program, or a newer GPU", "%s has compute capability %d.%d; this program needs %d.0",
                device.properties.name, device.properties.major, device.properties.minor, MAJOR_MIN);
-    CF_CUDA(cudaFree(NULL)); // takes hold of it
+    CF_CUDA(cudaFree(NULL)); // initialises it
     CF_CUDA(cudaMemGetInfo(&device.free, &total));
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
@@ -176,8 +171,7 @@ int cf_cuda_left(void) {
 // --- streams ---
 
 static cf_stream *stream_of_priority(int priority) {
-    cf_stream *stream = (cf_stream *)calloc(1, sizeof *stream);
-    if (!stream) cf_die(NULL, "out of memory for a stream");
+    cf_stream *stream = (cf_stream *)cf_host_alloc(1, sizeof *stream, "a stream");
     CF_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority));
     CF_CUDA(cudaEventCreateWithFlags(&stream->done, cudaEventDisableTiming));
     return stream;
@@ -203,23 +197,12 @@ void cf_stream_free(cf_stream *stream) {
 }
 
 cudaStream_t cf_cuda_stream(cf_stream *stream) {
-    if (!stream) cf_die(NULL, "work for no stream");
+    if (!stream) cf_die(NULL, "a kernel or copy needs a stream");
     return stream->stream;
 }
 
-static void rest(double waited_ms) {
-    if (waited_ms * 1e3 < CLOSELY_US) return;
-    if (waited_ms * 1e3 < AWAKE_US) {
-        sched_yield();
-        return;
-    }
-    struct timespec pause = {0, REST_US * 1000L};
-    nanosleep(&pause, NULL);
-}
-
-// Nothing is ahead of it on its stream, so it is recorded within microseconds; the quickest of a few tries is
-// the one that was disturbed least.
-static void take_base(void) {
+// Its stream is empty, so the event is recorded within microseconds; the quickest of a few tries was disturbed least.
+static void renew_base(void) {
     double quickest_ms = 1e300;
     cudaEvent_t fresh;
     for (int i = 0; i < BASE_TRIES; i++) {
@@ -237,7 +220,7 @@ static void take_base(void) {
         }
         CF_CUDA(cudaEventDestroy(slower));
     }
-    device.base_number = device.timed.taken;
+    device.base_number = device.timed.recorded;
 }
 
 static bool event_passed(cudaEvent_t event) {
@@ -248,23 +231,27 @@ static bool event_passed(cudaEvent_t event) {
 }
 
 static void wait_for(cudaEvent_t event) {
+    static const struct timespec pause = {0, REST_US * 1000L};
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     bool looked = false;
     while (!event_passed(event)) {
-        double now_ms = cf_now_ms();
-        rest(now_ms - begin_ms);
+        const double now_ms = cf_now_ms(), waited_us = (now_ms - begin_ms) * 1e3;
+        if (waited_us >= YIELD_US)
+            nanosleep(&pause, NULL);
+        else if (waited_us >= SPIN_US)
+            sched_yield();
         if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
         looked_ms = now_ms;
         looked = true;
         device.look(device.argument);
     }
-    if (looked) device.look(device.argument); // sees that the wait is over
+    if (looked) device.look(device.argument); // it notes that the wait is over
 }
 
 void cf_stream_sync(cf_stream *stream) {
     CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
     wait_for(stream->done);
-    if (cf_now_ms() - device.base_ms > BASE_AGE_MS) take_base();
+    if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
 }
 
 void cf_device_watch(void (*look)(void *argument), void *argument) {
@@ -279,25 +266,25 @@ static moments *of(cf_moment moment) {
 }
 
 static cudaEvent_t event_of(cf_moment moment) {
-    const int64_t number = llabs(moment.number), taken = of(moment)->taken;
-    if (number == 0 || number > taken) cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
+    const int64_t number = llabs(moment.number), recorded = of(moment)->recorded;
+    if (number == 0 || number > recorded) cf_die(NULL, "moment %lld was never recorded", (long long)moment.number);
     if (!cf_moment_remembered(moment))
         cf_die("ask for it sooner, or synchronise more often",
-               "moment %lld is forgotten: %lld have been taken since, %d are remembered", (long long)moment.number,
-               (long long)(taken - number), MOMENTS);
+               "moment %lld is forgotten: %lld have been recorded since, only the last %d are kept", (long long)moment.number,
+               (long long)(recorded - number), MOMENTS);
     return of(moment)->event[number % MOMENTS];
 }
 
 static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
-    const int64_t number = m->taken + 1;
+    const int64_t number = m->recorded + 1;
     while (m->created <= number % MOMENTS) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created++], flags));
-    m->taken = number;
+    m->recorded = number;
     CF_CUDA(cudaEventRecord(m->event[number % MOMENTS], cf_cuda_stream(stream)));
     return number;
 }
 
 cf_moment cf_moment_now(cf_stream *stream) {
-    if (device.base_ms == 0) take_base();
+    if (device.base_ms == 0) renew_base();
     return {0, record(&device.timed, cudaEventDefault, stream)};
 }
 
@@ -305,8 +292,8 @@ cf_moment cf_moment_untimed(cf_stream *stream) {
     return {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
 }
 
-// The earlier of two events goes first, so that no difference is negative, but for events of different streams
-// that were enqueued in one order and passed in the other.
+// The event enqueued first is the first argument, so a difference is negative only if events of two streams passed in the other
+// order.
 double cf_moment_ms(cf_moment moment) {
     cudaEvent_t event = event_of(moment);
     float ms = 0;
@@ -327,7 +314,7 @@ void cf_moment_wait(cf_moment moment) {
 }
 
 bool cf_moment_remembered(cf_moment moment) {
-    return llabs(moment.number) > of(moment)->taken - MOMENTS;
+    return llabs(moment.number) > of(moment)->recorded - MOMENTS;
 }
 
 void cf_stream_after(cf_stream *stream, cf_moment moment) {
@@ -350,31 +337,24 @@ static bool pageable(const void *memory) {
     return attributes.type == cudaMemoryTypeUnregistered;
 }
 
-// What has been read of the host's memory when this returns may change: tokens of the next micro-batch are read while the
-// device still works on those before. (The library promises as much of few bytes at best, and of many it waits inside for
-// the stream, where nobody watches the peers.)
-static void copy_staged(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    int i = (int)(device.staged++ % STAGES);
-    wait_for(device.stage[i].read);
-    memcpy(device.stage[i].memory, from, (size_t)bytes);
-    CF_CUDA(cudaMemcpyAsync(to, device.stage[i].memory, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
-    CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
-}
-
-// A copy to pageable memory returns when it is done, so it is better to wait before it, where the peers are watched.
+// The host may change its memory when this returns: it reads the next micro-batch's tokens while the device still works on the
+// last. (The library promises that for few bytes at best; for many it waits inside for the stream, and nobody watches the peers.)
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     if (bytes <= 0) return;
-    bool to_host = pageable(to);
-    if (to_host) {
-        cf_stream_sync(stream);
-    } else if (pageable(from)) {
-        for (int64_t at = 0; at < bytes; at += STAGE_BYTES) {
-            int64_t left = bytes - at;
-            copy_staged((char *)to + at, (const char *)from + at, left > STAGE_BYTES ? (int64_t)STAGE_BYTES : left, stream);
-        }
+    const bool to_host = pageable(to);
+    if (to_host) cf_stream_sync(stream); // the library's copy would wait, too, without watching the peers
+    if (to_host || !pageable(from)) {
+        CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
         return;
     }
-    CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
+    for (int64_t at = 0, part; at < bytes; at += part) {
+        const int i = (int)(device.staged++ % STAGES);
+        part = bytes - at < STAGE_BYTES ? bytes - at : (int64_t)STAGE_BYTES;
+        wait_for(device.stage[i].read);
+        memcpy(device.stage[i].memory, (const char *)from + at, (size_t)part);
+        CF_CUDA(cudaMemcpyAsync((char *)to + at, device.stage[i].memory, (size_t)part, cudaMemcpyDefault, cf_cuda_stream(stream)));
+        CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
+    }
 }
 
 cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
@@ -402,7 +382,7 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
 }
 
-// Blocks for so much work, but no more than some waves.
+// Blocks for `work` items, `of_block` each, but at most `waves` for each multiprocessor.
 static dim3 blocks_for(int64_t work, int64_t of_block, int64_t waves) {
     const int64_t blocks = (work + of_block - 1) / of_block, most = waves * cf_cuda_multiprocessors();
     return dim3((unsigned)(blocks < most ? blocks : most));
@@ -416,7 +396,7 @@ template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
     return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
 }
 
-// N elements, i of them further than `to` and `from`.
+// N elements, from element i on.
 template <typename T, int N> static __device__ void add_at(T *to, const T *from, int parts, int64_t stride, int64_t i) {
     typedef struct alignas(N * sizeof(T)) group {
         T value[N];
@@ -429,7 +409,7 @@ template <typename T, int N> static __device__ void add_at(T *to, const T *from,
     *(group *)(to + i) = a;
 }
 
-// Groups of N elements by threads t, t + threads, …; then what is left behind the last group, one element a thread.
+// Each thread adds groups of N elements, `threads` groups apart, and then one element of the rest.
 template <typename T, int N> static __global__ void add_kernel(T *to, const T *from, int parts, int64_t stride, int64_t count) {
     const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = first; i < count / N; i += threads) add_at<T, N>(to, from, parts, stride, i * N);
@@ -453,7 +433,7 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
     adds(to, from, parts, stride, count, stream);
 }
 
-// Word number i, made of elements of T, to which `data` is aligned; `bytes` in all.
+// Word i of `bytes` bytes at `data`, which is aligned to T.
 template <typename T> static __device__ uint64_t word_at(const T *data, int64_t i, int64_t bytes) {
     const int parts = 8 / sizeof(T);
     int64_t left = (bytes - 8 * i) / (int64_t)sizeof(T);
@@ -468,7 +448,7 @@ static __device__ uint64_t warp_sum(uint64_t mine) {
     return mine;
 }
 
-// Whole words by all threads; what is left behind the last one, byte by byte by the very first.
+// All threads read whole words; the first one also reads the bytes after the last whole word.
 template <typename T>
 static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
@@ -523,8 +503,8 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
 
 // --- memory ---
 
-// Allocations are whole blocks of the driver's: it puts smaller ones into one block, and what other processes map is a block.
-#ifndef CF_BLOCK_BYTES // the emulator's have their exact size, as it looks at what is written behind them
+// Allocations are whole blocks of the driver: other processes map whole blocks, and the driver puts small allocations into one.
+#ifndef CF_BLOCK_BYTES // on the emulator they have their exact size, because it checks for writes beyond their end
 #define CF_BLOCK_BYTES (2 << 20)
 #endif
 
