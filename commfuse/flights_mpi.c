@@ -7,18 +7,18 @@
 enum {
     CHUNK = 256 << 10, // bytes
     BULK_CHUNK = 128 << 10,
-    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. One of bulk beside other messages
+    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Bulk beside other messages has one
 };
 
 typedef struct cf_flight { // a request and its MPI requests
     cf_request *request;
     int recvs, sends;           // how many; a collective counts as one send
-    int posted, received, sent; // sends posted, and how many of either are done, in order
-    bool started;               // an exchange is from the beginning
-    bool moving;                // the first chunk has been sent, or has come
-    cf_memory parts;            // MPI requests: those that receive come first
-    cf_memory stage;            // of a reduce-scatter: one block of each rank, to be summed when all have come
-    bool staged;                // they have
+    int posted, received, sent; // sends posted; receives and sends done, in order
+    bool started;               // exchanges: at once
+    bool moving;                // the first chunk was sent or has arrived
+    cf_memory parts;            // MPI requests: first the receives, then the sends
+    cf_memory stage;            // reduce-scatter: a block of each rank, to be summed
+    bool staged;                // all of them have arrived
 } cf_flight;
 
 // --- memory ---
@@ -28,7 +28,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     if (p->spares > 0) m = p->spare[--p->spares];
     if (m.bytes >= bytes) return m;
     free(m.at);
-    m = (cf_memory){.at = malloc((size_t)bytes + 1), .bytes = bytes}; // of 0 bytes malloc may make NULL
+    m = (cf_memory){.at = malloc((size_t)bytes + 1), .bytes = bytes}; // malloc(0) may return NULL
     if (!m.at) cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes, r->label);
     return m;
 }
@@ -80,8 +80,8 @@ static void now_moving(cf_flight *f) {
     f->moving = true;
 }
 
-// Sends what may be sent now. Called in the order in which exchanges were posted. (Bulk never stops altogether: other messages
-// may be stuck until a peer has received bulk.)
+// Sends the chunks that have room in their lane. Called in the order in which exchanges were posted. (Bulk never stops
+// altogether: other messages may be stuck until a peer has received bulk.)
 static bool send_more(cf_flights *all, cf_flight *f) {
     cf_request *r = f->request;
     const int before = f->posted;
@@ -101,7 +101,7 @@ static bool send_more(cf_flights *all, cf_flight *f) {
 
 // --- collectives ---
 
-// A block of `count` elements that starts again every `stride` elements: the place of rank i's block.
+// A block of `count` elements, of which one starts every `stride` elements.
 static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
     MPI_Datatype block, resized;
     cf_mpi_check(MPI_Type_contiguous(count, type, &block), "MPI_Type_contiguous", r);
@@ -112,7 +112,7 @@ static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
     return resized;
 }
 
-// The sum of what has come, in the order in which exchanges are summed: of rank j the blocks of j + 1, j + 2, …, j.
+// Sums the blocks that have arrived, on rank j in the order j + 1, j + 2, …, j, as exchanges are summed.
 static void sum_stage(const cf_flight *f) {
     const cf_request *r = f->request;
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
@@ -122,17 +122,16 @@ static void sum_stage(const cf_flight *f) {
         cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, 1, 0, r->send_count, r->dtype, NULL);
 }
 
-#define COLLECTIVE(blocking_one, other, ...)                                                                                       \
-    cf_mpi_check(r->blocking ? blocking_one(__VA_ARGS__) : other(__VA_ARGS__, f->parts.at), #blocking_one, r)
+#define COLLECTIVE(blocking_call, other, ...)                                                                                      \
+    cf_mpi_check(r->blocking ? blocking_call(__VA_ARGS__) : other(__VA_ARGS__, f->parts.at), #blocking_call, r)
 
-// A reduce-scatter is an all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends
-// on the call. Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which
-// scatters: three times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes
-// from the system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
-// bench_collectives.c prints what each takes.)
+// A reduce-scatter is an all-to-all and a sum, which send as little as possible. The library's own is slower: in Open MPI 4 the
+// non-blocking ones and MPI_Reduce_scatter_block reduce everything to rank 0, which scatters: three times the time on two ranks.
+// MPI_Reduce_scatter sends as little as this, but for every call takes new memory from the system: for large blocks over shared
+// memory most of its time. (tests/bench/bench_collectives.c prints the times of each.)
 static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
-    f->sends = f->posted = !r->blocking; // its one part
+    f->sends = f->posted = !r->blocking; // one MPI request, or none
     f->parts = get(&all->lists, (int64_t)sizeof(MPI_Request), r);
     if (r->kind == CF_REQUEST_BARRIER) {
         f->sends = f->posted = 1;
@@ -165,7 +164,7 @@ void cf_flights_open(cf_flights *all, int ranks) {
     int *tag_max = NULL, known = 0;
     *all = (cf_flights){.under_way = cf_host_alloc(ranks, sizeof *all->under_way, "transfers")};
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
-    all->tag_max = known ? *tag_max : 32767; // what every MPI library allows
+    all->tag_max = known ? *tag_max : 32767; // every MPI library allows this
 }
 
 void cf_flights_close(cf_flights *all) {
@@ -183,9 +182,9 @@ void cf_flights_add(cf_flights *all, cf_request *r) {
     if (f->started) start_exchange(all, f, r);
 }
 
-// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time, as on a
-// stream: at once they would share the wire, and the first would end with the last. A blocking one comes after all chunks that
-// still have to be sent. earlier: flights before this one.
+// Collectives of a group must start in one order on all ranks: that of the program. They run one at a time, as on a stream:
+// otherwise they would share the wire, and the first would end with the last. A blocking one waits until all chunks of other
+// requests are posted. earlier: number of flights before this one.
 static bool may_start(const cf_flights *all, const cf_request *r, int earlier) {
     if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     for (int i = 0; i < all->actives; i++) {
@@ -202,8 +201,8 @@ static bool part_done(cf_flight *f, int i) {
     return done;
 }
 
-// Parts that receive are tested by themselves: others may go on once they are done, and a time-out names the half that is
-// missing. A reduce-scatter that has come is summed at the next look: by then what waits for its turn is on its way.
+// Tests receives apart from sends: a request that waits for them can start, and a time-out names the missing half. Sums a
+// reduce-scatter in the next call, so that the next collective is on its way during the sum.
 static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     cf_request *r = f->request;
     if (f->staged) {
@@ -224,7 +223,7 @@ static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     return !f->staged;
 }
 
-// What is left in flight keeps its order: who was posted first also sends first.
+// Flights keep their order: the request posted first also sends first.
 bool cf_flights_move(cf_flights *all, bool *news) {
     bool moved = false;
     int left = 0;

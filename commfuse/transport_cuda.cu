@@ -1,24 +1,22 @@
-// Bytes between GPUs: chooses for each group how they travel, and keeps watch over what is under way.
+// Moves bytes between GPUs: chooses a wire for each group, and checks the requests under way.
 //
 //   nccl   one communicator and one stream per group; every pair of ranks, also across hosts
 //   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
-//   auto   exchanges by ipc where it can be had, else by nccl; native collectives always by nccl
+//   auto   exchanges by ipc where it is available, otherwise by nccl; native collectives always by nccl
 //
-// Both are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own;
-// elsewhere, as it takes seconds and memory, they share the one of exchanges, in one order, or cannot be had.
+// Both are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
+// Elsewhere, because one takes seconds and memory, they share that of exchanges, in one order, or are not available.
 //
-// Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests or
-// LAUNCHES_MAX launches ahead of the GPU, and over ipc not ahead of the hosts that it sends to. Queues of launches are finite,
-// and a host that is stuck in a full one, inside the CUDA library, could not find out any more that a peer is gone. A request
-// never depends on one that is posted after it, here or elsewhere (all ranks post in one order), so that whoever holds back
-// will go on.
+// Only bind, close and, now and then, post block. post lets the host run at most RUN_AHEAD requests or LAUNCHES_MAX launches ahead
+// of the GPU, and over ipc not ahead of the hosts that it sends to. Queues of launches are finite, and a host that is stuck in a
+// full one, inside the CUDA library, could not notice that a peer is gone. A request never depends on one that is posted after it,
+// on this rank or another (all ranks post in one order), so a host that waits here will continue.
 //
-// Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
-// and counts for each request how long it has been under way meanwhile. The one that has waited longest is what this
-// rank waits for, and is kept for the watch (watch.h). After timeout_s the rank finds out about its peers and dies
-// saying what it found, which ends all ranks through the bootstrap. (No library is asked to abort: that needs the
-// ranks that are gone.) Two threads help: the bootstrap's reader notices connections that break, and the one of
-// deadlines (watch.h) guard calls at start and at the end that may never return.
+// While the host waits, for a stream or for requests to complete, look() asks the libraries for errors and counts for each request
+// how long it has been under way meanwhile. The one that has waited longest is what this rank waits for, and is passed to the watch
+// (watch.h). After timeout_s the rank asks its peers and dies with what it found, which ends all ranks through the bootstrap. (It
+// does not ask a library to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's notices broken
+// connections, and that of deadlines (watch.h) guards calls at start and at the end that may never return.
 #include "transport_cuda.h"
 #include "die.h"
 #include "watch.h"
@@ -31,51 +29,50 @@
 
 enum {
     RUN_AHEAD = 64,
-    LAUNCHES = 12,                       // of a request, about, with those of what it waits for and is waited for by
-    LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to take a thousand
-    // Of NCCL's exchanges, a pair: 16 reach an NVLink's rate, each takes a multiprocessor from products beside it and memory
-    // of NCCL's. What replicas exchange has a whole pass to hide in.
+    LAUNCHES = 12,                       // for one request, about, including the events around it
+    LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to hold a thousand
+    // Of a pair, for NCCL's exchanges: 16 reach an NVLink's rate; each takes a multiprocessor from products beside it, and memory
+    // in NCCL. Transfers between replicas have a whole pass to hide in.
     CHANNELS = 16,
     CHANNELS_WITH_SLACK = 4,
-    BLOCKS_MAX = 64, // of a kernel of NCCL's
+    BLOCKS_MAX = 64, // of an NCCL kernel
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
     REST_US = 20,
-    AWAKE_MS = 1, // a peer comes sooner than a sleep ends
+    AWAKE_MS = 1, // a peer usually comes sooner than a sleep would end
     LOOK_MS = 5,
-    GAP_MS = 1000 // between two looks: the host was busy with something else, which is no waiting
+    GAP_MS = 1000 // between two looks: the host did something else, so the time is not waiting
 };
-// Streams of one process that must not share a hardware queue, where one that waits would hold up the others.
+// Hardware queues: streams of one process must not share one, where a stream that waits would block the others.
 static const char *const CONNECTIONS = "32";
 
-typedef struct flight { // what is remembered of a request: its own memory may be used for another one since
+typedef struct flight { // a copy of a request's facts: its own memory may hold another request by now
     char label[64];
     int layer, step;
-    const cf_group *group;
-    int send_to, recv_from; // in the world; -1: none
+    int send_to, recv_from; // world ranks; -1: none
     cf_moment begin, arrival, end;
     int64_t launches;
-    double waiting_ms; // looks have found it begun and not ended for so long
+    double waiting_ms; // how long looks have found it begun and not ended
 } flight;
 
-typedef struct binding {            // a group's native
+typedef struct binding {            // cf_group.native
     cf_wire *exchange, *collective; // NULL: none
 } binding;
 
 typedef struct cuda_state {
     cf_bootstrap *bootstrap;
     cf_watch *watch;
-    bool waits;     // as the watch has been told
+    bool waits;     // the watch's state
     bool ipc, nccl; // allowed by --transport
     double timeout_ms;
     binding *bound[GROUPS_MAX];
     int bindings;
     flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
     int64_t posted, oldest;    // requests so far; the first that is not known to be complete
-    int64_t launches;          // of those from there on
-    flight *held;              // of a request that is not posted yet, as a peer has not come so far; NULL: none
-    double look_ms;            // when the last look was
+    int64_t launches;          // of the requests from `oldest` on
+    flight *held;              // a request that cannot be posted before a peer has come to it; NULL: none
+    double look_ms;            // time of the last look
     int64_t bytes;
 } cuda_state;
 
@@ -90,7 +87,7 @@ static void forget_complete(cuda_state *s) {
         s->launches -= flight_at(s, s->oldest)->launches;
 }
 
-// The one that has waited longest; NULL: none. Those of other groups may overtake it.
+// The request that has waited longest; NULL: none. Not always the oldest, because groups run beside one another.
 static flight *longest_waiting(cuda_state *s, double waited_ms) {
     flight *longest = NULL;
     forget_complete(s);
@@ -104,7 +101,7 @@ static flight *longest_waiting(cuda_state *s, double waited_ms) {
     return longest ? longest : s->held;
 }
 
-// The one that has not done its half, as a world rank; -1: several may be it.
+// The peer whose half of the exchange is missing, as a world rank; -1: several ranks may be late.
 static int missing_peer(const flight *f) {
     bool received = f->recv_from < 0 || cf_moment_passed(f->arrival);
     bool together = f->arrival.number == f->end.number; // neither half ends before the other
@@ -112,75 +109,34 @@ static int missing_peer(const flight *f) {
     return received ? f->send_to : f->recv_from;
 }
 
-static void name_peers(const flight *f, char *text, size_t length) {
-    int rank = missing_peer(f);
-    if (rank >= 0)
-        snprintf(text, length, "rank %d", rank);
-    else if (f->recv_from >= 0)
-        snprintf(text, length, "rank %d or %d", f->recv_from, f->send_to);
-    else
-        snprintf(text, length, "the other ranks");
-}
-
 static void goes_on(cuda_state *s) {
     if (s->waits) cf_watch_goes_on(s->watch);
     s->waits = false;
 }
 
-static cf_wait wait_for(const flight *f) {
-    cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
-    return wait;
-}
-
-// NULL: nothing is under way.
-static void tell_watch(cuda_state *s, const flight *f) {
-    if (!f) {
-        goes_on(s);
-        return;
-    }
-    s->waits = true;
-    cf_watch_waits(s->watch, wait_for(f));
-}
-
-// f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.
-CF_NORETURN static void give_up(cuda_state *s, const flight *f, const char *news) {
-    char peers[64];
-    if (!f) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
-    name_peers(f, peers, sizeof peers);
-    cf_watch_give_up(s->watch, peers, wait_for(f), f->waiting_ms, news);
-}
-
-// Too long by its own measure, or another rank has given up, so that the run is at its end.
-static bool too_long(const cuda_state *s, const flight *f) {
-    return (s->timeout_ms > 0 && f->waiting_ms >= s->timeout_ms) || cf_watch_is_over(s->watch, f->waiting_ms);
-}
-
-// What the libraries know of peers that are gone.
-static const char *ask_libraries(const cuda_state *s) {
-    const char *news = NULL;
-    for (int i = 0; i < s->bindings && !news; i++) {
-        const binding *b = s->bound[i];
-        if (b->exchange) news = b->exchange->look(b->exchange);
-        if (!news && b->collective) news = b->collective->look(b->collective);
-    }
-    return news;
-}
-
-// Called again and again while the host waits.
+// Called repeatedly while the host waits.
 static void look(void *argument) {
     cuda_state *s = (cuda_state *)argument;
-    const char *news = ask_libraries(s);
+    const char *news = NULL; // an error that a library reports about its peers
+    for (int i = 0; i < 2 * s->bindings && !news; i++) {
+        cf_wire *wire = i % 2 ? s->bound[i / 2]->collective : s->bound[i / 2]->exchange;
+        if (wire && wire->look) news = wire->look(wire);
+    }
     double now_ms = cf_now_ms(), waited_ms = now_ms - s->look_ms;
     s->look_ms = now_ms;
     const flight *f = longest_waiting(s, waited_ms < GAP_MS ? waited_ms : 0);
-    tell_watch(s, f);
-    if (news || (f && too_long(s, f))) give_up(s, f, news);
-}
-
-// One that is too large by itself is posted alone.
-static bool too_far_ahead(const cuda_state *s, int64_t launches) {
-    int64_t ahead = s->posted - s->oldest;
-    return ahead == RUN_AHEAD || (ahead > 0 && s->launches + launches > LAUNCHES_MAX);
+    if (!f) {
+        goes_on(s);
+        if (news) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
+        return;
+    }
+    const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
+    s->waits = true;
+    cf_watch_waits(s->watch, wait);
+    if (!news && !cf_watch_too_long(s->watch, f->waiting_ms, s->timeout_ms)) return;
+    char either[64];
+    snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
+    cf_watch_give_up(s->watch, wait.peer < 0 && f->recv_from >= 0 ? either : NULL, wait, f->waiting_ms, news);
 }
 
 static void rest(cuda_state *s, double *looked_ms) {
@@ -191,15 +147,20 @@ static void rest(cuda_state *s, double *looked_ms) {
     *looked_ms = cf_now_ms();
 }
 
+// Returns when one more request may be posted. A unit that exceeds LAUNCHES_MAX by itself is posted alone.
 static void keep_pace(cuda_state *s, int64_t launches) {
     double looked_ms = cf_now_ms();
-    if (too_far_ahead(s, launches)) forget_complete(s); // not sooner: the driver is asked about each
-    for (; too_far_ahead(s, launches); forget_complete(s)) rest(s, &looked_ms);
+    for (bool first = true;; first = false) {
+        const int64_t ahead = s->posted - s->oldest;
+        if (ahead < RUN_AHEAD && (ahead == 0 || s->launches + launches <= LAUNCHES_MAX)) return;
+        if (!first) rest(s, &looked_ms);
+        forget_complete(s); // not sooner: it asks the driver about each request
+    }
 }
 
-// Returns when all peers have come to the same request. They are waited for as if it had been posted.
+// Returns when all peers have come to the same request. A look finds it as if it had been posted.
 static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
-    flight f = {{0}, r->layer, r->step, r->group, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
+    flight f = {{0}, r->layer, r->step, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
         if (cf_now_ms() - begin_ms < AWAKE_MS) {
@@ -214,24 +175,17 @@ static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
     s->held = NULL;
 }
 
-// A unit is remembered as one, whose peers are all the others.
+// A unit is remembered as one request whose peers are all other ranks.
 static void remember(cuda_state *s, const cf_request *r, int count, int64_t launches) {
     const cf_group *group = r->group;
-    bool exchange = r->kind == CF_REQUEST_EXCHANGE && count == 1;
-    goes_on(s); // what it was told may be about to be overwritten
+    const bool exchange = r->kind == CF_REQUEST_EXCHANGE && count == 1;
+    const int send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
+    const int recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
+    goes_on(s); // the label that the watch has may be overwritten here
     cf_watch_posted(s->watch, r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
+    *f = {{0}, r->layer, r->step, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
     snprintf(f->label, sizeof f->label, "%s", r->label);
-    f->layer = r->layer;
-    f->step = r->step;
-    f->group = group;
-    f->send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
-    f->recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
-    f->begin = r->begin;
-    f->arrival = r[count - 1].arrival;
-    f->end = r[count - 1].end;
-    f->launches = launches;
-    f->waiting_ms = 0;
     s->launches += launches;
 }
 
@@ -262,7 +216,7 @@ static cf_wire *wire_for(const cf_request *r) {
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
 }
 
-// Products that are enqueued from here on leave these to what the stream has not waited for.
+// Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
 static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
     for (int i = 0; i < 2 * s->bindings; i++) {
@@ -286,7 +240,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     remember(s, r, count, launches);
 }
 
-// A wire's requests end in the order posted, so who has waited for one has waited for all before it.
+// A wire's requests end in the order posted, so a wait for one is a wait for all before it.
 static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)t, (void)point;
     const cf_wire *wire = wire_for(r);
@@ -310,30 +264,23 @@ static int64_t bytes_sent(cf_transport *t) {
 
 // --- bind ---
 
-typedef struct card { // which GPU a rank has
+typedef struct card { // a rank's GPU
     char host[HOST_LENGTH], bus[BUS_LENGTH];
 } card;
 
-static card own_card(void) {
-    card c;
-    memset(&c, 0, sizeof c);
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); // the same in all containers of one host
-    if (!file || !fgets(c.host, sizeof c.host, file)) gethostname(c.host, sizeof c.host - 1);
-    if (file) fclose(file);
-    int device = 0;
-    CF_CUDA(cudaGetDevice(&device));
-    CF_CUDA(cudaDeviceGetPCIBusId(c.bus, sizeof c.bus, device));
-    return c;
-}
-
 typedef struct neighbourhood { // of the members of a group
-    bool one_host, one_gpu;    // all are on one host; two of them have one GPU:
-    int a, b;                  // these, by their ranks in the world
+    bool one_host, one_gpu;    // all are on one host; two share a GPU:
+    int a, b;                  // these, as world ranks
 } neighbourhood;
 
 static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *group) {
-    card mine = own_card(), *all = (card *)calloc((size_t)bootstrap->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory to bind group %s", group->name);
+    card mine = {}, *all = (card *)cf_host_alloc(bootstrap->size, sizeof *all, "the GPUs of ranks");
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); // the same in all containers of one host
+    if (!file || !fgets(mine.host, sizeof mine.host, file)) gethostname(mine.host, sizeof mine.host - 1);
+    if (file) fclose(file);
+    int device = 0;
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device));
     bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
     neighbourhood n = {true, false, 0, 0};
     for (int i = 0; i < group->size; i++) {
@@ -379,8 +326,8 @@ static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
     wait(t, r, CF_COMPLETE, stream);
 }
 
-// What came from each rank is its number in the world.
-static void check_who_came(const cf_group *group, const int64_t *in, int64_t *seen, cf_stream *stream) {
+// Each rank sends its world rank.
+static void check_arrivals(const cf_group *group, const int64_t *in, int64_t *seen, cf_stream *stream) {
     cf_copy(seen, in, group->size * (int64_t)sizeof *in, stream);
     cf_stream_sync(stream);
     for (int i = 0; i < group->size; i++)
@@ -390,17 +337,16 @@ static void check_who_came(const cf_group *group, const int64_t *in, int64_t *se
                    (long long)seen[i]);
 }
 
-// One exchange of each ordered pair, and an all-to-all where native collectives will be posted: connections are made now
-// rather than in the first step, and what arrives is looked at, as some machines map memory between GPUs and then lose
-// what is written there.
+// One exchange of each ordered pair, and an all-to-all if native collectives will be posted: so connections are made now
+// rather than in the first step, and the data is checked, because some machines map memory between GPUs and then lose what is
+// written there.
 static void meet_all(cf_transport *t, const cf_group *group) {
     const binding *b = (const binding *)group->native;
     cf_stream *stream = cf_stream_create();
     int64_t bytes = group->size * (int64_t)sizeof(int64_t);
     int64_t *out = (int64_t *)cf_alloc(bytes, "communication staging");
     int64_t *in = (int64_t *)cf_alloc(bytes, "communication staging");
-    int64_t *seen = (int64_t *)calloc((size_t)group->size, sizeof *seen);
-    if (!seen) cf_die(NULL, "out of memory to bind group %s", group->name);
+    int64_t *seen = (int64_t *)cf_host_alloc(group->size, sizeof *seen, "the first meeting");
     for (int i = 0; i < group->size; i++) seen[i] = group->world[group->rank];
     cf_copy(out, seen, bytes, stream);
     for (int i = 1; i < group->size; i++) {
@@ -410,12 +356,12 @@ static void meet_all(cf_transport *t, const cf_group *group) {
         r.recv = in + r.recv_from;
         run_now(t, &r, stream);
     }
-    check_who_came(group, in, seen, stream);
+    check_arrivals(group, in, seen, stream);
     if (b->collective) {
         cf_request r = first_meeting(CF_REQUEST_ALLTOALL, group, out, in);
         cf_zero(in, bytes, stream);
         run_now(t, &r, stream);
-        check_who_came(group, in, seen, stream);
+        check_arrivals(group, in, seen, stream);
     }
     free(seen);
     cf_free(in);
@@ -426,10 +372,9 @@ static void meet_all(cf_transport *t, const cf_group *group) {
 static void bind_group(cf_transport *t, cf_group *group) {
     cuda_state *s = (cuda_state *)t->state;
     if (s->bindings == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
-    binding *b = (binding *)calloc(1, sizeof *b);
-    if (!b) cf_die(NULL, "out of memory to bind group %s", group->name);
+    binding *b = (binding *)cf_host_alloc(1, sizeof *b, "a group");
     group->native = s->bound[s->bindings++] = b;
-    if (group->size == 1) return; // on all ranks: groups of one name are of one size
+    if (group->size == 1) return; // on all ranks: groups with one name have one size
     int64_t bytes = s->bytes;
     choose(s, b, group, t->collectives);
     cf_deadline_begin("the first meeting", s->timeout_ms / 1e3);
@@ -450,7 +395,7 @@ static void set_timeout(cf_transport *t, double timeout_s) {
     s->bootstrap->timeout_s = timeout_s;
 }
 
-// Of an H100 with NVLink.
+// Those of an H100 with NVLink.
 static cf_costs estimate_costs(const cf_transport *t, int threads) {
     (void)threads;
     const cuda_state *s = (const cuda_state *)t->state;
@@ -461,19 +406,6 @@ static cf_costs estimate_costs(const cf_transport *t, int threads) {
     return c;
 }
 
-static void all_are_here(cf_bootstrap *bootstrap) {
-    char mine = 0, *all = (char *)calloc((size_t)bootstrap->size, 1);
-    if (!all) cf_die(NULL, "out of memory to close the transport");
-    bootstrap->allgather(bootstrap, &mine, all, 1);
-    free(all);
-}
-
-static void close_binding(binding *b) {
-    if (b->collective) b->collective->close(b->collective);
-    if (b->exchange) b->exchange->close(b->exchange);
-    free(b);
-}
-
 static void close_transport(cf_transport *t) {
     cuda_state *s = (cuda_state *)t->state;
     cf_stream *stream = cf_stream_create();
@@ -482,12 +414,17 @@ static void close_transport(cf_transport *t) {
     cf_stream_free(stream);
     cf_device_watch(NULL, NULL);
     goes_on(s);
-    all_are_here(s->bootstrap);
+    cf_min_host(t, 0); // all ranks are here
     for (int i = 0; i < s->bindings; i++)
-        if (s->bound[i]->exchange) s->bound[i]->exchange->detach(s->bound[i]->exchange);
-    all_are_here(s->bootstrap);
+        if (s->bound[i]->exchange && s->bound[i]->exchange->detach) s->bound[i]->exchange->detach(s->bound[i]->exchange);
+    cf_min_host(t, 0);
     cf_deadline_begin("groups end", s->timeout_ms / 1e3);
-    for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
+    for (int i = s->bindings - 1; i >= 0; i--) {
+        binding *b = s->bound[i];
+        if (b->collective) b->collective->close(b->collective);
+        if (b->exchange) b->exchange->close(b->exchange);
+        free(b);
+    }
     cf_deadline_end();
     cf_memory_returned();
     cf_watch_close(s->watch);
@@ -502,17 +439,16 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before anything of CUDA is used
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before the first call of CUDA
     cf_wire_nccl_environment();
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)
-        cf_die_together("use --transport auto, nccl or ipc",
-                        "--transport %s moves nothing between GPUs: this is the program for them", name);
+        cf_die_together("use --transport auto, nccl or ipc", "--transport %s moves nothing between GPUs; this is the GPU program",
+                        name);
     cf_device_open(bootstrap->local_rank);
-    cf_transport *t = (cf_transport *)calloc(1, sizeof *t);
-    cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
-    if (!t || !s) cf_die(NULL, "out of memory for the transport");
+    cf_transport *t = (cf_transport *)cf_host_alloc(1, sizeof *t, "the transport");
+    cuda_state *s = (cuda_state *)cf_host_alloc(1, sizeof *s, "the transport");
     s->bootstrap = bootstrap;
     s->watch = cf_watch_open(bootstrap);
     s->ipc = ipc || choice;

@@ -1,32 +1,29 @@
-// Exchanges of a group within one host by the GPUs' copy engines, straight into the memory where they are wanted: nothing
-// here takes multiprocessors.
+// Exchanges of a group within one host by the GPUs' copy engines, straight into the receiver's buffers. Takes no multiprocessors.
 //
 //   sender's stream to that peer              receiver's stream from that peer
-//   wait until message n may come             ready = n
-//   copy, across the link
-//   written = n                               wait until message n is written
+//   wait until ready >= n                     ready = n
+//   copy message n across the link
+//   written = n                               wait until written >= n
 //
-// The counters of a pair are words of host memory that both processes share and both GPUs see; the waits and
-// writes are operations of the streams themselves. They count on from message to message and wrap around:
-// "at least" is meant cyclically. A barrier has a counter of its own.
+// The counters of a pair are words of host memory that both processes share and both GPUs see; the waits and writes are operations
+// of the streams themselves. Counters wrap around: ">=" is meant cyclically. A barrier has its own counter.
 //
-// Where a message is wanted the receiver alone knows. Its host writes that into the shared memory when it posts: an
-// allocation, which the sender's host maps when it first hears of it, and a place in it. So the sender's host waits in
-// meet() until its peer has come to the same request, and hosts run as far ahead of their GPUs as before, but
-// together. Nobody waits for ever, full launch queues or not: a host says where it receives before it waits for
-// anybody, all ranks post in one order, and for what is in front of a request all have said it.
+// Only the receiver knows where a message goes. When it posts, its host writes an allocation, which the sender's host maps when
+// it first sees it, and an offset into the shared memory. So the sender's host waits in meet() until its peer has come to the
+// same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes where
+// it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
 //
 // Memory that a peer may have mapped must not be freed: cf_free() leaves it until the transport is closed (memory.h).
 //
-// Of the copy the driver is told that kernels run beside it. tests/bench/bench_wires measures it.
+// The copy has a flag for the driver that kernels run beside it; tests/bench/bench_wires measures that.
 //
-// A stream for each peer and each direction: no transfer waits for one of another pair, and the two halves of
-// an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
-// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group that has too many pairs for what queues are left gets a
-// stream for each direction: transfers then follow each other in the order posted, as over NCCL. Should copies of several
-// streams pass through one queue all the same, an exchange enqueues `ready` in front of what waits. A last stream joins both
-// halves for the moment when a request is complete.
+// Each peer and direction has a stream, so no transfer waits for one of another pair, and the halves of an exchange do not wait for
+// each other. The streams must not share a hardware queue, hence CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group with
+// too many pairs for the queues left has one stream for each direction: transfers then follow each other in the order posted, as
+// over NCCL. If copies of several streams pass through one queue nevertheless, it helps that an exchange enqueues the write of
+// `ready` before its waits. One more stream joins both halves: it gives the moment when a request is complete.
 #include "transport_cuda.h"
+#include "secret.h"
 #include <cuda.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,37 +31,36 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 enum {
     OTHER_STREAMS = 3,
     FEW_STREAMS = 3, // one for each direction, and the one that joins them
     LINE = 64,
-    PLACES = 16, // of a pair, that the receiver's host has said and the sender's has not read
+    PLACES = 16, // of a pair, that the receiver's host may write before the sender's reads them
     NAME_LENGTH = 48,
     MEMBERS_MAX = 64,
     STREAMS_MAX = 2 * MEMBERS_MAX + 1,
     ENTRY_VERSION = 12000
 };
-static_assert((PLACES & (PLACES - 1)) == 0, "messages keep their places where counters wrap around");
+static_assert((PLACES & (PLACES - 1)) == 0, "n % PLACES must go on when the counter n wraps around");
 
-typedef struct place {                       // where a message is wanted: from host to host
-    alignas(LINE) uint32_t number;           // of the message, odd; 0: the sender has read it
+typedef struct place {                       // where a message goes; the receiver's host writes it, the sender's reads it
+    alignas(LINE) uint32_t number;           // 2 n + 1 for message n; 0: the sender has read it
     alignas(LINE) cudaIpcMemHandle_t handle; // of the allocation
-    const char *base;                        // its name: where it begins, for the receiver
+    const char *base;                        // its address in the receiver, which identifies it
     int64_t offset, bytes;
 } place;
 
-typedef struct pair { // an ordered one; words on cache lines of their own
+typedef struct pair { // (sender, receiver); each word has a cache line
     alignas(LINE) uint32_t ready;
     alignas(LINE) uint32_t written;
     alignas(LINE) uint32_t barrier;
     place places[PLACES]; // message n at n % PLACES
 } pair;
 
-typedef struct allocation { // own, which peers may map; or a peer's, mapped
-    const char *base;       // for its owner
+typedef struct allocation { // this rank's, which peers may map, or a peer's, mapped
+    const char *base;       // in its owner
     int64_t bytes;
     cudaIpcMemHandle_t handle;
     char *mapped;
@@ -77,51 +73,51 @@ typedef struct allocations {
 
 typedef struct lane { // one direction of one pair
     cf_stream *stream;
-    pair *words, *host; // as the GPU and as the host sees them
+    pair *words, *host; // the GPU's and the host's address of the same pair
     uint32_t messages;  // posted
-    uint32_t met;       // and those whose place both hosts know
-    allocations theirs; // of the peer, if it receives
+    uint32_t met;       // messages whose place both hosts know
+    allocations theirs; // the peer's, if it receives
 } lane;
 
 typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
 typedef struct ipc_wire {
     cf_wire wire;
-    pair *shared; // [source · N + destination], of all processes of the group
+    pair *shared; // [source · N + destination], mapped by all processes of the group
     int64_t shared_bytes;
-    int file;    // member 0's: what is shared, until all have mapped it
-    pair *words; // the same where the GPU has them; NULL: not registered
-    void *probe; // a little memory, to see whether peers can map it
+    int file;    // member 0's: the shared memory, until all have mapped it
+    pair *words; // the GPU's address of `shared`; NULL: not registered
+    void *probe; // a little memory, to test whether peers can map it
     allocations mine;
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX], *join;
     int streams;
-    int offered, found; // so many requests of those that are about to be posted
+    int offered, found; // requests of the unit in meet() whose place is written, whose place is read
     uint32_t barriers;
     stream_word *wait_value, *write_value;
-    unsigned flush; // flag of a wait that has peers' writes to this GPU seen behind it, 0: none is needed
+    unsigned flush; // flag of a wait that makes peers' writes to this GPU visible after it; 0: not needed
 } ipc_wire;
 
-// --- where messages are wanted ---
+// --- where messages go ---
 
 static allocation *add(allocations *all) {
     all->list = (allocation *)cf_host_grow(all->list, &all->room, all->count + 1, sizeof *all->list, "mapped memory");
     return &all->list[all->count++];
 }
 
-// The own one that holds what a request receives.
+// This rank's allocation into which a request receives.
 static const allocation *holder(ipc_wire *w, const cf_request *r) {
     const char *at = (const char *)r->recv;
     for (allocation *a = w->mine.list; a < w->mine.list + w->mine.count; a++)
         if (at >= a->base && at < a->base + a->bytes) return a;
     allocation *a = add(&w->mine);
     a->base = (const char *)cf_memory_lend(at, &a->bytes);
-    if (!a->base) cf_die("use cf_alloc", "%s: what is received by ipc needs memory that cf_alloc has given", r->label);
+    if (!a->base) cf_die("use cf_alloc", "%s: ipc receives only into memory from cf_alloc", r->label);
     CF_CUDA(cudaIpcGetMemHandle(&a->handle, (void *)a->base));
     return a;
 }
 
-// Of the peer's, here.
+// The address of a peer's allocation in this process.
 static char *mapping(lane *l, const place *p) {
     for (allocation *a = l->theirs.list; a < l->theirs.list + l->theirs.count; a++)
         if (a->base == p->base) return a->mapped;
@@ -147,7 +143,7 @@ static int64_t bytes_sent(const cf_request *r) {
     return r->send_to >= 0 ? r->send_count * cf_dtype_size(r->dtype) : 0;
 }
 
-// False: the peer has yet to read an earlier one.
+// False: the peer has not yet read an earlier one.
 static bool offer_place(ipc_wire *w, const cf_request *r) {
     lane *l = &w->recv[r->recv_from];
     place *p = place_of(l);
@@ -159,7 +155,7 @@ static bool offer_place(ipc_wire *w, const cf_request *r) {
     return true;
 }
 
-// False: the peer has yet to say it.
+// False: the peer has not yet written it.
 static bool find_place(ipc_wire *w, cf_request *r) {
     lane *l = &w->send[r->send_to];
     place *p = place_of(l);
@@ -208,25 +204,21 @@ static void copy_across(void *to, const void *from, int64_t bytes, cf_stream *st
     if (!beside) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
 
-// Nothing that is sent waits for a moment that has a time.
-static void send(ipc_wire *w, lane *l, const cf_request *r) {
-    uint32_t n = ++l->messages;
-    await_word(w, l->stream, &l->words->ready, n);
-    for (int i = 0; i < 2; i++)
-        if (r->after[i]) cf_stream_after(l->stream, r->after[i]->here);
-    copy_across(r->to, r->send, bytes_sent(r), l->stream);
-    write_word(w, l->stream, &l->words->written, n);
-}
-
-// An exchange of nothing sends nothing.
+// A send never waits for a moment that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     lane *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
     if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
-    r->begin = r->after[0] ? r->after[0]->arrival : cf_moment_now((in ? in : out)->stream); // what comes may come sooner
-    if (bytes_sent(r) > 0) send(w, out, r);
+    r->begin = r->after[0] ? r->after[0]->arrival : cf_moment_now((in ? in : out)->stream); // the peer may send sooner
+    if (bytes_sent(r) > 0) {
+        await_word(w, out->stream, &out->words->ready, ++out->messages);
+        for (int i = 0; i < 2; i++)
+            if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
+        copy_across(r->to, r->send, bytes_sent(r), out->stream);
+        write_word(w, out->stream, &out->words->written, out->messages);
+    }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
     cf_stream_after(w->join, out ? cf_moment_untimed(out->stream) : ready);
     r->here = in ? cf_moment_untimed(in->stream) : ready;
@@ -258,18 +250,13 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     }
 }
 
-static const char *look(cf_wire *wire) {
-    (void)wire;
-    return NULL; // copy engines know nothing of peers
-}
-
 // --- start and end ---
 
-typedef struct offer { // what a rank shows to the others of its group
+typedef struct offer { // what a rank sends to the others of its group
     cudaIpcMemHandle_t probe;
-    int process, file; // member 0's: where the others find the words
-    uint64_t nonce;    // and how they know them
-    char why[80];      // it has nothing to offer
+    int process, file; // member 0's: where the others find the shared memory
+    uint64_t nonce;    // and what identifies it
+    char why[80];      // this rank cannot use ipc; "": it can
 } offer;
 
 static pair *map_words(int file, int64_t bytes) {
@@ -277,14 +264,14 @@ static pair *map_words(int file, int64_t bytes) {
     return memory == MAP_FAILED ? NULL : (pair *)memory;
 }
 
-// A file of memory alone, which others open through /proc: it has no name that a killed start would leave.
+// A file in memory, which others open through /proc: it has no name, so a killed start leaves nothing behind.
 static void make_words(ipc_wire *w, offer *mine) {
     char name[NAME_LENGTH];
     mine->process = getpid();
-    if (getrandom(&mine->nonce, sizeof mine->nonce, 0) < 0) cf_die(NULL, "no random number: %s", strerror(errno));
+    cf_random(&mine->nonce, sizeof mine->nonce);
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
     w->file = mine->file = memfd_create(name, MFD_CLOEXEC);
-    if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes, and there is memory for them
+    if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes; fails where memory is short
         w->shared = map_words(w->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }
@@ -309,32 +296,23 @@ static stream_word *driver_function(const char *name) {
     return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? (stream_word *)function : NULL;
 }
 
-static unsigned flush_flag(void) {
-    int device = 0, can = 0;
-    CF_CUDA(cudaGetDevice(&device));
-    CF_CUDA(cudaDeviceGetAttribute(&can, cudaDevAttrCanFlushRemoteWrites, device));
-    return can ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
-}
-
 static int streams_made; // by all wires of this process
 
-// Streams of a wire may wait while others, and the host's own, have to go on.
+// A wire's streams may wait while the other streams of this process must go on, so each needs its own queue.
 static bool enough_connections(int streams) {
     const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     return !text || atoi(text) >= streams_made + streams + OTHER_STREAMS;
 }
 
-// A stream for each lane, if there are queues for so many, or one for each direction.
-static bool lanes_share(const cf_group *group) {
-    return !enough_connections(2 * (group->size - 1) + 1);
-}
-
 static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer *mine) {
+    int device = 0, can_flush = 0;
     memset(mine, 0, sizeof *mine);
     w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(pair);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
-    w->flush = flush_flag();
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device));
+    w->flush = can_flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
     if (!one_host)
         snprintf(mine->why, sizeof mine->why, "its ranks are on several hosts");
     else if (group->size > MEMBERS_MAX)
@@ -354,22 +332,16 @@ static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer 
     if (group->rank == 0 && !*mine->why) make_words(w, mine);
 }
 
-static cudaError_t register_words(ipc_wire *w) {
-    void *on_device = NULL;
-    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (code != cudaSuccess) return code;
-    code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
-    if (code == cudaSuccess)
-        w->words = (pair *)on_device;
-    else
-        cudaHostUnregister(w->shared);
-    return code;
-}
-
-static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
+static void accept_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
     if (group->rank != 0) open_words(w, &all[group->world[0]], mine);
     if (*mine->why) return;
-    cudaError_t code = register_words(w);
+    void *on_device = NULL;
+    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (code == cudaSuccess) {
+        code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
+        if (code != cudaSuccess) cudaHostUnregister(w->shared);
+    }
+    w->words = code == cudaSuccess ? (pair *)on_device : NULL;
     for (int i = 0; i < group->size && code == cudaSuccess; i++) {
         if (i == group->rank) continue;
         void *mapped = NULL;
@@ -381,7 +353,7 @@ static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, of
     cudaGetLastError();
 }
 
-// The first reason that a member gives; false: nobody gives one.
+// Writes the first reason of a member that cannot use ipc; false: all can.
 static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all, char why[128]) {
     bootstrap->allgather(bootstrap, mine, all, sizeof *mine);
     for (int i = 0; i < group->size && !*why; i++) {
@@ -415,7 +387,7 @@ static cf_stream *new_stream(ipc_wire *w) {
 }
 
 static void make_lanes(ipc_wire *w, const cf_group *group) {
-    bool share = lanes_share(group);
+    const bool share = !enough_connections(2 * (group->size - 1) + 1); // one stream for each direction
     for (int i = 0; i < group->size; i++) {
         if (i == group->rank) continue;
         w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
@@ -428,30 +400,27 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
 }
 
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
-    ipc_wire *w = (ipc_wire *)calloc(1, sizeof *w);
-    offer mine, *all = (offer *)calloc((size_t)bootstrap->size, sizeof *all);
-    if (!w || !all) cf_die(NULL, "out of memory to bind group %s", group->name);
+    ipc_wire *w = (ipc_wire *)cf_host_alloc(1, sizeof *w, "a group");
+    offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
     *why = 0;
     w->file = -1;
     make_offer(w, group, one_host, &mine);
-    if (!any_reason(bootstrap, group, &mine, all, why)) take_offers(w, group, all, &mine);
+    if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
-    if (w->file >= 0) close(w->file); // all who can have mapped it
+    if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it
     cf_free(w->probe);
+    free(all);
     w->wire.state = w;
     if (refused) {
         detach(&w->wire);
         close_wire(&w->wire);
-        free(all);
         return NULL;
     }
-    free(all);
     make_lanes(w, group);
     w->wire.name = "ipc";
     w->wire.group = group;
     w->wire.meet = meet;
     w->wire.post = post;
-    w->wire.look = look;
     w->wire.detach = detach;
     w->wire.close = close_wire;
     return &w->wire;

@@ -1,30 +1,27 @@
-// Bytes over MPI, moved by one progress thread.
+// Moves bytes over MPI, by one progress thread.
 //
 // An MPI library makes progress only while a thread is inside it. Polling from the compute thread between two matrix products
-// leaves a good part of the communication exposed, so after the start ALL MPI calls are made by a separate thread: it takes
-// posted requests from a queue, is ready to receive what they bring, sends when the requests they come `after` are done, tests
-// what is in flight, and marks what is done. The compute thread only posts, reads flags and waits. (So MPI_THREAD_SERIALIZED
-// is enough.)
+// leaves a good part of the communication exposed, so after the start a separate thread makes ALL MPI calls: it takes posted
+// requests from a queue, posts their receives, sends when the requests in `after` have arrived, tests the messages in flight, and
+// marks requests as arrived and done. The compute thread only posts, reads flags and waits. (So MPI_THREAD_SERIALIZED is enough.)
 //
 // Which thread may use a core:
-//   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls while things move quickly, otherwise naps between polls: for a quarter of the time
-//                                from one movement to the next, or since the last, half a millisecond at most. (The host may be
-//                                busier than it seems, and a thread that never sleeps gets its core back last. Each wake-up and
-//                                each poll are system calls beside a thread that computes, on the same core where a virtual
-//                                machine's processors are hardware threads.) A post or a wait ends a nap. It lingers a moment
-//                                before it sleeps (a woken thread may find itself on the core of the one that computes), and a
-//                                waiting compute thread polls its flag for a while too
-//   threads outnumber the cores  both sleep between polls, so that the compute threads get the cores
-//   ranks outnumber the cores    a blocking collective is not called either, as it spins on a core that the rank it waits for
-//                                needs (324 ms a step instead of 2.9): the one that does not block is called
-// Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the compute threads and
-// this one on the same core: such a binding is widened at start.
+//   nothing in flight            The progress thread sleeps on a condition variable.
+//   this host has spare cores    It polls while messages move quickly and otherwise naps between polls: for a quarter of the time
+//                                between two movements, or since the last one, half a millisecond at most. (The host may be busier
+//                                than it seems, and the scheduler serves a thread that never sleeps last. Each wake-up and each
+//                                poll are system calls beside a compute thread, on the same core where a virtual machine's
+//                                processors are hardware threads.) A post or a wait ends a nap. The thread polls a moment longer
+//                                before it sleeps, because a woken thread may land on the compute thread's core. A waiting compute
+//                                thread also polls its flag for a while.
+//   more threads than cores      Both sleep between polls, so that compute threads get the cores.
+//   more ranks than cores        In addition, blocking collectives are replaced by non-blocking ones: a blocking one spins on a
+//                                core that the peer needs (324 ms a step instead of 2.9).
+// Launchers bind a rank to a single core if there are few ranks (Open MPI: up to two), which would put compute threads and
+// progress thread on the same core. Such a binding is widened at start.
 //
-// The watch (watch.h) knows what is waited for, and finds out about the other ranks when nothing comes. A rank that gives up
-// leaves the others time to do so too before it ends the run, so that every rank prints what it sees.
-//
-// mpi_state lives from cf_transport_create() to close(), which joins the progress thread before it frees anything.
+// The watch (watch.h) knows what this rank waits for, and asks the other ranks when nothing comes. A rank that gives up lets the
+// others give up too before it ends the run, so that every rank prints what it found.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "bootstrap.h"
@@ -47,22 +44,21 @@
 enum {
     GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 8,
-    REST_NS = 20000, // threads outnumber cores: sleep between polls
+    REST_NS = 20000, // more threads than cores: sleep between polls
     POLLS_BEFORE_YIELD = 64,
-    NAP_NS = 10000, // cores to spare: the shortest nap, and any while the compute thread waits
+    NAP_NS = 10000, // spare cores: the shortest nap, and every nap while the compute thread waits
     NAP_NS_MAX = 500000,
-    NAP_SHARE = 4,     // of the time since something moved, or from one to the next
-    PACE_SHARE = 4,    // of the newest of these times in their running mean
+    NAP_SHARE = 4,     // a nap is this part of the time between two movements, or since the last
+    PACE_SHARE = 4,    // the newest time between two movements is this part of their running mean
     SLICE_NS = 100000, // the shortest time slice that Linux grants
-    LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
-    SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
-    LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
-    GAP_MS = 1000,     // no look for so long: this process itself was stopped, and no rank is late
+    LINGER_MS = 5,     // spare cores: the idle progress thread polls this long before it sleeps
+    SPIN_MS = 2,       // spare cores: a waiting compute thread polls this long before it sleeps
+    CHECK_MS = 100,    // how often a sleeping waiter checks its deadline
+    GAP_MS = 1000,     // no check for so long: this process itself was stopped, and no rank is late
     HWTHREADS_OF_ONE_CORE = 2
 };
 
-// Between two polls of a flag.
-static void poll_again(int polls) {
+static void pause_between_polls(int polls) {
     if (polls >= POLLS_BEFORE_YIELD) sched_yield();
 #if defined(__x86_64__) || defined(__i386__)
     else
@@ -76,21 +72,21 @@ static void poll_again(int polls) {
 typedef struct mpi_state {
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t posted, done; // new work for the progress thread; news for waiting compute threads
-    cf_request *first, *last;    // posted, not yet seen by the progress thread; `first` is read without the lock
+    pthread_cond_t posted, done; // wake the progress thread; wake waiting compute threads
+    cf_request *first, *last;    // the queue of the progress thread; `first` is also read without the lock
     bool quit;
     atomic_int waiters;
-    atomic_bool crowded; // ranks · (threads + 1) > cores
-    bool never_block;    // ranks > cores, on some host: all ranks call the same
+    atomic_bool crowded; // ranks · (threads + 1) > cores, on this host
+    bool never_block;    // ranks > cores, on any host: all ranks must call the same function
     atomic_llong bytes;
     cf_bootstrap *ranks;
     cf_watch *watch;
-    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the groups bound
+    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the bound groups
     int comms;
     cf_group all; // for gather()
-    // Only the progress thread touches these
+    // Used by the progress thread alone:
     cf_flights flights;
-    double moved_ms, pace_ms; // when something moved last; from one to the next on average
+    double moved_ms, pace_ms; // time of the last movement; running mean between two
 } mpi_state;
 
 // pthread_cond_wait for less than a second; may wake spuriously.
@@ -109,27 +105,27 @@ static bool has_posted(const mpi_state *s) {
     return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
 }
 
-// What has been posted since the last call, in order. Sleeps while there is nothing at all to do. NULL with nothing in flight:
-// the transport is closed.
+// Returns the requests posted since the last call, in order. Sleeps while there are none and nothing is in flight; returns NULL
+// then only when the transport is closed.
 static cf_request *collect_posted(mpi_state *s) {
     const bool busy = s->flights.actives > 0;
     if (busy && !has_posted(s)) return NULL;
     const double begin_ms = cf_now_ms();
     for (int polls = 0; !busy && !has_posted(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
-        poll_again(polls);
+        pause_between_polls(polls);
     pthread_mutex_lock(&s->lock);
     while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = s->first;
     __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
     s->last = NULL;
     pthread_mutex_unlock(&s->lock);
-    if (!busy) s->moved_ms = cf_now_ms(); // nothing could move
+    if (!busy) s->moved_ms = cf_now_ms(); // nothing could move before
     return first;
 }
 
-// 0: something will move before a nap would end
+// 0: do not nap, something will move sooner.
 static long nap_ns(const mpi_state *s) {
-    if (s->flights.collective) return NAP_NS; // its movements show only at its end
+    if (s->flights.collective) return NAP_NS; // it shows movement only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -142,7 +138,7 @@ static void rest(mpi_state *s, int idle) {
         const long ns = nap_ns(s);
         if (ns == 0) return;
         pthread_mutex_lock(&s->lock);
-        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // a wait that began since has woken nobody
+        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // a wait began since, and its signal woke nobody
         if (!s->first && !hurry) wait_at_most(&s->posted, &s->lock, ns);
         pthread_mutex_unlock(&s->lock);
     } else if (idle != 0)
@@ -151,8 +147,8 @@ static void rest(mpi_state *s, int idle) {
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
 }
 
-// A nap must last microseconds, not more, and end on a core although compute threads hold them: Linux (6.12 and later) lets a
-// waking thread with a short time slice through. Older kernels, and threads with a real-time policy, change nothing.
+// Naps must last microseconds, and end although compute threads hold the cores: Linux 6.12 and later lets a waking thread with a
+// short time slice run first. Older kernels ignore the slice; a thread with a real-time policy is left as it is.
 static void wake_promptly(void) {
     struct { // struct sched_attr, which C libraries before 2.41 lack
         uint32_t size, policy;
@@ -171,8 +167,8 @@ static void wake_promptly(void) {
 static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
     wake_promptly();
-    cf_device_threads(1); // of sums that this thread makes
-    int idle = 0;         // of POLLS_BEFORE_REST
+    cf_device_threads(1); // for the sums of reduce-scatters
+    int idle = 0;         // polls without movement, modulo POLLS_BEFORE_REST
     for (;;) {
         cf_request *posted = collect_posted(s);
         bool moved = posted != NULL, news = false;
@@ -229,35 +225,29 @@ static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
     return cf_reached(r, point);
 }
 
-// A request that has not started waits for another.
-static const cf_request *awaited(const cf_request *r) {
-    for (int i = 0; i < 2; i++)
-        if (!cf_reached(r->after[i], CF_ARRIVED)) return awaited(r->after[i]);
-    return r;
-}
-
-// For which rank this thread waits (of an exchange the peer whose half is missing), and for what.
+// For the watch. The peer is that of the request at the end of the chain of `after` that is late; of an exchange, the peer whose
+// half is missing.
 static cf_wait wait_for(const cf_request *r) {
-    const cf_request *late = awaited(r);
+    const cf_request *late = r;
+    for (int i = 0; i < 2; i++)
+        if (!cf_reached(late->after[i], CF_ARRIVED)) late = late->after[i], i = -1;
     const bool received = late->recv_from < 0 || cf_reached(late, CF_ARRIVED);
     const int peer = received ? late->send_to : late->recv_from;
     return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step};
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
-    double looked_ms = begin_ms;
+    double checked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
         cf_watch_waits(s->watch, wait_for(r));
-        wait_at_most(&s->done, &s->lock, LOOK_MS * 1000000L);
-        const double gap_ms = cf_now_ms() - looked_ms;
+        wait_at_most(&s->done, &s->lock, CHECK_MS * 1000000L);
+        const double gap_ms = cf_now_ms() - checked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
-        looked_ms += gap_ms;
-        const double waited_ms = looked_ms - begin_ms;
+        checked_ms += gap_ms;
+        const double waited_ms = checked_ms - begin_ms;
         if (cf_reached(r, point)) break;
-        // Too long, or another rank has given up, so that the run is at its end.
-        const double timeout_ms = 1e3 * s->ranks->timeout_s;
-        if (!(timeout_ms > 0 && waited_ms >= timeout_ms) && !cf_watch_is_over(s->watch, waited_ms)) continue;
+        if (!cf_watch_too_long(s->watch, waited_ms, 1e3 * s->ranks->timeout_s)) continue;
         pthread_mutex_unlock(&s->lock);
         cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
     }
@@ -274,7 +264,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
     for (int polls = 0; !atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS; polls++)
-        poll_again(polls);
+        pause_between_polls(polls);
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
     return cf_moment_now(stream);
@@ -286,7 +276,7 @@ static int64_t bytes_sent(cf_transport *t) {
 
 // --- start and end ---
 
-// Before the progress thread has anything to do, so MPI may be called from here.
+// The progress thread is still idle, so this thread may call MPI.
 static void bind_group(cf_transport *t, cf_group *group) {
     mpi_state *s = (mpi_state *)t->state;
     MPI_Group all, members;
@@ -303,8 +293,8 @@ static void bind_group(cf_transport *t, cf_group *group) {
     group->native = comm;
 }
 
-// From one core to all that the launcher may use (which `taskset … mpirun` and the like still limit). Only Open MPI's launcher
-// binds unasked; other bindings stay.
+// From one core to all those of the launcher (which `taskset … mpirun` still limits). Only Open MPI's launcher binds without being
+// asked; other bindings stay.
 static void widen_binding(void) {
     cpu_set_t mine, launcher;
     if (!getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) return;
@@ -313,7 +303,7 @@ static void widen_binding(void) {
     if (CPU_COUNT(&launcher) > CPU_COUNT(&mine)) sched_setaffinity(0, sizeof launcher, &launcher);
 }
 
-// By the progress thread, as all calls of MPI: something else may be in flight.
+// A request like others, because other requests may be in flight.
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     mpi_state *s = (mpi_state *)t->state;
     cf_request r = cf_request_of(CF_REQUEST_ALLGATHER, &s->all, CF_BYTE, "all-gather of reports");
@@ -347,10 +337,10 @@ static void set_timeout(cf_transport *t, double timeout_s) {
     ((mpi_state *)t->state)->ranks->timeout_s = timeout_s;
 }
 
-// Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
-// threads finds a message within some ten microseconds.
+// If `turns` threads share a core, everything takes that many times longer. A rank with a core for each of its threads notices a
+// message within some ten microseconds.
 static cf_costs estimate_costs(const cf_transport *t, int threads) {
-    double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
+    const double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
     return (cf_costs){.latency_s = 30e-6 * turns,
                       .message_s = 2e-6 * turns,
                       .piece_s = 3e-6 * turns,
@@ -372,7 +362,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_rank = ranks->local_rank,
                         .local_size = ranks->local_size,
                         .local_cores = ranks->local_cores,
-                        .collectives = true, // whether said or not: MPI connects them by itself
+                        .collectives = true, // MPI connects them by itself, whatever the caller sets
                         .state = s,
                         .set_threads = set_threads,
                         .set_timeout = set_timeout,
@@ -390,7 +380,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
     s->world = MPI_COMM_WORLD;
-    s->all = (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = &s->world}; // it has no exchanges
+    s->all = (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = &s->world}; // no exchanges, so no members
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

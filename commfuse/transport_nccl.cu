@@ -1,22 +1,19 @@
 // Exchanges and native collectives of a group by NCCL, all on one urgent stream.
 //
-// NCCL matches the messages of a pair by order alone, and requests of one communicator run one after another;
-// an exchange is a group of a send and a receive, which end together, and a unit is a group of all its exchanges. So the
-// schedules must send and receive in the same order on both sides, and must complete even if every rank takes one exchange at a
-// time:
-// tests/commfuse/wire_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
-// names are of the same group, so the stream's order is enough.
+// NCCL matches the messages of a pair by order alone, and runs the requests of one communicator one after another. An exchange is
+// an NCCL group of a send and a receive, which end together; a unit is one NCCL group of all its exchanges. So schedules must send
+// and receive in the same order on both sides, and must complete even if every rank runs one exchange at a time:
+// tests/commfuse/wire_check.h checks all of them for that (wire order, wire deadlock). Requests in `after` belong to the same
+// group, so the stream's order suffices.
 //
-// NCCL's kernels stand on multiprocessors that a matrix product wants, too, and nobody is moved away from one. So the blocks of
-// an exchange are limited, on a communicator of their own, and products beside it leave them free (cf_cuda_leave): a product
-// whose kernel keeps all multiprocessors until it ends would hold the exchange up, or find its own place taken and need as
-// long again for the rest. Native collectives keep what NCCL gives them, as they are what commfuse is compared with.
-// Groups have communicators of their own, too, and with so few blocks the kernels of all of them find room beside each
-// other, whatever order they start in.
+// NCCL's kernels need multiprocessors that matrix products need, too, and a running block is never moved away. A product whose
+// kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
+// rest. So exchanges have a communicator of their own with few blocks, and products beside them leave room for these
+// (cf_cuda_leave). Native collectives keep the blocks that NCCL chooses, because they are the baseline. Each group has its own
+// communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start.
 //
-// Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
-// interrupted for are calls at start, which deadlines guard here. In the steps nothing waits inside NCCL, as all
-// pairs are connected by then.
+// Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
+// deadlines guard these. In the steps nothing waits inside NCCL, because all pairs are connected by then.
 #include "transport_cuda.h"
 #include "watch.h"
 #include <nccl.h>
@@ -27,8 +24,8 @@ typedef struct nccl_wire {
     cf_wire wire;
     ncclComm_t comm;
     cf_stream *stream;
-    int32_t *flag; // what a barrier adds up
-    int most;      // blocks of a kernel; 0: NCCL chooses
+    int32_t *flag; // summed by barriers
+    int most;      // most blocks of a kernel; 0: NCCL chooses
     char news[512];
 } nccl_wire;
 
@@ -37,27 +34,15 @@ static void check(ncclResult_t code, const char *call, ncclComm_t comm) {
     cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s failed: %s: %s", call,
            ncclGetErrorString(code), ncclGetLastError(comm));
 }
-#define CHECK(call, comm) check((call), #call, comm)
+#define CHECK(call) check((call), #call, w->comm)
 
 static ncclDataType_t nccl_type(cf_dtype dtype) {
     static const ncclDataType_t type[] = {ncclFloat32, ncclFloat64, ncclInt64, ncclBfloat16, ncclUint8};
     return type[dtype];
 }
 
-static void exchange(nccl_wire *w, const cf_request *requests, int count, cudaStream_t stream) {
-    ncclDataType_t type = nccl_type(requests->dtype);
-    CHECK(ncclGroupStart(), w->comm);
-    for (const cf_request *r = requests; r < requests + count; r++) {
-        if (r->send_to >= 0 && r->send_count > 0)
-            CHECK(ncclSend(r->send, (size_t)r->send_count, type, r->send_to, w->comm, stream), w->comm);
-        if (r->recv_from >= 0 && r->recv_count > 0)
-            CHECK(ncclRecv(r->recv, (size_t)r->recv_count, type, r->recv_from, w->comm, stream), w->comm);
-    }
-    CHECK(ncclGroupEnd(), w->comm);
-}
-
-// NCCL halves the channels of a pair until those of all ranks are no more than the blocks of a kernel. Native collectives get
-// no room: they are the baseline, as NCCL and the products' library have it.
+// Blocks of an exchange's kernel: NCCL halves the channels of a pair until those of all ranks fit into the blocks of a kernel.
+// Products leave no room for native collectives: these are the baseline, as NCCL and the products' library run it.
 static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
     if (r->kind != CF_REQUEST_EXCHANGE || w->most == 0) return 0;
     int channels = w->most;
@@ -65,68 +50,61 @@ static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
     return channels * count < w->most ? channels * count : w->most;
 }
 
-static char *block_of(void *base, const cf_request *r, int rank) {
-    return (char *)base + rank * r->stride * cf_dtype_size(r->dtype);
-}
-
-// Blocks side by side are one call; with room between them they are a broadcast of each.
-static void allgather(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
-    ncclDataType_t type = nccl_type(r->dtype);
-    size_t count = (size_t)r->send_count;
-    if (r->stride == r->send_count) {
-        CHECK(ncclAllGather(r->send, r->recv, count, type, w->comm, stream), w->comm);
-        return;
+// One request, or `count` exchanges.
+static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t stream) {
+    const ncclDataType_t type = nccl_type(r->dtype);
+    const size_t block = (size_t)r->send_count; // of a collective
+    const int64_t stride = r->stride * cf_dtype_size(r->dtype);
+    const int N = r->group->size;
+    const char *from = (const char *)r->send;
+    char *to = (char *)r->recv;
+    switch (r->kind) {
+    case CF_REQUEST_EXCHANGE:
+        CHECK(ncclGroupStart());
+        for (int i = 0; i < count; i++) {
+            if (r[i].send_to >= 0 && r[i].send_count > 0)
+                CHECK(ncclSend(r[i].send, (size_t)r[i].send_count, type, r[i].send_to, w->comm, stream));
+            if (r[i].recv_from >= 0 && r[i].recv_count > 0)
+                CHECK(ncclRecv(r[i].recv, (size_t)r[i].recv_count, type, r[i].recv_from, w->comm, stream));
+        }
+        CHECK(ncclGroupEnd());
+        break;
+    case CF_REQUEST_ALLGATHER:
+        if (r->stride == r->send_count) {
+            CHECK(ncclAllGather(from, to, block, type, w->comm, stream));
+            break;
+        }
+        CHECK(ncclGroupStart()); // there is room between the blocks
+        for (int i = 0; i < N; i++)
+            CHECK(ncclBroadcast(i == r->group->rank ? from : to + i * stride, to + i * stride, block, type, i, w->comm, stream));
+        CHECK(ncclGroupEnd());
+        break;
+    case CF_REQUEST_REDUCE_SCATTER:
+        if (r->dtype == CF_BYTE) cf_die(NULL, "%s: bytes are not added", r->label);
+        CHECK(ncclReduceScatter(from, to, block, type, ncclSum, w->comm, stream));
+        break;
+    case CF_REQUEST_ALLTOALL:
+        CHECK(ncclGroupStart());
+        for (int i = 0; i < N; i++) {
+            CHECK(ncclSend(from + i * stride, block, type, i, w->comm, stream));
+            CHECK(ncclRecv(to + i * stride, block, type, i, w->comm, stream));
+        }
+        CHECK(ncclGroupEnd());
+        break;
+    case CF_REQUEST_BARRIER:
+        CHECK(ncclAllReduce(w->flag, w->flag, 1, ncclInt32, ncclSum, w->comm, stream));
+        break;
     }
-    CHECK(ncclGroupStart(), w->comm);
-    for (int i = 0; i < r->group->size; i++) {
-        char *block = block_of(r->recv, r, i);
-        const void *send = i == r->group->rank ? r->send : block;
-        CHECK(ncclBroadcast(send, block, count, type, i, w->comm, stream), w->comm);
-    }
-    CHECK(ncclGroupEnd(), w->comm);
-}
-
-static void reduce_scatter(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
-    if (r->dtype == CF_BYTE) cf_die(NULL, "%s: bytes are not added", r->label);
-    CHECK(ncclReduceScatter(r->send, r->recv, (size_t)r->send_count, nccl_type(r->dtype), ncclSum, w->comm, stream), w->comm);
-}
-
-static void alltoall(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
-    ncclDataType_t type = nccl_type(r->dtype);
-    size_t count = (size_t)r->send_count;
-    CHECK(ncclGroupStart(), w->comm);
-    for (int i = 0; i < r->group->size; i++) {
-        CHECK(ncclSend(block_of((void *)r->send, r, i), count, type, i, w->comm, stream), w->comm);
-        CHECK(ncclRecv(block_of(r->recv, r, i), count, type, i, w->comm, stream), w->comm);
-    }
-    CHECK(ncclGroupEnd(), w->comm);
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire->state;
-    cudaStream_t on = cf_cuda_stream(w->stream);
     for (int i = 0; i < 2 * count; i++)
         if (r[i / 2].after[i % 2] && r[i / 2].after[i % 2]->group != r->group)
             cf_die(NULL, "%s waits for a request of another group", r->label);
     cf_stream_after(w->stream, cf_request_ready(r, stream));
     cf_moment begin = cf_moment_now(w->stream);
-    switch (r->kind) {
-    case CF_REQUEST_EXCHANGE:
-        exchange(w, r, count, on);
-        break;
-    case CF_REQUEST_ALLGATHER:
-        allgather(w, r, on);
-        break;
-    case CF_REQUEST_REDUCE_SCATTER:
-        reduce_scatter(w, r, on);
-        break;
-    case CF_REQUEST_ALLTOALL:
-        alltoall(w, r, on);
-        break;
-    case CF_REQUEST_BARRIER:
-        CHECK(ncclAllReduce(w->flag, w->flag, 1, ncclInt32, ncclSum, w->comm, on), w->comm);
-        break;
-    }
+    enqueue(w, r, count, cf_cuda_stream(w->stream));
     cf_moment here = cf_moment_untimed(w->stream), end = cf_moment_now(w->stream);
     int blocks = blocks_of(w, r, count);
     if (wire->posted <= wire->waited || wire->blocks < blocks) wire->blocks = blocks;
@@ -136,41 +114,26 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
 static const char *look(cf_wire *wire) {
     nccl_wire *w = (nccl_wire *)wire->state;
     ncclResult_t error = ncclSuccess;
-    CHECK(ncclCommGetAsyncError(w->comm, &error), w->comm);
+    CHECK(ncclCommGetAsyncError(w->comm, &error));
     if (error == ncclSuccess || error == ncclInProgress) return NULL;
     snprintf(w->news, sizeof w->news, "NCCL reports for the %s group: %s: %s", wire->group->name, ncclGetErrorString(error),
              ncclGetLastError(w->comm));
     return w->news;
 }
 
-static void detach(cf_wire *wire) {
-    (void)wire; // NCCL does that itself
-}
-
 static void close_wire(cf_wire *wire) {
     nccl_wire *w = (nccl_wire *)wire->state;
-    CHECK(ncclCommDestroy(w->comm), w->comm);
+    CHECK(ncclCommDestroy(w->comm));
     cf_stream_free(w->stream);
     cf_free(w->flag);
     free(w);
-}
-
-// The id that member 0 of this rank's group has made. All ranks give one, most of them nothing.
-static ncclUniqueId id_of_group(cf_bootstrap *bootstrap, const cf_group *group, bool wanted) {
-    ncclUniqueId mine = {}, *all = (ncclUniqueId *)calloc((size_t)bootstrap->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory to bind group %s", group->name);
-    if (wanted && group->rank == 0) CHECK(ncclGetUniqueId(&mine), NULL);
-    bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
-    mine = all[group->world[0]];
-    free(all);
-    return mine;
 }
 
 void cf_wire_nccl_environment(void) {
     setenv("NCCL_RUNTIME_CONNECT", "0", 0); // 1: collectives connect in the step that is first to need them
 }
 
-// By different host names it is misled, in any version; the variable is known from 2.30.3 on.
+// NCCL_HOSTID hides from any version that the GPU is shared; versions from 2.30.3 on know the other variable.
 bool cf_wire_nccl_shares_gpus(void) {
     int version = 0;
     return getenv("NCCL_HOSTID") ||
@@ -178,14 +141,17 @@ bool cf_wire_nccl_shares_gpus(void) {
 }
 
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks, double timeout_s) {
-    ncclUniqueId id = id_of_group(bootstrap, group, wanted);
+    ncclUniqueId id = {}, *all = (ncclUniqueId *)cf_host_alloc(bootstrap->size, sizeof *all, "NCCL's ids of groups");
+    if (wanted && group->rank == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId", NULL);
+    bootstrap->allgather(bootstrap, &id, all, sizeof id); // most ranks give nothing
+    id = all[group->world[0]];
+    free(all);
     if (!wanted) return NULL;
-    nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);
-    if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
+    nccl_wire *w = (nccl_wire *)cf_host_alloc(1, sizeof *w, "a group");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (blocks > 0) config.maxCTAs = w->most = blocks;
     cf_deadline_begin("NCCL connects the ranks", timeout_s);
-    CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
+    check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
     w->stream = cf_stream_create_urgent();
     w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
@@ -194,7 +160,6 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     w->wire.state = w;
     w->wire.post = post;
     w->wire.look = look;
-    w->wire.detach = detach;
     w->wire.close = close_wire;
     return &w->wire;
 }

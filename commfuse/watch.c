@@ -1,23 +1,24 @@
-// See watch.h. Everything is one kind of packet: from which rank, to which, and where the sender is.
+// See watch.h. All packets have one format: sender, receiver, and the sender's position.
 //
 //   QUESTION    I have waited too long and give up; where are you?
-//   ANSWER      here; repeats the question's number, which is unpredictable
-//   NO_ANSWER   you have not answered: a process that was stopped learns this when it continues
+//   ANSWER      my position; repeats the question's number, which is unpredictable
+//   NO_ANSWER   you did not answer: a process that was stopped reads this when it continues
 //
-// One thread receives all packets from one socket: it answers questions and keeps answers. From the socket's error queue it
-// learns that a host has no listener at a port any more: that process is dead. The thread that gives up asks and looks at what
-// has come. Questions are repeated, as packets may be lost; a rank that has not answered after SILENCE_MS is frozen, or its host
-// is gone. A rank that has given up may have ended when it is asked; its question said where it was, and counts as its answer.
+// One thread receives all packets from one socket: it answers questions and stores answers. The socket's error queue shows
+// when nobody listens at a rank's port any more: that process is dead. The thread that gives up sends questions, again and again
+// because packets may be lost, and reads the stored answers. A rank that has not answered after SILENCE_MS is frozen, or its host
+// is gone. A rank that gave up itself may have ended before it is asked; its question contained its position and counts as its
+// answer.
 //
-// The rank that is waited for is often not to blame, because it waits itself: in a ring a standstill passes from neighbour to
-// neighbour until all wait, directly or not, for the ranks that do not. So these are named. Where all wait, they wait for each
-// other, which happens when they are not at the same operation.
+// The rank that another one waits for is often not to blame, because it waits itself: in a ring a standstill spreads from
+// neighbour to neighbour until every rank waits, directly or not, for the few that do not wait. So the message names those. If all
+// ranks wait, they wait for each other, which happens when they are not at the same operation.
 //
-// Each rank gives the IPv4 addresses of its host. Hosts with the same addresses are one host, and use the loopback; of other
-// hosts, addresses that this host has too (bridges of containers) are left out.
+// Each rank sends the IPv4 addresses of its host. Hosts with equal addresses are one host, and its ranks use the loopback. Of
+// another host's addresses, those that this host has too (bridges of containers) are left out.
 //
-// Packets from another address, or without a valid code of the run's key (secret.h), are ignored. The key is made of the secret
-// and of random bytes from each rank, so it differs from run to run, and with a secret it never travels.
+// A packet from an unexpected address, or without a valid code made with the run's key (secret.h), is ignored. The key is made from
+// the secret and from random bytes of each rank, so it differs from run to run; with a secret it is never sent.
 #define _GNU_SOURCE
 #include "watch.h"
 #include "device.h"
@@ -47,32 +48,32 @@ enum {
     ADDRESSES_MAX = 16,
     LABEL_BYTES = 64,
     NAMED_MAX = 4, // ranks that a verdict names one by one
-    LOOK_MS = 50,
-    ASKING_MS = 5,
-    REPEAT_MS = 250,
+    POLL_MS = 5,
+    REPEAT_MS = 250,  // between two questions to one rank
     REFUSED_MS = 100, // a rank that refuses at one address may answer at another
     SILENCE_MS = 2000,
-    FOLLOW_MS = 200,        // a rank that still waits so long after another has given up gives up too
-    LINGER_MS = 1500,       // after the message: the others have received the question, ask and print
+    FOLLOW_MS = 200,  // a rank that waits, and still does so long after another rank gave up, gives up too
+    LINGER_MS = 1500, // after the message: the others have received the question, and now ask and print
+    DEADLINE_POLL_MS = 50,
     DEADLINE_MORE_MS = 1000 // beyond the time-out, so that ranks that know more print first
 };
 
 typedef struct position {    // of a rank in the program
-    int32_t waits;           // for peer; otherwise it computes
+    int32_t waits;           // 1: for peer; 0: it computes
     int32_t peer;            // world rank; -1: several
-    int32_t layer, step;     // of what it waits for, or has posted last; -1: none
-    double since_s;          // for how long
-    char label[LABEL_BYTES]; // of the operation; "": none yet
+    int32_t layer, step;     // of the operation it waits for, or posted last; -1: none
+    double since_s;          // how long it has waited or computed
+    char label[LABEL_BYTES]; // of that operation; "": none yet
 } position;
 
 typedef struct packet {
-    cf_mac code; // of all below
+    cf_mac code; // of all the following
     uint64_t question;
     int32_t kind, from, to, unused;
     position at; // of the sender
 } packet;
 
-typedef struct contact { // where a rank can be asked; equal on all ranks of one host but for port and random
+typedef struct contact { // how to reach a rank; on all ranks of one host only port and random differ
     uint32_t address[ADDRESSES_MAX];
     int32_t addresses;
     uint16_t port, unused;
@@ -81,9 +82,9 @@ typedef struct contact { // where a rank can be asked; equal on all ranks of one
 
 typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } status;
 
-typedef struct rank_state { // what this rank knows of another
+typedef struct rank_state { // what this rank knows about another
     status is;
-    position at; // as it said last
+    position at; // the latest that it sent
     bool refused, gave_up;
 } rank_state;
 
@@ -92,17 +93,18 @@ struct cf_watch {
     cf_mac key;
     contact *contacts; // (size)
     pthread_t thread;
-    pthread_mutex_t lock; // of what follows
-    rank_state *ranks;    // (size); this rank's place is used too
-    position last, here;  // what was posted last; what is waited for, otherwise the same
-    double since_ms;
-    uint64_t question;    // of this rank
+    pthread_mutex_t lock; // protects all the following
+    rank_state *ranks;    // (size), this rank's included
+    position posted;      // the operation posted last
+    position here;        // the operation waited for; if none, as `posted`
+    double since_ms;      // when this rank began to wait or compute
+    uint64_t question;    // number of this rank's question
     int first_to_give_up; // -1: none
     double gave_up_ms;    // when its question came
-    int unanswered;       // a rank that this one has not answered; -1: none
+    int unanswered;       // a rank whose question this one did not answer; -1: none
 };
 
-static atomic_bool gave_up; // this process
+static atomic_bool gave_up; // this process has
 
 // --- the verdict ---
 
@@ -122,8 +124,9 @@ static void print_rank(FILE *out, int rank, const rank_state *r) {
                 *at->label ? cf_operation_text(operation, at->label, at->layer, at->step) : "");
 }
 
-// Of several kinds of ranks to blame, the first that there are: dead or silent; not waiting; waiting in another operation.
-// Writes what continues "rank 0 waits for rank 1: …", as "; rank 1 does not answer: …". Returns a hint.
+// Ranks are to blame in this order: those that are dead or silent; those that do not wait; those that wait in another operation.
+// Names the first kind that there is, as a continuation of "rank 0 waits for rank 1: …": "; rank 1 does not answer: …". Returns a
+// hint.
 static const char *verdict(const rank_state *ranks, int size, int me, char *text, size_t bytes) {
     memset(text, 0, bytes);
     FILE *out = fmemopen(text, bytes, "w");
@@ -137,7 +140,7 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
             const position *at = &r->at, *here = &ranks[me].at;
             const bool answers = r->is == ANSWERED, waits = answers && at->waits;
             const bool apart = waits && (at->layer != here->layer || at->step != here->step || strcmp(at->label, here->label) != 0);
-            const bool is[KINDS] = {!answers, answers && !waits, apart && named == 0}; // APART: one is enough
+            const bool is[KINDS] = {!answers, answers && !waits, apart && named == 0}; // of APART, naming one is enough
             if (rank == me || !is[kind]) continue;
             dead |= r->is == DEAD;
             if (++named <= NAMED_MAX) print_rank(out, rank, r);
@@ -150,14 +153,14 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
     static const char *const hints[] = {
         [GONE] = "look at that process and its host: stopped, swapping, off the network? (or UDP does not get through)",
         [COMPUTES] = "look at what that rank does and at its host's load, or allow more time with --timeout",
-        [APART] = "all ranks need the same program, options and data; if they have, the program is wrong",
+        [APART] = "all ranks need the same program, options and data; if they have them, the program has a bug",
         [KINDS] = "look at the network between these ranks, or allow more time with --timeout"};
     return dead ? "see that rank's last message, and its host's log: was it killed, out of memory?" : hints[kind];
 }
 
 // --- addresses ---
 
-// address: INADDR_LOOPBACK where all ranks share a host. -1: there is none.
+// Returns -1 where there is no UDP.
 static int open_socket(uint32_t address, uint16_t *port) {
     struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(address)};
     socklen_t length = sizeof name;
@@ -179,20 +182,7 @@ static bool has_address(const contact *c, uint32_t address) {
     return false;
 }
 
-static contact find_contact(void) {
-    contact c;
-    memset(&c, 0, sizeof c);
-    struct ifaddrs *all = NULL;
-    if (getifaddrs(&all) != 0) all = NULL;
-    for (const struct ifaddrs *i = all; i && c.addresses < ADDRESSES_MAX; i = i->ifa_next)
-        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
-            c.address[c.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
-    freeifaddrs(all);
-    cf_random(c.random, sizeof c.random);
-    return c;
-}
-
-// Leaves of a rank's addresses those at which this rank can reach it.
+// Keeps only the addresses at which this rank can reach that one.
 static void keep_reachable(contact *c, const contact *mine) {
     const bool here = c->addresses == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0;
     const int count = here || c->addresses > ADDRESSES_MAX ? 0 : c->addresses;
@@ -236,18 +226,7 @@ static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes, const struct s
     return at->peer == -1 || is_rank(w, at->peer);
 }
 
-// The lock is held.
-static void note(cf_watch *w, const packet *p) {
-    rank_state *r = &w->ranks[p->from];
-    if (p->kind == ANSWER && r->is == ASKED && p->question == w->question) r->is = ANSWERED, r->at = p->at;
-    if (p->kind == NO_ANSWER && w->unanswered < 0) w->unanswered = p->from;
-    if (p->kind != QUESTION) return;
-    r->gave_up = true;
-    if (r->is != ANSWERED) r->at = p->at; // else the verdict may be reading it
-    if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p->from;
-}
-
-// Packets that came back: that host has no listener at that port. All local ranks are at one address.
+// Reads the packets that came back because nobody listens at that address and port.
 static void note_refusals(cf_watch *w) {
     for (;;) {
         _Alignas(struct cmsghdr) char control[512];
@@ -269,15 +248,22 @@ static void note_refusals(cf_watch *w) {
 
 static void *receive(void *argument) {
     cf_watch *w = (cf_watch *)argument;
-    for (;;) { // cf_watch_close() ends it where it receives or sends, and holds nothing
+    for (;;) { // cf_watch_close() cancels it in recvfrom() or sendto(), where it holds no lock
         packet p;
         struct sockaddr_in from = {.sin_port = 0};
         socklen_t length = sizeof from;
         const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
         if (bytes < 0) note_refusals(w);
         if (bytes < 0 || !is_valid(w, &p, bytes, &from)) continue;
+        rank_state *r = &w->ranks[p.from];
         pthread_mutex_lock(&w->lock);
-        note(w, &p);
+        if (p.kind == ANSWER && r->is == ASKED && p.question == w->question) r->is = ANSWERED, r->at = p.at;
+        if (p.kind == NO_ANSWER && w->unanswered < 0) w->unanswered = p.from;
+        if (p.kind == QUESTION) {
+            r->gave_up = true;
+            if (r->is != ANSWERED) r->at = p.at; // otherwise verdict() may be reading it
+            if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
+        }
         pthread_mutex_unlock(&w->lock);
         if (p.kind != QUESTION) continue;
         p = make_packet(w, ANSWER, p.from, p.question);
@@ -286,7 +272,7 @@ static void *receive(void *argument) {
     return NULL;
 }
 
-// --- where this rank is ---
+// --- the position of this rank ---
 
 static void set_operation(position *at, const char *label, int layer, int step) {
     memset(at->label, 0, sizeof at->label);
@@ -297,8 +283,8 @@ static void set_operation(position *at, const char *label, int layer, int step) 
 void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    set_operation(&w->last, label, layer, step);
-    if (!w->here.waits) w->here = w->last;
+    set_operation(&w->posted, label, layer, step);
+    if (!w->here.waits) w->here = w->posted;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
@@ -317,15 +303,16 @@ void cf_watch_goes_on(cf_watch *w) {
     if (!w) return;
     cf_stop_waits(NULL);
     pthread_mutex_lock(&w->lock);
-    w->here = w->last;
+    w->here = w->posted;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
 
-bool cf_watch_is_over(cf_watch *w, double waited_ms) {
+bool cf_watch_too_long(cf_watch *w, double waited_ms, double timeout_ms) {
+    if (timeout_ms > 0 && waited_ms >= timeout_ms) return true;
     if (!w || waited_ms < FOLLOW_MS) return false;
     pthread_mutex_lock(&w->lock);
-    bool over = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
+    const bool over = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
     pthread_mutex_unlock(&w->lock);
     return over;
 }
@@ -337,12 +324,12 @@ static void send_packet(cf_watch *w, int kind, int rank) {
     const contact *to = &w->contacts[rank];
     for (int i = 0; i < to->addresses; i++) {
         struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
-        note_refusals(w); // of earlier packets: a call that returns one does nothing else, and the other thread does not see it
+        note_refusals(w); // of earlier packets: otherwise sendto() returns that error and sends nothing
         sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name);
     }
 }
 
-// Asks all others until the state of each is known. After a time, silence is a state too.
+// Asks all other ranks until each has answered, is dead, or has been silent for too long.
 static void ask(cf_watch *w) {
     const double begin_ms = cf_now_ms();
     double sent_ms = -REPEAT_MS;
@@ -350,7 +337,7 @@ static void ask(cf_watch *w) {
     cf_random(&w->question, sizeof w->question);
     for (int rank = 0; rank < w->size; rank++) w->ranks[rank].is = rank == w->rank ? ANSWERED : ASKED;
     pthread_mutex_unlock(&w->lock);
-    for (bool open = true; open; poll(NULL, 0, ASKING_MS)) {
+    for (bool open = true; open; poll(NULL, 0, POLL_MS)) {
         const bool send = cf_now_ms() - sent_ms > REPEAT_MS;
         if (send) sent_ms = cf_now_ms();
         open = false;
@@ -404,26 +391,34 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .size = size,
                     .contacts = cf_host_alloc(size, sizeof *w->contacts, "the watch"),
                     .ranks = cf_host_alloc(size, sizeof *w->ranks, "the watch"),
-                    .last = {.layer = -1, .step = -1},
+                    .posted = {.layer = -1, .step = -1},
                     .here = {.layer = -1, .step = -1},
                     .since_ms = cf_now_ms(),
                     .first_to_give_up = -1,
                     .unanswered = -1};
     pthread_mutex_init(&w->lock, NULL);
-    contact mine = find_contact();
+    contact mine;
+    memset(&mine, 0, sizeof mine);
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) != 0) all = NULL;
+    for (const struct ifaddrs *i = all; i && mine.addresses < ADDRESSES_MAX; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
+            mine.address[mine.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
+    freeifaddrs(all);
+    cf_random(mine.random, sizeof mine.random);
     w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
     ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
     cf_mac secret = cf_secret();
     w->key = cf_mac_of(&secret, w->contacts, (size_t)size * sizeof *w->contacts);
     for (int rank = 0; rank < size; rank++) keep_reachable(&w->contacts[rank], &mine);
-    if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the thread of the watch");
+    if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
     return w;
 }
 
 void cf_watch_close(cf_watch *w) {
     if (!w) return;
     if (w->socket >= 0) {
-        pthread_cancel(w->thread); // in recvfrom() or sendto(), where it holds nothing
+        pthread_cancel(w->thread);
         pthread_join(w->thread, NULL);
         close(w->socket);
     }
@@ -441,10 +436,10 @@ static struct {
     double timeout_s;
 } deadline;
 
-// Time in which this process itself was stopped does not count: however long, it is one of the LOOK_MS.
+// Counts polls, not time: if this process itself is stopped, that lasts one poll, however long.
 static void *end_at_deadline(void *unused) {
-    for (int64_t looks = (int64_t)((deadline.timeout_s * 1e3 + DEADLINE_MORE_MS) / LOOK_MS) + 1; looks > 0; looks--)
-        poll(NULL, 0, LOOK_MS); // here cf_deadline_end() may end it
+    for (int64_t polls = (int64_t)((deadline.timeout_s * 1e3 + DEADLINE_MORE_MS) / DEADLINE_POLL_MS) + 1; polls > 0; polls--)
+        poll(NULL, 0, DEADLINE_POLL_MS); // cf_deadline_end() cancels it here
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
            "NCCL_DEBUG=INFO), or allow more time with --timeout",
