@@ -1,8 +1,8 @@
 // Tests that several ranks run together, under mpirun or alone.
 //
-// Every rank runs the same tests in the same order; rank 0 runs them under cmocka and reports. A rank that
-// finds something wrong ends all of them at once (CHECK), as the others would wait for it for ever. For the
-// same reason a crash stays a crash: cmocka would catch it on rank 0 and go on with the next test.
+// Every rank runs the same tests in the same order; rank 0 runs them under cmocka and reports. A rank that finds an error ends all
+// ranks at once (CHECK), because the others would wait for it for ever. For the same reason a crash stays a crash: cmocka would
+// catch it on rank 0 and continue with the next test.
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -38,7 +38,7 @@ typedef struct ranks_case {
 
 static const int ranks_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS};
 enum { RANKS_SIGNALS = sizeof ranks_signals / sizeof ranks_signals[0], RANKS_CASES_MAX = 64 };
-static struct sigaction ranks_handler[RANKS_SIGNALS]; // as they were before cmocka
+static struct sigaction ranks_handler[RANKS_SIGNALS]; // from before cmocka
 
 static void ranks_under_cmocka(void **state) {
     const ranks_case *one = *state;
@@ -46,7 +46,7 @@ static void ranks_under_cmocka(void **state) {
     one->run();
 }
 
-// Runs all cases on this rank; the exit status of the process.
+// Runs all cases on this rank; returns the exit status of the process.
 static int ranks_run(int rank, const ranks_case *cases, int count) {
     struct CMUnitTest tests[RANKS_CASES_MAX];
     if (count > RANKS_CASES_MAX) cf_die(NULL, "more than %d cases", RANKS_CASES_MAX);

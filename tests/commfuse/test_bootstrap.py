@@ -1,4 +1,4 @@
-"""How ranks find each other without MPI: by environment variables and sockets; and what they say when they do not.
+"""How ranks meet without MPI, by environment variables and sockets; and the messages when they do not.
 
 sanitizers: too
 limit: 300
@@ -48,7 +48,7 @@ def mac(key, data):
 
 
 class Line:
-    """A connection to a rank, and what this end proves on it: commfuse/bootstrap_sockets.c, from its description alone."""
+    """A connection to a rank: the protocol of commfuse/bootstrap_sockets.c, written from its description alone."""
     HEAD = struct.Struct("<IIiIq")
     CHALLENGE_BYTES = HEAD.size + 32 + 32
 
@@ -92,7 +92,7 @@ class Line:
         return os.urandom(32) + struct.pack("<ii64s", self.rank, size, host)
 
     def join(self, size, **changes):
-        """Its reply, without the zero at the end; empty: this end is in."""
+        """Returns the reply, without the zero at its end; empty: accepted."""
         assert self.receive()[0] == CHALLENGE
         self.send(HELLO, self.hello(size, **changes))
         kind, reply = self.receive()

@@ -1,6 +1,4 @@
-"""The same failing peers for the transports between GPUs, on the emulator: what a rank says is word for word that of the
-CPUs' transport.
-"""
+"""The same failing peers with the transports between GPUs, on the emulator: the messages are those of the transport of CPUs."""
 # quick: Ipc.test_dead Ipc.test_collective Nccl.test_chain Nccl.test_fused_operation
 # limit: 600
 # make: emulated-tests

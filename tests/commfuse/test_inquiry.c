@@ -1,6 +1,6 @@
 // ranks: 1
 //
-// The verdict of the watch: from where each rank says that it is, which ranks are to blame, in words.
+// The verdict of the watch: from the position of each rank, which ranks are to blame, in words.
 #include "tests/death.h"
 #include "commfuse/watch.c"
 

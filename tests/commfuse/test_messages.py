@@ -1,5 +1,5 @@
 """Messages of many lengths between all ranks at once, in the device's memory, byte by byte: over MPI, and by NCCL and by IPC on
-the emulator. Those of several MiB are sent in pieces by some.
+the emulator. Some transports send messages of several MiB in pieces.
 """
 # quick: test_mpi delays hosts
 # limit: 400

@@ -1,6 +1,6 @@
 // ranks: 1
 //
-// Codes are HMAC-SHA256 as others compute it, and text from elsewhere reaches no terminal that would obey it.
+// Codes are standard HMAC-SHA256, and text from elsewhere is printed without control characters.
 #include "tests/death.h"
 #include "commfuse/die.h"
 #include "commfuse/printable.h"

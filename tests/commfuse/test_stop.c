@@ -1,10 +1,10 @@
 // ranks: 1
 //
-// Signals that ask for the end: the first is remembered and answered with a line, repeats of it are not, a second one
-// ends the process. Each of these cases runs in a process of its own, whose standard error is read back.
+// Signals that ask for the end: the first is recorded and reported, its repeats are ignored, a second one ends the process. Each of
+// these cases runs in a process of its own, whose standard error is read back.
 //
-// A signal may come at any moment, so also within a matrix product, which must not notice: neither its result nor the
-// heap. Where handlers run on the stack of a product, this test ends in "munmap_chunk(): invalid pointer".
+// A signal may come at any moment, also during a matrix product, and must change neither its result nor the heap. If handlers run
+// on the stack of a product, this test ends in "munmap_chunk(): invalid pointer".
 #include "tests/death.h"
 #include "commfuse/device.h"
 #include "commfuse/die.h"

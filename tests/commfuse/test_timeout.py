@@ -1,5 +1,5 @@
-"""A peer that does not do its part: whoever waits for it gives up in time, says for whom and for what it has waited
-and what has become of that rank, and takes all ranks with it. Every rank that waits has its word.
+"""A peer that fails: each rank that waits for it gives up in time, prints the ranks and the operation that it waits for and what
+has happened to that peer, and all ranks end.
 """
 # sanitizers: too
 # limit: 300
@@ -34,11 +34,10 @@ def waits(rank, peer, verdict, operation=FC2):
 @unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class SilentPeer(unittest.TestCase):
     transport = "auto"
-    at_bind, at_end = "MPI makes a group", "MPI ends"  # whom a library waits for there, it does not say
+    at_bind, at_end = "MPI makes a group", "MPI ends"  # where the library does not name the rank it waits for
 
     def run_tool(self, how, peer, ranks, timeout_s=TIMEOUT_S):
-        """What all of them have printed, the seconds from the moment at which the peer failed, or a little later, and the
-        status."""
+        """The output of all ranks, the seconds since the peer failed (or a little later), and the exit status."""
         mpi = launcher.sparing_survivors() if peer == "dead" else []  # otherwise mpirun ends the others at once
         command = [os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), *mpi, TOOL, how, peer, str(timeout_s),
                    self.transport]
@@ -58,9 +57,9 @@ class SilentPeer(unittest.TestCase):
             return "".join(before) + rest, time.monotonic() - start, process.returncode
 
     def check(self, how, peer, expected, ranks=2, timeout_s=TIMEOUT_S):
-        """expected: what each rank that waits says, word for word."""
+        """expected: the message of each rank that waits."""
         text, seconds, status = self.run_tool(how, peer, ranks, timeout_s)
-        if peer != "dead":  # mpirun has forgiven a death
+        if peer != "dead":  # mpirun was asked to ignore a death
             self.assertNotEqual(status, 0, text)
         for rank, message in expected.items():
             said = re.findall(rf"^error: rank {rank} of {ranks} \(.+?\): (.*)$", text, re.MULTILINE)

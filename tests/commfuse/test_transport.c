@@ -1,7 +1,7 @@
 // ranks: 2 4
 //
-// The transport by itself: requests filled by hand, as the executor would fill them. Every message carries
-// bytes that depend on sender, receiver and tag, so a message that takes another one's place is seen.
+// The transport by itself: requests filled by hand, as the executor would fill them. The bytes of every message depend on sender,
+// receiver and tag, so a message in another one's place is found.
 #include "tests/commfuse/ranks.h"
 #include <sys/resource.h>
 #include <time.h>
@@ -69,7 +69,7 @@ static void knows_its_world(void) {
     CHECK(transport->name && *transport->name, "a transport without a name");
 }
 
-// Sends in one order, receives in another: messages are told apart by their tags.
+// Sends in one order, receives in another: tags distinguish messages.
 static void tags_out_of_order(void) {
     unsigned char out[MESSAGES][40], in[MESSAGES][40];
     cf_request sends[MESSAGES], receives[MESSAGES];
@@ -105,9 +105,8 @@ static void one_tag_keeps_order(void) {
     }
 }
 
-// A payload goes round the ring CHAIN times, each hop posted in advance and sent on after the one before it: what had
-// been sent sooner would be the zeros that its buffer held. (Moments prove nothing: two messages that come between two
-// looks may be seen in either order.)
+// A payload goes round the ring CHAIN times. Each hop is posted in advance and sent on after the previous one: sent sooner, it
+// would be the zeros that its buffer held. (Moments prove nothing: the transport may notice two messages in either order.)
 static void chain_of_after(void) {
     int64_t count = 3000;
     unsigned char *hop[CHAIN + 1];
@@ -116,7 +115,7 @@ static void chain_of_after(void) {
     fill(hop[0], ring(0), 0, 99, count);
     for (int i = 0; i < CHAIN; i++) {
         requests[i] = exchange(ring(1), hop[i], ring(-1), hop[i + 1], count, i);
-        if (i > 0) requests[i].after[i % 2] = &requests[i - 1]; // either place counts
+        if (i > 0) requests[i].after[i % 2] = &requests[i - 1]; // in both places of `after`
         if (i > 1) requests[i].after[1 - i % 2] = &requests[i - 2];
         post(&requests[i]);
     }
@@ -128,13 +127,10 @@ static void chain_of_after(void) {
     for (int i = 0; i <= CHAIN; i++) free(hop[i]);
 }
 
-// What an exchange brings is there, and what waits for it starts, while its own message still waits for a peer that
-// does not receive yet. The message is longer than what a library sends off without being asked, and bulk, which keeps
-// nothing else from coming.
-// What is gathered is on its way yet when the collective is posted, and still when another group's barrier has been passed.
+// The data to gather has not arrived when the collective is posted, nor after another group's barrier.
 static void a_collective_comes_after_what_it_names(void) {
     enum { COUNT = 5, TAG = 3 };
-    if (transport->in_order) return; // it would wait for what is posted after it
+    if (transport->in_order) return; // it would wait for a request that is posted later
     const int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
     unsigned char *out = allocate(COUNT), *in = allocate(COUNT), *all = allocate(mesh.tp * COUNT);
     fill(out, me, next, TAG, COUNT);
@@ -152,6 +148,8 @@ static void a_collective_comes_after_what_it_names(void) {
     free(out), free(in), free(all);
 }
 
+// An exchange has arrived, and a request that waits for it starts, while its own message still waits for a peer that does not
+// receive yet. That message is longer than a library sends without being asked, and bulk, so it does not hold up others.
 static void arrival_does_not_wait_for_the_receiver(void) {
     int64_t count = 8 << 20;
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
@@ -162,7 +160,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     cf_request little = exchange(next, word, -1, NULL, 4, 1);
     big.send_count = count;
     big.bulk = late.bulk = true;
-    big.recv_tag = little.send_tag; // what arrives is the neighbour's little message
+    big.recv_tag = little.send_tag; // receives the neighbour's little message
     cf_request behind = exchange(next, word, before, follows, 4, 2);
     behind.after[0] = &big;
     post(&big);
@@ -174,7 +172,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     expect(follows, before, me, 1, 4);
     CHECK(!transport->test(transport, &big, CF_COMPLETE, stream), "a message of %lld bytes is gone, and nobody has received it",
           (long long)count);
-    barrier(); // all have seen that
+    barrier(); // all ranks have checked that
     post(&late);
     finish(&late);
     finish(&big);
@@ -184,7 +182,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     free(in);
 }
 
-// A request that must wait for one that waits for a slow peer does not keep others from overtaking it.
+// A request that waits for another one, which waits for a slow peer, lets others pass.
 static void unrelated_requests_overtake(void) {
     unsigned char held[4] = {0}, follows[4] = {0}, free_one[4] = {0}, out[3][4];
     int me = mesh.tp_group.rank, peer = me ^ 1;
@@ -199,7 +197,7 @@ static void unrelated_requests_overtake(void) {
     finish(&other); // though nobody has sent tag 0 yet
     CHECK(!transport->test(transport, &receive, CF_ARRIVED, stream) && !transport->test(transport, &behind, CF_ARRIVED, stream),
           "done before anything was sent");
-    barrier(); // both have seen that
+    barrier(); // both have checked that
     post(&send);
     finish(&behind);
     finish(&receive);
@@ -215,10 +213,10 @@ static cf_request bulk(int to, const void *send, int from, void *recv, int64_t c
     return request;
 }
 
-// While the first of two bulk messages waits for its receiver the second does not come; what is not bulk, and bulk for
-// another peer, does.
+// While the first of two bulk messages waits for its receiver, the second does not arrive, but other messages and bulk for another
+// peer do.
 static void bulk_keeps_its_order_and_lets_others_pass(void) {
-    int64_t count = (3 << 20) + 5; // many chunks, longer than what a library sends off without being asked
+    int64_t count = (3 << 20) + 5; // many chunks, longer than a library sends without being asked
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1), after_next = ring(2), before_that = ring(-2);
     bool others = mesh.tp > 2;
     unsigned char *out[3], *in[3], word[4], note[4] = {0};
@@ -241,7 +239,7 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
     if (others) expect(in[2], before_that, me, 2, count);
     nanosleep(&(struct timespec){0, 50000000}, NULL); // time in which the second could come
     CHECK(!transport->test(transport, &second, CF_ARRIVED, stream), "the second bulk message has passed the first");
-    barrier(); // all have seen that
+    barrier(); // all ranks have checked that
     post(&late);
     finish(&second);
     finish(&late);
@@ -250,7 +248,7 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
     for (int i = 0; i < 3; i++) free(out[i]), free(in[i]);
 }
 
-// Lengths around those of chunks, one tag: order and every byte.
+// Lengths around those of chunks, one tag: checks the order and every byte.
 static void bulk_of_any_length(void) {
     static const int64_t counts[] = {0, 1, 131071, 131072, 131073, 524288, 1 << 24, 3};
     enum { COUNTS = sizeof counts / sizeof counts[0] };
@@ -265,7 +263,7 @@ static void bulk_of_any_length(void) {
     for (int i = COUNTS - 1; i >= 0; i--) {
         finish(&both[i]);
         expect(in[i], ring(-1), ring(0), i, counts[i]);
-        CHECK(in[i][counts[i]] == 0, "a byte behind a message of %lld", (long long)counts[i]);
+        CHECK(in[i][counts[i]] == 0, "a byte after a message of %lld", (long long)counts[i]);
     }
     for (int i = 0; i < COUNTS; i++) free(out[i]), free(in[i]);
 }
@@ -294,7 +292,7 @@ static void one_byte_to_64_mib(void) {
         in[odd] = 0x5A;
         run(exchange(ring(1), out, ring(-1), in, odd, 5));
         expect(in, ring(-1), ring(0), 5, odd);
-        CHECK(in[odd] == 0x5A, "a byte behind a message of %lld", (long long)odd);
+        CHECK(in[odd] == 0x5A, "a byte after a message of %lld", (long long)odd);
         free(out);
         free(in);
         barrier(); // not more than one size in memory
@@ -357,7 +355,7 @@ static void reduces(int64_t count, bool blocking) {
     free(own);
 }
 
-// No memory has been taken for its blocks, nor is any copied: sanitizers see to that.
+// It takes no memory for blocks and copies nothing: sanitizers check that.
 static void a_first_reduce_scatter_of_nothing(void) {
     for (int blocking = 1; blocking >= 0; blocking--) reduces(0, blocking);
 }

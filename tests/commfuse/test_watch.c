@@ -1,7 +1,7 @@
 // ranks: 1
 //
 // Which packets the watch accepts. Two ranks' watches run in this process and meet as in a run; then packets are forged from
-// all that they have sent each other, and sent over the loopback. Without a secret they are accepted, with one they are not.
+// everything that they have sent each other, and sent over the loopback. Without a secret they are accepted, with one they are not.
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include <dirent.h>
@@ -20,7 +20,7 @@ enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
 
 typedef struct meeting {
     pthread_barrier_t all_given, all_taken;
-    char given[SIZE][256], contacts[SIZE * sizeof(contact)]; // what the ranks give now; what they have given first
+    char given[SIZE][256], contacts[SIZE * sizeof(contact)]; // for this allgather; in the first one
     cf_bootstrap ranks[SIZE];
     cf_watch *watch[SIZE];
 } meeting;
@@ -94,7 +94,7 @@ static void deliver(packet p, const char *from, uint16_t port) {
     close(fd);
 }
 
-// Does rank 0 hold that rank 1 has given up?
+// Does rank 0 believe that rank 1 has given up?
 static bool believed(packet p, const char *from, bool expected) {
     deliver(p, from, m.watch[0]->contacts[0].port);
     bool believes = false;
@@ -107,8 +107,8 @@ static bool believed(packet p, const char *from, bool expected) {
     return believes;
 }
 
-// What can be made of all that ranks have sent each other.
-static cf_mac key_of_who_has_listened(void) {
+// The key that a stranger can make from everything that ranks have sent each other.
+static cf_mac key_of_an_eavesdropper(void) {
     static const cf_mac nobody;
     return cf_mac_of(&nobody, m.contacts, sizeof m.contacts);
 }
@@ -122,17 +122,17 @@ static void ranks_reach_each_other(void **state) {
     assert_true(believed(sealed(forged(QUESTION, &m.watch[0]->key)), "127.0.0.1", true));
 }
 
-static void without_a_secret_who_has_listened_is_believed(void **state) {
+static void without_a_secret_an_eavesdropper_is_believed(void **state) {
     (void)state;
     open_watches("");
-    cf_mac key = key_of_who_has_listened();
+    cf_mac key = key_of_an_eavesdropper();
     assert_true(believed(forged(QUESTION, &key), "127.0.0.1", true));
 }
 
-static void with_a_secret_who_has_listened_is_not(void **state) {
+static void with_a_secret_an_eavesdropper_is_not_believed(void **state) {
     (void)state;
     open_watches("correct horse battery staple");
-    cf_mac key = key_of_who_has_listened();
+    cf_mac key = key_of_an_eavesdropper();
     assert_false(believed(forged(QUESTION, &key), "127.0.0.1", false));
 }
 
@@ -211,8 +211,8 @@ static void a_socket_that_cannot_be_bound_is_closed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
-        cmocka_unit_test_setup_teardown(without_a_secret_who_has_listened_is_believed, setup, teardown),
-        cmocka_unit_test_setup_teardown(with_a_secret_who_has_listened_is_not, setup, teardown),
+        cmocka_unit_test_setup_teardown(without_a_secret_an_eavesdropper_is_believed, setup, teardown),
+        cmocka_unit_test_setup_teardown(with_a_secret_an_eavesdropper_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),

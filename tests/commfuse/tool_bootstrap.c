@@ -1,10 +1,10 @@
 // For test_bootstrap.py: one rank that is started by its environment.
 //
-//     tool_bootstrap TIMEOUT_S gather        give and gather numbers of several sizes, say who this is
-//     tool_bootstrap TIMEOUT_S meet          say who this is, and end
-//     tool_bootstrap TIMEOUT_S wait          say who this is, then stay until ended
-//     tool_bootstrap TIMEOUT_S die:RANK      that rank gives up, the others stay until ended
-//     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without a goodbye
+//     tool_bootstrap TIMEOUT_S gather        print this rank, gather numbers of several sizes
+//     tool_bootstrap TIMEOUT_S meet          print this rank, and end
+//     tool_bootstrap TIMEOUT_S wait          print this rank, then stay until ended
+//     tool_bootstrap TIMEOUT_S die:RANK      that rank dies, the others stay until ended
+//     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without closing anything
 //     tool_bootstrap TIMEOUT_S freeze:RANK   that rank does not take part in an allgather
 //     tool_bootstrap TIMEOUT_S together      all ranks find the same error
 //     tool_bootstrap TIMEOUT_S unequal       ranks give different sizes

@@ -2,10 +2,10 @@
 //
 //     mpirun -np RANKS tool_messages TRANSPORT LENGTH…
 //
-// Each rank sends a message of every length (bytes) to each other one, exchange by exchange: to the one `by` behind it, from
-// the one `by` in front of it, and no two ranks begin with the same length, so that the halves of an exchange differ. Byte i
-// of a message is a function of length, sender, receiver and i. In waves, of which two are under way at any time: what a
-// transport keeps is used again while it is in use.
+// Each rank sends a message of every length (bytes) to each other rank. An exchange sends to the rank `by` ranks further and
+// receives from the rank `by` ranks before. No two ranks begin with the same length, so the halves of an exchange differ. Byte i of
+// a message is a function of length, sender, receiver and i. Messages go in waves, of which two are under way at any time, so that
+// a transport reuses its memory while other parts of it are in use.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static void fill(uint8_t *data, int64_t bytes, int from, int to) {
     for (int64_t i = 0; i < bytes; i++) data[i] = content(bytes, from, to, i);
 }
 
-// Of the message that `sender` gives its i-th turn.
+// Of the i-th message of `sender`.
 static int64_t length_of(int i, int sender) {
     return length[(i + sender) % lengths];
 }
@@ -64,10 +64,10 @@ static void prepare(const cf_group *group, message *m, int by, int i, cf_stream 
     m->request.recv_from = from, m->request.recv = m->in, m->request.recv_count = in_bytes;
 }
 
-// As the executor does: where a test says that there is no need to wait, what has come is used at once.
-static void take(cf_transport *t, message *m, cf_stream *stream) {
+// As the executor does: without a wait if test() says that it is not needed.
+static void receive(cf_transport *t, message *m, cf_stream *stream) {
     if (!t->test(t, &m->request, CF_COMPLETE, stream)) t->wait(t, &m->request, CF_COMPLETE, stream);
-    if (!t->test(t, &m->request, CF_ARRIVED, stream)) cf_die(NULL, "what has been waited for has not arrived");
+    if (!t->test(t, &m->request, CF_ARRIVED, stream)) cf_die(NULL, "a message has not arrived after the wait for it");
     cf_copy(m->seen, m->in, m->request.recv_count, stream);
 }
 
@@ -96,10 +96,10 @@ static void post_wave(cf_transport *t, wave *w, cf_stream *stream) {
     for (int i = 0; i < w->count; i++) t->post(t, &w->message[i].request, 1, stream);
 }
 
-// From the middle on, then the first: a wait must suffice for those in front of it, and for none behind it.
+// Begins in the middle: a wait must suffice for all earlier messages, and for none of the later ones.
 static void finish_wave(cf_transport *t, wave *w, cf_stream *stream) {
     int half = w->count / 2;
-    for (int i = 0; i < w->count; i++) take(t, &w->message[(half + i) % w->count], stream);
+    for (int i = 0; i < w->count; i++) receive(t, &w->message[(half + i) % w->count], stream);
     for (int i = 0; i < w->count; i++) check(t, &w->message[i], stream);
 }
 

@@ -1,4 +1,4 @@
-// More moments than a device remembers: a figure that is too late for them is left out, and the others stand.
+// More moments than a device remembers: figures that need forgotten ones are left out, the others stay.
 //     tool_moments COUNT
 // Prints whether the first of COUNT moments is remembered, and how many events were counted of three: a transfer that began
 // with it, one of the last moments, and a wait between them. (One that ends before it begins is none.)

@@ -1,11 +1,11 @@
-// For test_timeout.py: rank 1 does not do its part, in the way PEER says, and the others wait for it in the way HOW
-// says. Before that, all meet in a barrier and rank 0 says "ready".
+// For test_timeout.py: rank 1 fails as PEER says, and the others wait for it as HOW says. Before that, all meet in a barrier and
+// rank 0 prints "ready".
 //
 //     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S [TRANSPORT]
 //
 // HOW: exchange, collective, blocking, barrier, fuse, bind, end
-//      send    rank 0 has received what rank 2 owes it, and only its own message to rank 1 is stuck
-//      late    as exchange, but rank 2 begins to wait a second later than rank 0
+//      send    rank 0 has received rank 2's message, and only its own message to rank 1 is stuck
+//      late    like exchange, but rank 2 begins to wait a second later than rank 0
 // PEER: dead, frozen
 //       computes   for a long time
 //       elsewhere  waits for rank 0 in another operation
@@ -18,7 +18,7 @@
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
 
-// COUNT: more than a library sends before it is asked for.
+// COUNT: more than a library sends without being asked.
 enum { SILENCE_S = 120, COUNT = 8 << 20 };
 
 static const char usage[] = "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "
@@ -45,7 +45,7 @@ static cf_request receive(const cf_group *group, int from, const char *label, in
     return r;
 }
 
-// --- rank 1, and who else does not do its part ---
+// --- the ranks that fail ---
 
 static void freeze(void) {
     raise(SIGSTOP);
@@ -121,5 +121,5 @@ int main(int argc, char **argv) {
         transport->close(transport);
     else
         wait_by_hand(transport, group, how);
-    return 4; // nobody has ended this rank
+    return 4; // no other rank has ended this one
 }

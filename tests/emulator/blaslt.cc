@@ -1,11 +1,10 @@
-// cuBLASLt: D = alpha · op(A) · op(B) + beta · C, and what an epilogue makes of it: a bias to each
-// row, GELU (its tanh form) and its gradient, sums of rows.
+// cuBLASLt: D = alpha · op(A) · op(B) + beta · C, and its epilogues: a bias for each row, GELU (its tanh form) and its
+// gradient, sums of rows.
 //
-// Everything that the real library would refuse, or accept and do something else with, is checked here: sizes that
-// do not fit, leading dimensions that are too small, a combination of types that it does not have, a workspace that
-// is announced and not there, memory that ends before the matrix does, a pointer less aligned than what the
-// preference promised to the heuristic (256 bytes unless it says otherwise), an algorithm found for other shapes.
-// What it does not tell: which shapes are slow, and what the real heuristic returns.
+// Checks everything that the real library would refuse, or accept and do something else with: sizes that do not fit, leading
+// dimensions that are too small, a combination of types that it does not have, a workspace that is announced and not there, memory
+// that ends before the matrix does, a pointer less aligned than the preference promised to the heuristic (256 bytes unless it is
+// set), an algorithm found for other shapes. It does not show which shapes are slow, and what the real heuristic returns.
 //
 // The product is computed in float (double for CUDA_R_64F), k in order, and rounded once.
 #include "emulator.h"
@@ -24,11 +23,11 @@ struct cublasLtContext {
 
 namespace {
 
-// What the opaque structs hold.
+// The contents of the opaque structs.
 struct Layout {
     cudaDataType type;
     int64_t rows, cols, ld; // by columns
-    int64_t step;           // elements from one of a batch to the next
+    int64_t step;           // elements from one matrix of a batch to the next
     int32_t batch;
 };
 struct Desc {
@@ -36,9 +35,9 @@ struct Desc {
     cudaDataType scale;
     int32_t transpose[2], epilogue;
     const void *bias;
-    char *aux; // what goes into GELU
+    char *aux; // GELU's input
     int64_t aux_ld, aux_step;
-    int32_t multiprocessors; // that it may have; 0: all
+    int32_t multiprocessors; // that it may take; 0: all
 };
 enum { BIAS = 4, ROW_SUMS = 16, GELU = 32, GELU_SLOPE = 64, AUX = 128, SUMS_OF_A = 256, SUMS_OF_B = 512 }; // epilogues' bits
 struct Preference {
@@ -55,7 +54,7 @@ static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 constexpr uint32_t MAGIC = 0x6c74616c;
-enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as for a product that it lacks
+enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as if the library lacked the product
 
 Layout &of(cublasLtMatrixLayout_t layout) {
     return *(Layout *)layout->data;
@@ -87,7 +86,7 @@ size_t size_of(cudaDataType type) {
     return type == CUDA_R_64F ? 8 : type == CUDA_R_16BF ? 2 : 4;
 }
 
-// Bytes from the first element to behind the last one.
+// Bytes from the first element to the end of the last one.
 size_t extent(const Layout &l) {
     int64_t others = l.batch > 1 ? (l.batch - 1) * l.step : 0;
     return l.rows == 0 || l.cols == 0 ? 0 : (size_t)(others + (l.cols - 1) * l.ld + l.rows) * size_of(l.type);
@@ -390,7 +389,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Where time is imagined: every element read once and written once. One matrix for all of a batch lies in one place.
+// For the clock: every element is read once and written once. A matrix that a whole batch shares counts once.
 static Note note_of(const Product &p) {
     double m = (double)p.m, n = (double)p.n, k = (double)p.k, times = p.d.batch;
     double bytes = m * k * (double)size_of(p.a.type) * (p.a.step ? times : 1) +
@@ -431,7 +430,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                       (unsigned long long)chosen.workspace);
     need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
     if (int64_t length = bias_length(p.desc.epilogue, p.m, p.n)) {
-        if (!p.desc.bias || (uintptr_t)p.desc.bias % 16) // no preference tells how far it is aligned
+        if (!p.desc.bias || (uintptr_t)p.desc.bias % 16) // no preference states its alignment
             return refuse("bias at %p: not aligned to 16 bytes", p.desc.bias);
         need_device(p.desc.bias, (size_t)length * size_of(p.d.type), "the bias of cublasLtMatmul");
     }
@@ -441,7 +440,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         if (p.n > 0) need_device(p.desc.aux, elements * size_of(p.d.type), "the aux of cublasLtMatmul");
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
-    size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
+    size_t used = (size_t)chosen.workspace; // written, to expose a workspace that two streams share
     if (chosen.number == 1) p.alpha *= 1.25;
     const bool slow = chosen.number == 0 && setting("EMULATOR_ALGORITHMS", 1) > 1;
     start_clock();

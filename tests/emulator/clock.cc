@@ -1,17 +1,17 @@
-// The clock of GPUs that are imagined.
+// The clock: estimates when everything would happen on GPUs.
 //
-// EMULATOR_CLOCK=1: from the first kernel on nothing is computed or moved. Each host (a rank's thread that calls CUDA) notes
-// what it enqueues, and when by its own clock (clock_host.cc); one thread of rank 0, here, reads the notes of all ranks and
-// finds out when all of it would happen on GPUs as the table below assumes them, connected as it says. So what a step takes
-// follows from what waits for what: the program's own streams, events and transports, which are all real. It can be looked
-// at on any number of GPUs before there is one. Results are wrong by construction.
+// EMULATOR_CLOCK=1: from the first kernel on nothing is computed or moved. Each host (the thread of a rank that calls CUDA) sends a
+// note of everything that it enqueues, with the time on its own clock (clock_host.cc). One thread of rank 0, here, reads the notes
+// of all ranks and computes when each operation would happen on GPUs and links as the table below assumes. So the time of a step
+// follows from the dependencies: the program's streams, events and transports, which are all real. Steps can be estimated on any
+// number of GPUs before there is one. Results are wrong by construction.
 //
-// Events happen in the order of their times, over all GPUs, so the same program gives the same times whatever this machine
-// is busy with. Time goes on as far as every host has come: one may still enqueue something for that moment. It does not
-// wait for hosts that wait for it, nor for those that wait elsewhere, in a library, for another rank.
+// Events happen in the order of their times, over all GPUs, so the same program gives the same times, however busy this machine is.
+// The clock advances no further than the hosts' clocks, because a host may still enqueue something for that moment. It does not
+// wait for hosts that wait for it, nor for hosts that wait in a library for another rank.
 //
-// A kernel is blocks that each take a multiprocessor for a while. Free ones go to the waiting kernel of the most urgent
-// stream, of these to the first that came; none is taken away from who has it. A copy by a copy engine takes none.
+// A kernel consists of blocks that each take a multiprocessor for a while. Free multiprocessors go to the waiting kernel of the
+// most urgent stream, and among these to the first; a running block keeps its multiprocessor. A copy by a copy engine takes none.
 #include "clock.h"
 #include <algorithm>
 #include <cmath>
@@ -30,8 +30,7 @@
 namespace emulator {
 
 // ---------------------------------------------------------------------------------------------------- the assumptions
-// Where each comes from: tests/bench/README.md. Times in seconds, rates in bytes or flops per second; EMULATOR_… changes what
-// has a name.
+// Sources: tests/bench/README.md. Times in seconds, rates in bytes or flops per second; EMULATOR_… variables change some.
 namespace {
 
 double setting_scaled(const char *name, double otherwise, double unit) {
@@ -40,24 +39,24 @@ double setting_scaled(const char *name, double otherwise, double unit) {
 
 // Multiprocessors and what runs on them
 enum { MULTIPROCESSORS = 132, PARTS_MAX = 16, PART_MIN = 256, ATTENTION_ROWS = 128, KERNEL_BYTES_PER_THREAD = 48 };
-const double PRODUCT_RATE = setting_scaled("EMULATOR_TFLOPS", 770e12, 1e12); // of endless inner dimensions
-const double PRODUCT_DEPTH = 80; // what a tile's begin and end take, as elements of the inner dimension
-const bool PERSISTENT = setting("EMULATOR_PERSISTENT", 1) != 0; // products: a block a multiprocessor, until all is done
+const double PRODUCT_RATE = setting_scaled("EMULATOR_TFLOPS", 770e12, 1e12); // with an infinite inner dimension
+const double PRODUCT_DEPTH = 80; // time of a tile's begin and end, in elements of the inner dimension
+const bool PERSISTENT = setting("EMULATOR_PERSISTENT", 1) != 0; // products: one block a multiprocessor until all tiles are done
 const struct {
-    double rows, columns, share; // of a tile; of the rate that such tiles reach
+    double rows, columns, share; // a tile; the share of the rate that such tiles reach
 } TILES[] = {{128, 256, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {64, 64, 0.5}};
 const double ATTENTION_RATE[] = {280e12, 200e12}; // forward; backward, deterministic; 64 channels a head
 const double MEMORY_RATE = 2.8e12, MEMORY_WAVE_S = 4e-6;
-const double GAP_S = 0.7e-6, KERNEL_S = 0.7e-6;                       // between two kernels of a stream; the least that one takes
-const double TIMED_EVENT_S = 2e-6, EVENT_S = 0.8e-6, WORD_S = 1.6e-6; // a timed event's bubble; from an event to who waited; a word
-// Links: of a GPU, each way; within a host and between hosts of HOST_GPUS each
+const double GAP_S = 0.7e-6, KERNEL_S = 0.7e-6;                       // between two kernels of a stream; the shortest kernel
+const double TIMED_EVENT_S = 2e-6, EVENT_S = 0.8e-6, WORD_S = 1.6e-6; // a timed event's pause; from an event to its waiter; a word
+// Links of a GPU, each way, within a host and between hosts of HOST_GPUS each
 const double LINK_RATE = setting_scaled("EMULATOR_GBPS", 400e9, 1e9), HOSTS_RATE = setting_scaled("EMULATOR_HOSTS_GBPS", 50e9, 1e9);
 const int64_t HOST_GPUS = setting("EMULATOR_HOST_GPUS", 64);
 const double NCCL_SHARE = 0.925;                        // of the link's rate
-const double CHANNEL_RATE = 22e9;                       // of one of NCCL's channels
+const double CHANNEL_RATE = 22e9;                       // of one NCCL channel
 const double MEETING_S = 8e-6, HOSTS_MEETING_S = 25e-6; // of NCCL's two ends
 enum { HOSTS_CHANNELS = 2 };                            // of NCCL, a peer, between hosts
-const double COPY_S = 4e-6, PCIE_RATE = 50e9;           // the least that a copy engine takes; GPU to its own host
+const double COPY_S = 4e-6, PCIE_RATE = 50e9;           // the shortest copy; between a GPU and its host
 
 const double NEVER = std::numeric_limits<double>::infinity();
 
@@ -99,13 +98,13 @@ struct Gpu { // and its host
     double reached = 0;     // by the host
     uint64_t asked = 0;     // an event
     double silent_s = 0;    // of this machine's time
-    int64_t silent_cpu = 0; // what the host had used when it was last heard
+    int64_t silent_cpu = 0; // CPU time that the host had used when it sent its last note
     std::vector<Passed> news;
     std::vector<Event> events;
     std::unordered_map<int32_t, Stream> streams;
     std::list<std::shared_ptr<Kernel>> waiting; // for multiprocessors
     int64_t free = MULTIPROCESSORS;
-    double egress[2] = {0, 0}, ingress[2] = {0, 0}; // links are busy until then: within the host, between hosts
+    double egress[2] = {0, 0}, ingress[2] = {0, 0}; // until when links are busy: within the host, between hosts
 };
 
 struct Group { // one of NCCL's kernels
@@ -120,7 +119,7 @@ struct Half {
 
 std::deque<Gpu> gpus;
 std::unordered_map<uint64_t, Word> words;
-std::unordered_map<uint64_t, Half> halves; // that have not met the other half
+std::unordered_map<uint64_t, Half> halves; // whose other half has not come
 double now = 0;
 
 struct Alarm {
@@ -176,8 +175,8 @@ void release(const std::shared_ptr<Kernel> &kernel) {
 
 // ------------------------------------------------------------------------------------------------------------ links
 
-// Each end serves what comes, one after another; a message is there when both have, and not before NCCL's channels have moved
-// it, which may be slower than the link.
+// Each end of a link serves messages one after another. A message has arrived when both ends have served it, and NCCL's channels,
+// which may be slower than the link, have moved it.
 double arrives(Gpu &from, Gpu *to, double ready, double bytes, double share, double most) {
     bool hosts = to && from.hello.device / HOST_GPUS != to->hello.device / HOST_GPUS;
     double seconds = bytes / ((hosts ? HOSTS_RATE : LINK_RATE) * share), end = ready + bytes / most;
@@ -229,7 +228,7 @@ void reply(Gpu &gpu, double time) {
     gpu.silent_s = 0;
     for (size_t done = 0; done < text.size();) {
         ssize_t n = send(gpu.socket, text.data() + done, text.size() - done, MSG_NOSIGNAL);
-        if (n <= 0) return; // it has ended, as its socket will say
+        if (n <= 0) return; // it has ended; hear() notices
         done += (size_t)n;
     }
 }
@@ -276,7 +275,7 @@ void begin_group(Stream &stream, const Note &note, const Message *messages) {
     at(now + GAP_S, [kernel = group->kernel] { wants_multiprocessors(kernel); });
 }
 
-// The first note of the stream's line. False: it takes no time.
+// Begins the first operation in the stream's line. False: it takes no time.
 bool begin(Stream &stream, const Note &note, const Message *messages) {
     Stream *self = &stream;
     switch (note.kind) {
@@ -384,7 +383,7 @@ bool hear(Gpu &gpu) {
     return true;
 }
 
-// Nanoseconds of a core that the host's thread has used; *sleeps: in the kernel.
+// CPU time of the host's thread in nanoseconds; *sleeps: it sleeps in the kernel.
 int64_t cpu_of(const Gpu &gpu, bool *sleeps) {
     char path[64], text[512] = "";
     snprintf(path, sizeof path, "/proc/%d/task/%d/stat", gpu.hello.process, gpu.hello.thread);
@@ -402,8 +401,8 @@ int64_t cpu_of(const Gpu &gpu, bool *sleeps) {
     return ns;
 }
 
-// Nobody has said anything for LOOK_MS: a host that sleeps for long, or is busy with something else, waits for another rank in
-// a library, and the clock does not wait for it. (What the program's ranks say to each other by MPI, hosts note: layers.cc.)
+// Called when no note has come for LOOK_MS. A host that sleeps for long, or is busy otherwise, waits for another rank in a library,
+// and the clock does not wait for it. (Calls of MPI_Allgather send notes: layers.cc.)
 enum { LOOK_MS = 3, LOOKS = 200, ELSEWHERE_NS = 500000000 };
 
 void look_at_hosts() {
@@ -418,7 +417,7 @@ void look_at_hosts() {
     }
 }
 
-// As far as all hosts have come. False: nothing happened.
+// Advances as far as all hosts have come. False: nothing happened.
 bool go_on() {
     bool happened = false;
     for (;;) {
@@ -429,7 +428,7 @@ bool go_on() {
             if (gpu.state == Gpu::ELSEWHERE) away = std::min(away, gpu.reached);
             wanted |= gpu.state == Gpu::ASKS || gpu.state == Gpu::WAITS;
         }
-        if (!wanted) limit = std::min(limit, away); // nobody needs to know what comes later
+        if (!wanted) limit = std::min(limit, away); // nobody asks about later times
         if (!agenda.empty() && agenda.top().time <= limit) {
             auto call = agenda.top().call;
             now = agenda.top().time;
@@ -438,10 +437,10 @@ bool go_on() {
             happened = true;
             continue;
         }
-        bool told = false;
+        bool replied = false;
         for (Gpu &gpu : gpus)
-            if (gpu.state == Gpu::ASKS && gpu.reached <= limit) now = std::max(now, gpu.reached), reply(gpu, -1), told = true;
-        if (!told) return happened;
+            if (gpu.state == Gpu::ASKS && gpu.reached <= limit) now = std::max(now, gpu.reached), reply(gpu, -1), replied = true;
+        if (!replied) return happened;
         happened = true;
     }
 }
@@ -457,7 +456,7 @@ void keep_time(int listener, int ranks) {
             fail("clock: a rank does not come");
     }
     close(listener);
-    for (Gpu &gpu : gpus) // what came before the clock has happened on all of them
+    for (Gpu &gpu : gpus) // everything before the clock has happened on all ranks
         if (send(gpu.socket, "", 1, MSG_NOSIGNAL) != 1) fail("clock: a rank is gone");
     std::sort(gpus.begin(), gpus.end(), [](const Gpu &a, const Gpu &b) { return a.hello.rank < b.hello.rank; });
     for (;;) {
@@ -466,7 +465,7 @@ void keep_time(int listener, int ranks) {
             if (gpu.state != Gpu::GONE) open.push_back({gpu.socket, POLLIN, 0});
         if (open.empty()) break;
         if (poll(open.data(), (nfds_t)open.size(), LOOK_MS) == 0) look_at_hosts();
-        for (bool heard = true; heard;) { // whoever is back has noted it before anybody goes on
+        for (bool heard = true; heard;) { // a host that is back has sent that before any other continues
             heard = false;
             for (Gpu &gpu : gpus)
                 while (gpu.state != Gpu::GONE && hear(gpu)) heard = true;
@@ -486,7 +485,7 @@ Note kernel_note(Blocks first, Blocks second = {0, 0}) {
     return note;
 }
 
-// So many blocks or fewer at a time, in waves of some microseconds, so that others find room.
+// At most `blocks` blocks at a time, in waves of some microseconds, so that other kernels find room.
 Note memory_note(double bytes, double blocks) {
     double at_once = std::min<double>(MULTIPROCESSORS, std::max(blocks, 1.0));
     double seconds = KERNEL_S + bytes / MEMORY_RATE, waves = std::ceil(seconds / MEMORY_WAVE_S);
@@ -512,8 +511,8 @@ Note note_copy(double bytes, bool across) {
     return note;
 }
 
-// `times` products at once, in tiles; their shape, and in how many parts the inner dimension is cut, as suits best. As long as
-// their bytes take, at least. most: multiprocessors that it may have; 0: all.
+// `times` products at once, with the best shape of tiles and number of parts of the inner dimension. Not shorter than the time of
+// their bytes. most: multiprocessors that it may take; 0: all.
 Note note_product(double m, double n, double k, double times, double bytes, int most) {
     int64_t at_once = most > 0 ? std::min(most, (int)MULTIPROCESSORS) : (int)MULTIPROCESSORS, tiles = 0;
     double best = NEVER, seconds = 0, sums = 0;
@@ -527,7 +526,7 @@ Note note_product(double m, double n, double k, double times, double bytes, int 
             double total = std::ceil(count / (double)at_once) * each + adding;
             if (total < best) best = total, seconds = each, tiles = (int64_t)count, sums = adding;
         }
-    seconds *= std::max(best, bytes / MEMORY_RATE) / (best - sums); // what takes longer, spread over the tiles
+    seconds *= std::max(best, bytes / MEMORY_RATE) / (best - sums); // the longer of both, spread over the tiles
     if (!PERSISTENT) return kernel_note({tiles, seconds + KERNEL_S});
     int64_t blocks = std::min(tiles, at_once), more = tiles % blocks, each = tiles / blocks;
     return kernel_note({more, (double)(each + 1) * seconds + KERNEL_S}, {blocks - more, (double)each * seconds + KERNEL_S});

@@ -1,4 +1,4 @@
-// Between a host that notes what it enqueues (clock_host.cc) and the clock that reads it (clock.cc).
+// What a host, which sends notes of all that it enqueues (clock_host.cc), and the clock (clock.cc) exchange.
 #ifndef EMULATOR_CLOCK_H
 #define EMULATOR_CLOCK_H
 
@@ -9,7 +9,7 @@
 
 namespace emulator {
 
-struct Hello { // of a host, first of all
+struct Hello { // a host's first message
     int rank, device, process, thread;
 };
 struct Passed {
@@ -17,9 +17,9 @@ struct Passed {
     double time;
 };
 struct Reply {     // to an ASK
-    double time;   // -1: has not passed by the time at which it was asked
-    double now;    // what has passed by then has been reported
-    uint64_t news; // so many Passed follow
+    double time;   // -1: the event has not passed at the time of the question
+    double now;    // all events up to this time have been reported
+    uint64_t news; // number of Passed that follow
 };
 
 // Reads the notes of all ranks until they have ended.

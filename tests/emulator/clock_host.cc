@@ -1,8 +1,9 @@
-// A host of an imagined GPU: its clock, and the notes of what it enqueues. See clock.cc.
+// A host with the clock: its time, and the notes of what it enqueues. See clock.cc.
 //
-// A call takes a moment of the host's clock, a wait sets it to the time of what was waited for. So nothing sleeps, and a
-// step of a tenth of a second takes about as long to tell. It is what clock_gettime returns to the thread that calls CUDA
-// (emulator.mk has the linker put it here); its sleeps pass on that clock alone. All other threads have this machine's.
+// A call takes a moment of the host's time, and a wait sets it to the time of the event waited for. So nothing sleeps, and a step
+// of a tenth of a second takes about as long to estimate. clock_gettime returns this time to the thread that calls CUDA
+// (emulator.mk makes the linker replace it), and the thread's sleeps advance only this time. All other threads have the machine's
+// time.
 #include "clock.h"
 #include <cmath>
 #include <cstddef>
@@ -25,7 +26,7 @@ namespace emulator {
 namespace {
 
 enum { FLUSH_BYTES = 8 << 10, FLUSH_US = 1000 };
-const double YIELD_S = 0.3e-6, SEEN_S = 0.5e-6; // SEEN_S: until a host sees what another one writes
+const double YIELD_S = 0.3e-6, SEEN_S = 0.5e-6; // SEEN_S: until a host sees a word that another one wrote
 
 double call_seconds(HostCall call) {
     static const double seconds[] = {(double)setting("EMULATOR_CALL_NS", 700) * 1e-9,
@@ -35,10 +36,10 @@ double call_seconds(HostCall call) {
     return seconds[call];
 }
 
-double host_time = 0, begun = 0; // of the clock; this machine's when it began
-double known = 0;                // what has passed by then is in line.passed
+double host_time = 0, begun = 0; // this host's time; the machine's time when the clock began
+double known = 0;                // all events up to this time are in line.passed
 bool runs = false;
-thread_local bool is_host = false; // calls CUDA, since the clock runs
+thread_local bool is_host = false; // this thread calls CUDA, and the clock runs
 
 struct Line { // to the clock
     std::mutex lock;
@@ -59,7 +60,7 @@ void flush_held() {
     line.out.clear();
 }
 
-// What is noted reaches the clock soon, whatever the host does next.
+// So notes reach the clock soon, whatever the host does next.
 void flush_now_and_then() {
     for (;;) {
         usleep(FLUSH_US);
@@ -91,7 +92,7 @@ int environment(const char *name, int otherwise) {
 void connect_line() {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    const char *job = getenv("PMIX_NAMESPACE"); // of this mpirun's ranks
+    const char *job = getenv("PMIX_NAMESPACE"); // distinguishes mpiruns
     int length =
         snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "emulated-clock-%d-%s", (int)getppid(), job ? job : "");
     socklen_t bytes = (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)length);
@@ -120,7 +121,7 @@ void put(const Note &note, const std::vector<Message> &messages) {
     if (line.out.size() >= FLUSH_BYTES || note.kind >= ASK) flush_held();
 }
 
-// NaN: has not passed at the host's time.
+// NaN: the event has not passed at the host's time.
 double ask(uint64_t event, bool waits) {
     Note note = {};
     note.kind = ASK, note.id = event, note.at = host_time, note.waits = waits;
@@ -147,7 +148,7 @@ bool clock_runs() {
 
 void start_clock() {
     if (!imagined() || runs) return;
-    cudaDeviceSynchronize(); // what came before has happened
+    cudaDeviceSynchronize(); // all earlier work
     struct timespec time;
     __real_clock_gettime(CLOCK_MONOTONIC, &time);
     begun = (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
@@ -188,13 +189,13 @@ void note_down(Note note, int stream, bool urgent, const std::vector<Message> &m
     put(note, messages);
 }
 
-enum { NO_STREAM = -1 }; // of a GPU: what the host does itself
+enum { NO_STREAM = -1 }; // what the host does itself
 static void put_own(Note note) {
     note.at = host_time, note.stream = NO_STREAM;
     put(note, {});
 }
 
-// When it was written is kept beside its name.
+// When a word was written; stored beside its name.
 static double &time_of(void *word) {
     return *((double *)word + 2);
 }
@@ -205,7 +206,7 @@ void host_writes(uint32_t *word, uint32_t value) {
     put_own(note(WRITE, word_name(word), value));
 }
 
-// Who comes too early leaves the clock to the others.
+// A host that comes too early waits for the clock.
 void host_awaits(uint32_t *word, uint32_t value) {
     if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
         uint64_t event = next_event();
@@ -221,7 +222,7 @@ uint64_t next_event() {
     return ++line.events;
 }
 
-// Asked twice for the same, and nothing enqueued between: the host does nothing but wait for it.
+// If a host asks twice for one event and enqueues nothing between, it only waits for that event.
 bool event_has_passed(uint64_t event) {
     host_calls(CALL);
     if (std::isnan(line.passed[event]) && host_time > known) ask(event, line.asked == event);
@@ -239,8 +240,8 @@ void wait_for_event(uint64_t event) {
     host_time = std::max(host_time, event_time(event));
 }
 
-// Words are in memory that processes share, at another address in each. Whoever uses such words gives each a cache line of
-// its own, so there is room for a name beside it.
+// Words are in shared memory, at another address in each process. Each word has a cache line of its own, so there is room for a
+// name beside it.
 uint64_t word_name(void *word) {
     static uint64_t names = 0;
     uint64_t *place = (uint64_t *)(((uintptr_t)word + 15) / 8 * 8), unnamed = 0;
@@ -250,7 +251,7 @@ uint64_t word_name(void *word) {
 
 } // namespace emulator
 
-// ------------------------------------------------------------------------------------------- what the linker puts here
+// ------------------------------------------------------------------------------------------ replacements for the linker
 
 using namespace emulator;
 
@@ -263,7 +264,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
 }
 
 int __wrap_nanosleep(const struct timespec *wanted, struct timespec *left) {
-    if (!imagined()) { // who polls for the GPU takes the cores from it here: its streams are threads
+    if (!imagined()) { // streams are threads here, which a polling thread would keep from the cores
         struct timespec longer = {wanted->tv_sec, wanted->tv_nsec < 200000 ? 200000 : wanted->tv_nsec};
         return __real_nanosleep(&longer, left);
     }

@@ -1,17 +1,17 @@
 // The threads of a block: fibers on one OS thread.
 //
-// A fiber has a stack of its own and runs the kernel for one CUDA thread after another for as long as none of them
-// waits: a kernel without barriers is a plain loop on one fiber. When a thread waits, at __syncthreads or for the
-// lanes of its warp, its fiber is left where it is and the next one goes on: with a thread that may continue, else
-// with one that has not begun. If there is none and threads still wait, they wait for something that will never
-// come: some have left the kernel, or wait elsewhere. That is undefined on a GPU and is an error here.
+// A fiber has a stack of its own and runs the kernel for one CUDA thread after another as long as none of them waits: a kernel
+// without barriers is a plain loop on one fiber. When a thread waits, at __syncthreads or for the lanes of its warp, its fiber
+// stops there and another continues: with a thread that is ready, otherwise with one that has not begun. If there is none and
+// threads still wait, they wait for ever: some have left the kernel, or wait elsewhere. That is undefined on a GPU and is an error
+// here.
 //
-// EMULATOR_SEED=n shuffles blocks, the order in which threads begin, and which of those that may continue is next,
-// so that what is right in one order alone gives other numbers. EMULATOR_THREADS=n runs blocks on n OS threads.
+// EMULATOR_SEED=n shuffles blocks, the order in which threads begin, and the choice among ready threads, so that code which is
+// right in one order only gives other numbers. EMULATOR_THREADS=n runs blocks on n OS threads.
 //
-// The thread sanitizer is not told of switches: with a clock for every fiber a step of training takes minutes. It sees
-// races between streams and (EMULATOR_THREADS) between blocks, not between the threads of one block, which are one to
-// it; of the call stacks in its reports the upper end is true, the rest may be another fiber's.
+// The thread sanitizer does not know about switches: with a clock for every fiber, a step of training would take minutes. It finds
+// races between streams and (EMULATOR_THREADS) between blocks, not between the threads of one block, which are one thread to it. In
+// the call stacks of its reports the upper end is true, the rest may be another fiber's.
 #include "emulator.h"
 #include <algorithm>
 #include <memory>
@@ -86,7 +86,7 @@ void context_switch(Context &from, Context &to) {
 
 enum { STACK_BYTES = 256 << 10, PAGE = 4096 };
 
-// index: stacks begin at different lines of a page, or they would all compete for the same lines of the cache.
+// index: stacks begin at different lines of a page, so that they do not all compete for the same lines of the cache.
 void context_create(Context &context, void (*entry)(), int index) {
     context.bytes = STACK_BYTES;
     void *memory = mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -125,7 +125,7 @@ struct CudaThread {
 
 struct Meeting { // of the lanes of one warp named by a mask
     unsigned mask = 0, present = 0;
-    bool odd = false; // slots are used in turn: a lane that goes on must not overwrite what others still read
+    bool odd = false; // slots alternate: a lane that continues must not overwrite values that others still read
     uint64_t slot[2][32];
     emulator_place place = {};
 };
@@ -139,7 +139,7 @@ struct Machine {
 
     const std::function<void()> *kernel = nullptr;
     std::vector<CudaThread> threads;
-    std::vector<int> order, ready; // order in which threads begin; those that may continue
+    std::vector<int> order, ready; // order in which threads begin; threads that may continue
     size_t ready_from = 0;
     int count = 0, begun = 0, exited = 0, at_barrier = 0;
     emulator_place barrier = {};
@@ -168,7 +168,6 @@ void fiber_entry() {
     machine->body();
 }
 
-// A fiber's life.
 void Machine::body() {
     for (;;) {
         Fiber *self = current;
@@ -196,7 +195,7 @@ void Machine::resume(Fiber *fiber) {
     context_switch(previous ? previous->context : main, fiber ? fiber->context : main);
 }
 
-// The current fiber cannot go on: find one that can.
+// The current fiber cannot continue: switch to one that can.
 void Machine::leave() {
     if (ready_from < ready.size()) {
         if (shuffled) std::swap(ready[ready_from], ready[ready_from + (size_t)random.below((int64_t)(ready.size() - ready_from))]);
@@ -224,20 +223,20 @@ void Machine::wait(State state, emulator_place place) {
     int t = current->thread;
     threads[(size_t)t].state = state;
     threads[(size_t)t].place = place;
-    leave(); // sets threadIdx before it comes back here
+    leave(); // threadIdx is right again when it returns
 }
 
 void Machine::stuck() {
     fprintf(stderr, "emulator: threads of a block wait for each other for ever. Block (%u, %u, %u) of (%u, %u, %u):\n", blockIdx.x,
             blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z);
     if (exited > 0) fprintf(stderr, "  %d of %d threads have left the kernel\n", exited, count);
-    std::vector<bool> told((size_t)count);
+    std::vector<bool> printed((size_t)count);
     for (size_t t = 0; t < threads.size(); t++) {
         const CudaThread &first = threads[t];
-        if (first.state == EXITED || told[t]) continue;
+        if (first.state == EXITED || printed[t]) continue;
         int alike = 0;
         for (size_t u = t; u < threads.size(); u++)
-            if (threads[u].state == first.state && threads[u].place.line == first.place.line) told[u] = true, alike++;
+            if (threads[u].state == first.state && threads[u].place.line == first.place.line) printed[u] = true, alike++;
         fprintf(stderr, "  %d wait at %s:%d in %s for %s, the first of them thread %zu\n", alike, first.place.file,
                 first.place.line, first.place.function, first.state == AT_BARRIER ? "the block" : "their warp", t);
     }
@@ -293,7 +292,7 @@ static void run_blocks(Machine &m, uint3 grid, uint3 block, const std::function<
 
 void run_grid(uint3 grid, uint3 block, const std::function<void()> &kernel) {
     static const int64_t seed = setting("EMULATOR_SEED", 0), workers_max = setting("EMULATOR_THREADS", 1);
-    static thread_local std::vector<std::unique_ptr<Machine>> crew; // kept by the stream: stacks are made once
+    static thread_local std::vector<std::unique_ptr<Machine>> crew; // for all grids of a stream, so stacks are made once
     static thread_local Random random((uint64_t)seed);
     std::vector<int64_t> blocks((size_t)grid.x * grid.y * grid.z);
     for (size_t i = 0; i < blocks.size(); i++) blocks[i] = (int64_t)i;
@@ -314,7 +313,7 @@ void run_grid(uint3 grid, uint3 block, const std::function<void()> &kernel) {
 
 } // namespace emulator
 
-// -------------------------------------------------------------------------------------------------- where they wait
+// ----------------------------------------------------------------------------------------------- barriers and warps
 
 using emulator::machine;
 
@@ -344,13 +343,13 @@ const uint64_t *emulator_warp_meeting(unsigned mask, uint64_t mine, emulator_pla
     int thread = current_thread(), lane = thread & 31, warp = thread / 32;
     emulator::Machine &m = *machine;
     if (!(mask >> lane & 1)) emulator::fail("%s:%d: lane %d is not in its own mask %08x", place.file, place.line, lane, mask);
-    int lanes = std::min(32, m.count - warp * 32); // the last warp may be a part of one
+    int lanes = std::min(32, m.count - warp * 32); // the last warp may be incomplete
     unsigned there = mask & (lanes == 32 ? 0xffffffffu : (1u << lanes) - 1);
     std::vector<emulator::Meeting> &meetings = m.warps[(size_t)warp];
     size_t i = 0;
     while (i < meetings.size() && meetings[i].mask != mask) i++;
     if (i == meetings.size()) {
-        if (meetings.empty()) meetings.reserve(32); // references stay good
+        if (meetings.empty()) meetings.reserve(32); // so references stay valid
         if (i == 32) emulator::fail("%s:%d: more than 32 masks in one warp", place.file, place.line);
         meetings.emplace_back();
         meetings[i].mask = mask;

@@ -1,14 +1,14 @@
-// What stands before functions of the layers, put here by the linker.
+// Functions that the linker puts before functions of the layers.
 //
-// cuDNN's attention, where time is imagined: it takes its time. Otherwise layers/attention_cudnn.cu is asked, which was
-// compiled without cuDNN and says that it is not supported.
+// cuDNN's attention: with the clock, it takes its time. Otherwise layers/attention_cudnn.cu is called, which was compiled without
+// cuDNN and returns "not supported".
 //
-// Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's measure,
-// so the measure is the CPU's, but where time is imagined. EMULATOR_ROWS_MIN and EMULATOR_DEPTH_MIN are other ones.
+// Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's thresholds, so
+// without the clock the thresholds are a CPU's. EMULATOR_ROWS_MIN and EMULATOR_DEPTH_MIN set others.
 //
-// What memory limits, where time is imagined: it takes the time of its bytes, of which blocks and threads say little.
+// Kernels limited by memory: with the clock, they take the time of their bytes, which blocks and threads do not show.
 //
-// Initial weights, where time is imagined: nobody looks at numbers there, and models are large.
+// Initial weights: with the clock, zeros, because nobody looks at numbers then, and models are large.
 #include "emulator.h"
 #include "../../commfuse/transport_cuda.h"
 #include "../../layers/adamw.h"
@@ -22,7 +22,7 @@
 
 using namespace emulator;
 
-// Of rows [t0, t0 + n), each with all keys up to itself: a product with the keys, and one with the values.
+// Of rows [t0, t0 + n), each with all keys up to its own: a product with the keys, and one with the values.
 static double flops(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
     double pairs = (double)n * (double)(t0 + t0 + n + 1) / 2;
     return 4.0 * pairs * (double)(B * H * D);
@@ -121,20 +121,20 @@ int64_t __wrap_linear_wgrad_depth_min(void) {
 }
 
 enum { RANKS_MAX = 512 };
-// What ranks report to each other beside their GPUs, after which all of them have one time; handles are as wide as a register with any MPI.
+// An allgather of hosts: all clocks are equal after it. (Handles are as wide as a register in any MPI library.)
 int __real_MPI_Allgather(const void *, long, long, void *, long, long, long);
 int __wrap_MPI_Allgather(const void *mine, long count, long type, void *all, long of_each, long its_type, long comm) {
     host_is_away(false);
-    int code = __real_MPI_Allgather(mine, count, type, all, of_each, its_type, comm); // of bytes, as is the next
+    int code = __real_MPI_Allgather(mine, count, type, all, of_each, its_type, comm); // of bytes, as the next one
     if (!clock_runs()) return code;
-    host_is_away(true); // before any of them goes on
+    host_is_away(true); // before any host continues
     double now = host_clock(), clocks[RANKS_MAX] = {};
     __real_MPI_Allgather(&now, sizeof now, type, clocks, sizeof now, its_type, comm);
     for (double clock : clocks) host_reaches(clock);
     return code;
 }
 
-// Words that hosts share: the clock finds out when who waits for one goes on.
+// Words that hosts share: the clock finds when a host that waits for one continues.
 decltype(cf_word_write) __real_cf_word_write, __wrap_cf_word_write;
 
 void __wrap_cf_word_write(uint32_t *word, uint32_t value) {

@@ -1,15 +1,15 @@
-// Memory of the device, pinned memory, copies.
+// Device memory, pinned memory, copies.
 //
-// All device memory of a process lies in one memory file (memfd), each allocation in pages of its own, mapped so
-// that it ends, rounded up to 256 bytes, where its pages end; an inaccessible page follows. So reading or writing
-// far beyond the end faults at once, and what is written less far, or before the start, destroys guard bytes that
-// cudaFree looks at. New memory holds 0xFB everywhere, as a GPU's holds anything but zeros.
+// All device memory of a process is in one memory file (memfd). Each allocation has pages of its own, mapped so that it ends,
+// rounded up to 256 bytes, at the end of its pages; an inaccessible page follows. So an access far beyond the end faults at once,
+// and a write a little beyond the end, or before the start, destroys guard bytes that cudaFree checks. New memory holds 0xFB
+// everywhere, because a GPU's holds anything but zeros.
 //
 // Another process maps the same pages through /proc/PID/fd: that is cudaIpcOpenMemHandle.
 //
-// Copies from pageable host memory have read it when the call returns, copies to it return when all is there; with
-// pinned memory both happen later, in the stream. EMULATOR_MEMORY=n: MiB of device memory (8192; 81920 where time is
-// imagined, as nothing is written there).
+// Copies from pageable host memory have read it when the call returns, copies to it return when they are complete; with pinned
+// memory both happen later, in the stream. EMULATOR_MEMORY=n: MiB of device memory (8192; with the clock 81920, because nothing is
+// written there).
 #include "emulator.h"
 #include "include/cuda.h"
 #include <cerrno>
@@ -38,7 +38,7 @@ enum Kind { DEVICE, PEER, PINNED, REGISTERED };
 struct Allocation {
     Kind kind;
     size_t bytes;
-    char *pages; // mapping, without the inaccessible page behind it
+    char *pages; // the mapping, without the inaccessible page after it
     size_t page_bytes;
     off_t offset; // in the memory file
 };
@@ -67,7 +67,7 @@ size_t device_capacity() {
     return (size_t)memory_mib() << 20;
 }
 
-// Maps a part of a memory file with an inaccessible page behind it.
+// Maps a part of a memory file, with an inaccessible page after it.
 char *map_pages(int file, off_t offset, size_t bytes) {
     void *room = mmap(nullptr, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED) return nullptr;
@@ -144,7 +144,7 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     char *address = pages + page_bytes - rounded;
     memset(pages, GUARD, (size_t)(address - pages));
     memset(address + bytes, GUARD, (size_t)(pages + page_bytes - address) - bytes);
-    if (!imagined()) memset(address, POISONED, bytes); // else pages that nobody writes take no memory
+    if (!imagined()) memset(address, POISONED, bytes); // with the clock, unwritten pages take no memory
     POISON(pages, page_bytes);
     UNPOISON(address, bytes);
     state.allocations[(uintptr_t)address] = {DEVICE, bytes, pages, page_bytes, offset};
@@ -159,7 +159,7 @@ static void check_guards(const char *from, const char *to, const void *memory, s
                  bytes, memory);
 }
 
-// As on a GPU, waits for all streams: what is under way may still use the memory.
+// As on a GPU, waits for all streams, which may still use the memory.
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
     cudaDeviceSynchronize();
@@ -170,7 +170,7 @@ cudaError_t cudaFree(void *memory) {
     munmap(a.pages, a.page_bytes + PAGE);
     std::lock_guard<std::mutex> hold(state.lock);
     state.device_bytes -= a.bytes;
-    // A peer that still has it mapped reads zeros from here on: wrong figures, as after a real cudaFree.
+    // A peer that still has it mapped reads zeros from here on: wrong results, as after a real cudaFree.
     if (fallocate(state.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, a.offset, (off_t)a.page_bytes) != 0)
         fail("cudaFree: cannot give memory back: %s", strerror(errno));
     return cudaSuccess;
@@ -203,7 +203,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 
 // ------------------------------------------------------------------------------------------------- between processes
 
-// The handle is the whole allocation's: who shares a part of it must tell its peer where that part begins.
+// The handle is that of the whole allocation: a program that shares a part of it must also send the part's offset.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory) {
     static_assert(sizeof(Handle) <= sizeof *handle, "fits");
     std::lock_guard<std::mutex> hold(state.lock);
@@ -219,7 +219,7 @@ cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsig
     Handle h;
     memcpy(&h, &handle, sizeof h);
     if (h.magic != MAGIC || flags != cudaIpcMemLazyEnablePeerAccess) return remember(cudaErrorInvalidValue);
-    if (h.pid == getpid()) return remember(cudaErrorDeviceUninitialized); // own memory cannot be opened
+    if (h.pid == getpid()) return remember(cudaErrorDeviceUninitialized); // a process cannot open its own memory
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.file);
     int file = open(path, O_RDWR | O_CLOEXEC);
@@ -268,7 +268,7 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
     return cudaSuccess;
 }
 
-// With unified addresses the same one.
+// The same address, because addresses are unified.
 cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned flags) {
     std::lock_guard<std::mutex> hold(state.lock);
     auto it = find(memory);
@@ -292,8 +292,8 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
     return kind == cudaMemcpyDefault || kind == fits[from_device][to_device];
 }
 
-// Between devices, to and from the host, within a device. Where time is imagined what is small is moved nevertheless: it is for
-// the host, and kernels write nothing that it could be too early for.
+// Between devices, to and from the host, within a device. With the clock, small copies move data nevertheless: the host reads them.
+// They cannot be too early, because kernels write nothing.
 static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host, bool beside) {
     bool across = is_a_peers(to) || is_a_peers(from), moves = !imagined() || bytes <= SMALL_BYTES;
     if (clock_runs() && moves && !across) memmove(to, from, bytes);
@@ -319,7 +319,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
-// Of memory on the device alone, all copies with one set of attributes: a use of more has to be written down here first.
+// Only for device memory, and one set of attributes for all copies: more is added when the program uses it.
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
                                  cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets, cudaStream_t stream) {
     if (count == 0 || attribute_sets != 1 || first[0] != 0 || !stream) return remember(cudaErrorInvalidValue);

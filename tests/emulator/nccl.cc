@@ -1,20 +1,20 @@
 // NCCL between processes, over sockets.
 //
-// Every ordered pair of ranks has a connection of its own, named in the unique id. An operation is cut into halves:
-// a send to one rank, a receive from one rank. The two halves of a transfer first tell each other what they are, so
-// that a send never completes before its receive has begun and sizes or operations that do not match end the run
-// with a message. Halves between one pair meet in the order issued. What was issued in one group moves together and
-// completes together: work behind it in the stream waits for all of its halves, as behind NCCL's one kernel.
+// Every ordered pair of ranks has a connection of its own, named in the unique id. An operation is cut into halves: a send to one
+// rank, a receive from one rank. The two halves of a transfer first exchange their descriptions, so a send never completes before
+// its receive has begun, and sizes or operations that do not match end the run with a message. Halves between one pair meet in the
+// order issued. The halves of one group move together and complete together: later work in the stream waits for all of them, as
+// after NCCL's single kernel.
 //
-// The stream's thread does the work when the stream gets there. Operations of one communicator run in the order
-// issued, also those on different streams, as NCCL makes them.
+// The stream's thread does the work when the stream comes to it. Operations of one communicator run in the order issued, also those
+// on different streams, as in NCCL.
 //
-// Reductions add in the order of ranks, starting with rank 0; bf16 is rounded after each addition. NCCL has another
-// order, so sums differ in their last bits.
+// Reductions add in the order of ranks, starting with rank 0; bf16 is rounded after each addition. NCCL has another order, so sums
+// differ in their last bits.
 //
-// A communicator with blocking = 0 begins what it was asked for only when ncclCommGetAsyncError has been asked
-// twice: who goes on after ncclInProgress without asking sees the work missing from the stream. When a peer is gone,
-// operations hang, ncclCommGetAsyncError says so, and ncclCommAbort ends the wait.
+// A communicator with blocking = 0 begins an operation only after the second call of ncclCommGetAsyncError: a program that
+// continues after ncclInProgress without asking finds the work missing from the stream. When a peer is gone, operations hang,
+// ncclCommGetAsyncError reports it, and ncclCommAbort ends the wait.
 #include "emulator.h"
 #include "include/cuda_bf16.h"
 #include "include/nccl.h"
@@ -37,7 +37,7 @@ using namespace emulator;
 
 namespace {
 
-enum { P2P_CHANNELS = 64, COLLECTIVE_CHANNELS = 24 }; // of a communicator, unless it is told fewer; of a collective
+enum { P2P_CHANNELS = 64, COLLECTIVE_CHANNELS = 24 }; // of a communicator, unless its configuration sets fewer; of a collective
 enum Operation : uint32_t { SENDRECV, ALLGATHER, REDUCE_SCATTER, ALLREDUCE, BROADCAST };
 const char *const operation_name[] = {"send and receive", "all-gather", "reduce-scatter", "all-reduce", "broadcast"};
 
@@ -55,7 +55,7 @@ struct Half {
     Operation operation;
     bool begun = false;
     Header mine = {}, theirs = {};
-    size_t said = 0, heard = 0, moved = 0; // bytes of mine, of theirs, of data
+    size_t said = 0, heard = 0, moved = 0; // bytes of my description, of theirs, of data
     size_t moving() const { return imagined() && bytes > SMALL_BYTES ? 0 : bytes; }
     bool done() const { return said == sizeof mine && heard == sizeof theirs && moved == moving(); }
 };
@@ -85,7 +85,7 @@ struct ncclComm {
     bool blocking;
     std::vector<int> to, from;                        // connections by peer; -1: itself
     std::vector<uint32_t> sent, received;             // transfers begun
-    std::vector<uint32_t> noted_sent, noted_received; // of those that the clock was told of
+    std::vector<uint32_t> noted_sent, noted_received; // transfers noted for the clock
     int blocks_max = 0;                               // of a kernel; 0: NCCL chooses
     std::atomic<ncclResult_t> result{ncclSuccess};
     std::atomic<bool> aborted{false};
@@ -221,7 +221,7 @@ static void reduce(void *out, const std::vector<const void *> &in, size_t count,
     fail("NCCL: a reduction of type %d", (int)type);
 }
 
-// Blocks of `bytes`: what goes to rank i at send + i · send_step, what comes from it to recv + i · recv_step.
+// Blocks of `bytes`: the one for rank i is at send + i · send_step, the one from it goes to recv + i · recv_step.
 static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, const char *send, size_t send_step, char *recv,
                                     size_t recv_step, size_t bytes) {
     std::vector<Half> halves;
@@ -232,7 +232,7 @@ static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, c
     return halves;
 }
 
-// What a collective moves; parts: room for that of all ranks, where it is reduced.
+// The transfers of a collective. parts: room for the blocks of all ranks, if it reduces.
 std::vector<Half> ncclComm::halves_of_collective(const Call &call, char *parts) {
     size_t bytes = call.count * size_of(call.type);
     if (call.operation == ALLGATHER) return all_to_all(*this, ALLGATHER, call.send, 0, call.recv, bytes, bytes);
@@ -251,7 +251,7 @@ void ncclComm::collective(const Call &call) {
     reduce(call.recv, in, call.count, call.type, call.reduction);
 }
 
-// What sends, receives and broadcasts of one group move, beside each other.
+// The transfers of one group's sends, receives and broadcasts, which move beside each other.
 std::vector<Half> ncclComm::halves_of(const std::vector<Call> &calls) {
     std::vector<Half> halves;
     for (const Call &call : calls) {
@@ -273,9 +273,9 @@ void ncclComm::run(const std::vector<Call> &calls) {
     move(halves);
 }
 
-// For the clock. A peer has channels, which are halved until all peers' are no more than the blocks of a kernel; what a group
-// sends and receives by one channel shares a block. Collectives, broadcasts among them, have as many blocks as NCCL likes,
-// unless it is told fewer.
+// For the clock. A peer has channels, which are halved until those of all peers fit into the blocks of a kernel; a group's send and
+// receive over one channel share a block. Collectives, and broadcasts, have as many blocks as NCCL chooses, unless the
+// configuration sets fewer.
 void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
     int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS;
     while (channels > 1 && channels * ranks > most) channels /= 2;
@@ -415,14 +415,14 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 
-static socklen_t address_of(sockaddr_un *address, const char *name, int rank) { // in no file system
+static socklen_t address_of(sockaddr_un *address, const char *name, int rank) { // abstract: not in a file system
     *address = {};
     address->sun_family = AF_UNIX;
     int length = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "%s-%d", name, rank);
     return (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)length);
 }
 
-// Connects to all others, which may come later, and lets all others connect.
+// Connects to all other ranks, which may start later, and accepts their connections.
 static void set_up(ncclComm_t comm) {
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_un address;
@@ -516,8 +516,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return result;
 }
 
-// Waits for no stream: the operations that are left, also those not begun yet, do nothing. They need the communicator,
-// so it stays.
+// Does not wait for streams: the remaining operations, also those not begun yet, do nothing. They need the communicator, so it is
+// not freed.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->aborted = true;
     if (comm->setup.joinable()) comm->setup.join();

@@ -1,13 +1,13 @@
 // Streams, events, devices, launches.
 //
-// A stream is an OS thread that takes work from a queue, in order. Two streams run at the same time, so what one
-// writes and another reads without an event between them is a race here as on a GPU: it shows as a wrong result, the
-// more so with EMULATOR_JITTER=n (each piece of work begins up to n microseconds late), or in the thread
-// sanitizer's report, since nothing but events, synchronisation and stream order is shared by two streams.
+// A stream is an OS thread that runs work from a queue, in order. Two streams run at the same time, so if one reads what the other
+// writes without an event between, that is a race here as on a GPU. It shows as a wrong result, more often with EMULATOR_JITTER=n
+// (each piece of work begins up to n microseconds late), or in the thread sanitizer's report, because two streams share nothing but
+// events, synchronisation and stream order.
 //
-// An event is a name for its latest record. cudaStreamWaitEvent waits for what is the latest when it is called.
+// An event is a name for its latest record. cudaStreamWaitEvent waits for the record that is the latest when it is called.
 //
-// EMULATOR_DEVICES=n: how many GPUs there seem to be (8). They differ in number alone. 0: cudaErrorNoDevice.
+// EMULATOR_DEVICES=n: the number of GPUs (8). They are equal but for their number. 0: cudaErrorNoDevice.
 #include "emulator.h"
 #include "include/cuda.h"
 #include <atomic>
@@ -64,7 +64,7 @@ struct Record { // one moment of a stream
     std::condition_variable changed;
     bool passed = false;
     double time = 0;    // seconds
-    uint64_t noted = 0; // where the clock runs: its number
+    uint64_t noted = 0; // with the clock: the event's number
 
     void pass() {
         std::lock_guard<std::mutex> hold(lock);
@@ -205,7 +205,7 @@ static std::shared_ptr<Record> record(cudaStream_t stream, const char *what, boo
 }
 
 static void drain(cudaStream_t stream) {
-    auto end = record(stream, "cudaStreamSynchronize", false); // of what has been enqueued up to now, not of what comes later
+    auto end = record(stream, "cudaStreamSynchronize", false); // of the work enqueued up to now, not of later work
     if (end->noted) return wait_for_event(end->noted);
     end->wait();
 }
@@ -287,8 +287,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 
 // ------------------------------------------------------------------------------------- words in memory, the driver's
 
-// Between processes: acquire here and release below make what the peer wrote before visible after. A wait sleeps in the
-// kernel until the word is written, by a stream; a kernel may write it, too, so it looks every millisecond.
+// Between processes: acquire here and release below make the peer's earlier writes visible after the wait. A wait sleeps in the
+// kernel until a stream writes the word; a CUDA kernel may write it, too, so the wait also looks every millisecond.
 static void sleep_while(uint32_t *word, uint32_t value) {
     struct timespec look = {0, 1000000};
     syscall(SYS_futex, word, FUTEX_WAIT, value, &look, nullptr, 0);
@@ -302,7 +302,7 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     bool equal = flags & CU_STREAM_WAIT_VALUE_EQ;
     auto reached = [=](uint32_t now) { return equal ? now == value : (int32_t)(now - value) >= 0; };
     Note wait = note(AWAIT, clock_runs() ? word_name(word) : 0, value);
-    if (clock_runs() && reached(__atomic_load_n(word, __ATOMIC_ACQUIRE))) wait = note(AFTER); // since before it ran
+    if (clock_runs() && reached(__atomic_load_n(word, __ATOMIC_ACQUIRE))) wait = note(AFTER); // written before the clock began
     enqueue(stream, "cuStreamWaitValue32", wait, [=] {
         for (uint32_t now; !reached(now = __atomic_load_n(word, __ATOMIC_ACQUIRE));) sleep_while(word, now);
     });

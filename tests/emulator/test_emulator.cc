@@ -1,7 +1,7 @@
-// Tests of the test instrument: what must be right is right, and what must be caught is caught.
+// Tests of the emulator: right programs give right results, and mistakes are found.
 //
-// Each case runs in a process of its own, since a process that has streams must not fork; cases with several ranks
-// fork them. A case that must fail names a part of the message that it must fail with.
+// Each case runs in a process of its own, because a process that has streams must not fork; cases with several ranks fork them. A
+// case that must fail names a part of the message that it must fail with.
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -535,7 +535,7 @@ static void test_matmul() {
         }
 }
 
-// What cublasLtMatmul says to a product that is `wrong` in one respect, and to it put right.
+// The status of cublasLtMatmul for a product that is `wrong` in one respect, and for the corrected one.
 static void refused(const char *wrong) {
     cudaStream_t stream = new_stream();
     auto is = [wrong](const char *what) { return strcmp(wrong, what) == 0; };
@@ -589,7 +589,7 @@ static ncclComm_t connect(int rank, int ranks, char *shared, bool blocking = tru
     return comm;
 }
 
-// A token goes around, and every rank adds one to it; then the collectives.
+// A token goes round, and every rank adds one to it; then the collectives.
 static void nccl_rank(int rank, int ranks, char *shared) {
     enum { N = 70001 }; // more than a connection holds
     setenv("EMULATOR_JITTER", "100", 1);
@@ -668,7 +668,7 @@ static void patient_rank(int rank, int ranks, char *shared) {
     int *x = on_device<int>(1);
     launch(fill, dim3(1), dim3(1), stream, x, 1, rank + 1);
     CHECK(ncclAllReduce(x, x, 1, ncclInt32, ncclMax, comm, stream) == ncclInProgress);
-    CHECK(on_host(x, 1, stream)[0] == rank + 1); // nothing has been asked, nothing has begun
+    CHECK(on_host(x, 1, stream)[0] == rank + 1); // without a question nothing begins
     finish();
     CHECK(on_host(x, 1, stream)[0] == ranks);
     NCCL(ncclCommDestroy(comm));
@@ -706,7 +706,7 @@ static void dies_mismatch() {
 
 // -------------------------------------------------------------------------------------------------------------- run
 
-// A sanitizer says some things earlier and in its own words.
+// A sanitizer reports some errors earlier and with another message.
 #if defined(__SANITIZE_ADDRESS__)
 #define BEHIND "use-after-poison"
 #define BEFORE "use-after-poison"
@@ -723,7 +723,7 @@ static void dies_mismatch() {
 static const struct {
     const char *name;
     void (*run)();
-    const char *dies; // a part of its last words; nullptr: it must not
+    const char *dies; // a part of its error message; nullptr: it must not fail
 } cases[] = {
     {"indices", test_indices, nullptr},
     {"barriers", test_barriers, nullptr},

@@ -46,7 +46,7 @@ struct dim3 {
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 constexpr int warpSize = 32;
 
-// Where a thread waits: two that meet must have come to the same line.
+// Where a thread waits: threads that meet must be at the same line.
 struct emulator_place {
     const char *file, *function;
     int line;
@@ -60,7 +60,7 @@ struct emulator_place {
                int line = __builtin_LINE()
 
 void emulator_block_barrier(emulator_place place);
-// Lanes of mask meet; returns what each has brought. It stays there until this lane's next but one meeting.
+// The lanes in mask meet; returns the value of each lane, valid until this lane's next but one meeting.
 const uint64_t *emulator_warp_meeting(unsigned mask, uint64_t mine, emulator_place place);
 [[noreturn]] void emulator_bad_source(unsigned mask, int source, emulator_place place);
 int emulator_lane();
