@@ -314,13 +314,6 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
     b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
 }
 
-static cf_request first_meeting(cf_request_kind kind, const cf_group *group, const int64_t *out, int64_t *in) {
-    cf_request r = cf_request_of(kind, group, CF_INT64, "first meeting");
-    r.send = out, r.recv = in;
-    r.send_count = r.recv_count = r.stride = 1;
-    return r;
-}
-
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
     post(t, r, 1, stream);
     wait(t, r, CF_COMPLETE, stream);
@@ -349,8 +342,9 @@ static void meet_all(cf_transport *t, const cf_group *group) {
     int64_t *seen = (int64_t *)cf_host_alloc(group->size, sizeof *seen, "the first meeting");
     for (int i = 0; i < group->size; i++) seen[i] = group->world[group->rank];
     cf_copy(out, seen, bytes, stream);
+    cf_request r = cf_request_of(CF_REQUEST_EXCHANGE, group, CF_INT64, "first meeting");
+    r.send = out, r.send_count = r.recv_count = r.stride = 1;
     for (int i = 1; i < group->size; i++) {
-        cf_request r = first_meeting(CF_REQUEST_EXCHANGE, group, out, in);
         r.send_to = (group->rank + i) % group->size;
         r.recv_from = (group->rank - i + group->size) % group->size;
         r.recv = in + r.recv_from;
@@ -358,8 +352,8 @@ static void meet_all(cf_transport *t, const cf_group *group) {
     }
     check_arrivals(group, in, seen, stream);
     if (b->collective) {
-        cf_request r = first_meeting(CF_REQUEST_ALLTOALL, group, out, in);
         cf_zero(in, bytes, stream);
+        r.kind = CF_REQUEST_ALLTOALL, r.send_to = r.recv_from = -1, r.recv = in;
         run_now(t, &r, stream);
         check_arrivals(group, in, seen, stream);
     }

@@ -127,14 +127,6 @@ static char *mapping(lane *l, const place *p) {
     return a->mapped;
 }
 
-static uint32_t number_of(uint32_t message) {
-    return message << 1 | 1;
-}
-
-static place *place_of(const lane *l) {
-    return &l->host->places[l->met % PLACES];
-}
-
 static int64_t bytes_received(const cf_request *r) {
     return r->recv_from >= 0 ? r->recv_count * cf_dtype_size(r->dtype) : 0;
 }
@@ -146,20 +138,20 @@ static int64_t bytes_sent(const cf_request *r) {
 // False: the peer has not yet read an earlier one.
 static bool offer_place(ipc_wire *w, const cf_request *r) {
     lane *l = &w->recv[r->recv_from];
-    place *p = place_of(l);
+    place *p = &l->host->places[l->met % PLACES];
     if (__atomic_load_n(&p->number, __ATOMIC_ACQUIRE) != 0) return false;
     const allocation *a = holder(w, r);
     p->handle = a->handle, p->base = a->base;
     p->offset = (const char *)r->recv - a->base, p->bytes = bytes_received(r);
-    cf_word_write(&p->number, number_of(l->met++));
+    cf_word_write(&p->number, 2 * l->met++ + 1);
     return true;
 }
 
 // False: the peer has not yet written it.
 static bool find_place(ipc_wire *w, cf_request *r) {
     lane *l = &w->send[r->send_to];
-    place *p = place_of(l);
-    if (!cf_word_is(&p->number, number_of(l->met))) return false;
+    place *p = &l->host->places[l->met % PLACES];
+    if (!cf_word_is(&p->number, 2 * l->met + 1)) return false;
     if (p->bytes != bytes_sent(r))
         cf_die(NULL, "%s: rank %d sends %lld bytes, rank %d receives %lld", r->label, r->group->world[r->group->rank],
                (long long)bytes_sent(r), r->group->world[r->send_to], (long long)p->bytes);
