@@ -24,7 +24,7 @@
 // Time for MPI's start, in timeouts: its launcher watches the ranks too, and all start at once, on hosts that may be busy.
 enum { START_TIMEOUTS = 10 };
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
-                           "Slurm with " SRUN " (srun --mpi=list says what there is)";
+                           "Slurm with " SRUN " (srun --mpi=list prints the choices)";
 
 void cf_mpi_check(int code, const char *call, const cf_request *r) {
     if (code == MPI_SUCCESS) return;
@@ -84,7 +84,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_deadline_end();
     if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
-        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, needed is %d", provided,
+        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, the program needs %d", provided,
                         MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     cf_bootstrap *b = cf_host_alloc(1, sizeof *b, "the start");
