@@ -7,32 +7,31 @@
 #   scripts/tools.mk   reports, format, lint, config
 #
 # Objects mirror the source tree under build/VARIANT/. Variants:
-#   release          the CPU program and its tests; within, bf16 and layers64: the layers over bf16, and in double
+#   release          the CPU program and its tests; bf16 and layers64 in it: the layers in bf16 and in double
 #   san-…            the same with SAN=address,undefined or SAN=thread
-#   cuda-bf16 -fp32  the GPU program, once for each element type (make cuda)
+#   cuda-bf16 -fp32  the GPU program for each element type (make cuda)
 #   emulated-…       the same on the CPU, slow and exact (tests/emulator)
-#   ref              the layers over plain loops
+#   ref              the layers with plain loops instead of libraries
 
 CC      ?= cc
 PYTHON  ?= $(shell scripts/find_python.sh)
 SAN     ?=
-# The processor that programs are for; hosts that share them may need less than this one has: make MARCH=x86-64-v3
+# The processor to compile for; make MARCH=x86-64-v3 for hosts with different processors.
 MARCH   ?= native
 empty   :=
 comma   := ,
 variant := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
 B       := build/$(variant)
 
-# The C subset that nvcc must also take: -Wc++-compat keeps it honest for train_gpt.cu and every header.
-# make WERROR= for a compiler that warns of more than those that this was written with.
+# make WERROR= for a compiler with more warnings than those that this was written with.
 WERROR  := -Werror
 WARN    := -Wall -Wextra $(WERROR) -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
-# clang warns of every loop that it cannot vectorise though it was asked to; gcc ignores the option.
+# clang warns of every `omp simd` loop that it cannot vectorise; gcc ignores the option.
 WARN    += -Wno-pass-failed
-# Functions with CF_RETURNS (commfuse/die.h) read nothing after a longjmp but arguments that they have not changed; gcc warns of all
-# else that it inlines into them. clang ignores the option.
+# After a longjmp, functions with CF_RETURNS (commfuse/die.h) read only arguments that they have not changed; gcc also warns of
+# variables in functions that it inlines into them. clang ignores the option.
 WARN    += -Wno-clobbered -Wno-unknown-warning-option
-# Errno and traps are not looked at, so exp() and friends can be vectorised; NaN and infinity keep their meaning.
+# The program reads neither errno of math functions nor traps, so exp() and others can be vectorised; NaN and infinity still work.
 MATH    := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 OPT     := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O3)
 # libgomp's synchronisation is invisible to the thread sanitizer, so that build has no OpenMP.
@@ -41,12 +40,12 @@ CFLAGS  += -std=gnu11 -g $(OPT) $(MATH) $(OMP) $(WARN)
 
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d' ' -f2-)
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
-# What `scripts/install_deps.sh --carry` has copied for machines without network goes before the system's.
+# Libraries that `scripts/install_deps.sh --carry` has copied come before the system's.
 DEPS    := build/deps
 CJSON   := -lcjson
 CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
-export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH)) # as headers of the system: no warnings
+export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH)) # system headers give no warnings
 CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
 CJSON   := $(CARRIED) $(CJSON)
 CRYPTO  := $(CARRIED) $(CRYPTO)
@@ -57,7 +56,7 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 # --- sources and objects ---
 
 gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
-# What GPUs have no use for, beside the twins of what is theirs.
+# Not in the GPU program, beside the twins of .cu files.
 cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
 # The third twin of device, transport and kernels records what the program would do (--predict).
 planned  := commfuse/planned.c layers/kernels_planned.c
@@ -88,7 +87,8 @@ $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)
 $(programs:%=$(B)/%):
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
-# A twin says in one line what function NAME does (PLANNED_NAME); here its header's declarations become definitions that do so.
+# A planned twin defines a macro PLANNED_NAME for each function NAME; here the declarations of the header become functions that
+# return it.
 functions := $(B)/planned/device_functions.h $(B)/planned/kernels_functions.h
 define_functions = sed '/^\(\#\|CF_EXTERN\)/d; s://.*::' $(filter %.h,$^) | tr -s '\n;' ' \n' | \
     sed -nE '/typedef/d; s/^[ }]*([a-z][^(={]*\W(\w+)\([^{]*\)) *$$/\1 { return PLANNED_\2; }/p' > $@
@@ -100,7 +100,7 @@ $(functions): Makefile
 $(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: $(functions)
 $(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: CFLAGS += -I$(B)/planned
 
-# $(call compile,MORE FLAGS). The parameters of a twin are those of its header, whether it has a use for them or not.
+# $(call compile,MORE FLAGS). A twin has the parameters of its header, even if it does not use them.
 define compile
 @mkdir -p $(@D)
 $(CC) $(CFLAGS) $(if $(filter $(twins) $(planned),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
@@ -117,8 +117,7 @@ $(B)/%.o: %.c build/machine
 $(B)/bf16/%.o: %.c build/machine
 	$(call compile,-DREAL_IS_BF16)
 
-# Files that change only when their text does: what was compiled for another version, processor or MPI library is compiled
-# again, not linked with the rest.
+# These files change only when their text does, so objects for another version, processor or MPI library are compiled again.
 $(B)/version: TEXT = $(VERSION)
 build/machine: TEXT = $(MARCH) $(MPI_CFLAGS) $(MPI_LIBS)
 $(B)/version build/machine: FORCE

@@ -4,11 +4,11 @@
 //     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
 //
 // The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. It knows no
-// kernel and no transport: who talks to whom, and when, is in commfuse/, what is computed in layers/, what touches the disk,
-// and what is printed, in data/. Every rank takes the same path, so operations are begun in the same order everywhere.
+// kernel and no transport: commfuse/ moves data between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the
+// same path through this file, so they begin operations in the same order.
 //
-// A step lasts until the next one begins, or what comes between: validation, samples, a save, the end. Then its figures
-// are reported at once, otherwise with what the next step makes travel.
+// A step ends when the next one begins. Its figures are then exchanged with the gradient norm of the next step, and reported. If a
+// validation, a sample, a save or the end of the run follows, the step ends there and is reported at once.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +23,12 @@
 #include "layers/optimizer.h"
 #include "layers/peak.h"
 
-enum { VAL_SEQUENCES = 80 };
-enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to report what is wrong with their options
+enum { VAL_SEQUENCES = 80 };      // of a validation, unless --val-batches is given
+enum { EARLY_TIMEOUT_S = 60 };    // for ranks that meet only to report a wrong option
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
-enum { PREDICT_STEPS = 3 };       // the last of them begins as all that follow do
-enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command resumes it
-enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
+enum { PREDICT_STEPS = 3 };       // the last one begins as every later step would
+enum { STATUS_STOPPED = 75 };     // a signal ended the run after a save: the same command resumes it
+enum { SAMPLE_STREAM = 1 << 20 }; // the first random stream of samples; those of the tensors have lower numbers
 
 typedef struct trainer {
     options o;
@@ -42,16 +42,16 @@ typedef struct trainer {
     hellaswag *questions;
     vocabulary *words;
     model_file *start;
-    int32_t *text; // of a sample: `given` tokens, then those that are drawn
-    int64_t given;
-    int trace_from, trace_to; // steps [from, to); without --trace none
-    checkpoint_store *store;  // rank 0's, with --out
-    saver *checkpoints;       // with --out
+    int32_t *text; // a sample: the prompt, then the generated tokens
+    int64_t prompt_tokens;
+    int trace_from, trace_to; // steps [from, to); -1 without --trace
+    checkpoint_store *store;  // on rank 0 with --out, else NULL
+    saver *checkpoints;       // NULL without --out
     rank_state copy;          // of this rank's state, while it is being saved
-    char run[RUN_NAME];       // rank 0's counts
+    char run[RUN_NAME];       // only rank 0's is used
     run_report report;
-    step_report last; // not reported yet, unless its step is -1; how many were left out in a row
-    int stop;         // signal that has asked for the end, 0: none
+    step_report last; // the step to be reported; its `step` is -1 if there is none
+    int stop;         // the signal that ends the run, 0: none
 } trainer;
 
 static bool root(const trainer *t) {
@@ -69,28 +69,28 @@ static void make_mesh(trainer *t) {
     const int ranks = recipe_mesh(o, t->transport->size);
     cf_mesh_init(&t->mesh, ranks, t->transport->rank, (int)o->tp, (int)o->dp);
     t->report.accumulation = recipe_accumulation(o);
-    if (t->transport->size < ranks && !*o->predict) return; // a dry run: this is rank 0 of the mesh asked for
+    if (t->transport->size < ranks && !*o->predict) return; // a dry run: one process, as rank 0 of the mesh
     t->transport->collectives = strcmp(o->overlap, "none") == 0 || strcmp(o->overlap, "slice") == 0;
-    t->transport->bind(t->transport, &t->mesh.tp_group); // first what moves most, should queues run short
+    t->transport->bind(t->transport, &t->mesh.tp_group); // first, because it moves the most bytes and queues may run out
     t->transport->bind(t->transport, &t->mesh.dp_group);
     t->transport->bind(t->transport, &t->mesh.world_group);
 }
 
 static void make_context(trainer *t) {
     options *o = &t->o;
-    // From three cores per rank on, one is worth giving to the thread that moves the bytes.
+    // With three or more cores per rank, one is left to the thread that moves bytes.
     int share = t->transport->local_cores / t->transport->local_size, spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
     t->transport->set_threads(t->transport, (int)o->threads);
-    // A dry run of a mesh that is not here is about hosts where a core is left to move bytes.
+    // A dry run of a mesh that is not here assumes hosts where one core is left to move bytes.
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;
     cf_costs_agree(t->transport, (int)o->threads - elsewhere);
     t->context.transport = t->transport;
     t->context.stream = cf_stream_create(), t->context.second = cf_stream_create_second();
     t->context.trace = cf_trace_create();
     t->context.step = t->trace_from = t->trace_to = -1;
-    if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has seen to the form
+    if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has checked the form
     if (o->check_wire) t->context.check = cf_check_create();
     t->how.slices = (int)o->slices;
     if (!cf_mode_parse(o->overlap, &t->how.mode) || !cf_route_parse(o->route, &t->how.route))
@@ -103,8 +103,6 @@ static void make_model(trainer *t) {
     options *o = &t->o;
     run_report *r = &t->report;
     const gpt_shape shape = origin_shape(o, t->words, t->transport, &t->start);
-    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H,
-    o->vocab = shape.V; // wherever they came from
     if (o->dry_run) cf_device_plan_only(true);
     const parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     if (strcmp(o->recompute, "auto") == 0)
@@ -123,13 +121,13 @@ static void make_model(trainer *t) {
 
 // --- where the run begins ---
 
-// Every rank is here, and its device has nothing left to do.
+// Waits until every rank is here and its device is idle.
 static void meet(trainer *t) {
     cf_barrier(&t->context, &t->mesh.world_group);
     cf_stream_sync(t->context.stream);
 }
 
-// Reading and writing files takes one rank longer than another.
+// Reading and writing files takes longer on some ranks than on others.
 static void allow_long_waits(trainer *t, bool patient) {
     t->transport->set_timeout(t->transport, (patient ? PATIENCE : 1) * t->o.timeout);
 }
@@ -140,7 +138,7 @@ static void restore_state(trainer *t, const manifest *m) {
     saved_state_close(from);
 }
 
-// From the newest sound checkpoint, or else from the beginning.
+// From the newest sound checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, NULL, 0, false};
     manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->store, t->start);
@@ -162,16 +160,16 @@ static void load_state(trainer *t) {
 
 // --- one step ---
 
-// Fill inputs and targets with this replica's part of the sequences that start at number `first` of the training order.
+// Fills inputs and targets with this replica's sequences. first: position of the micro-batch in the training order.
 static void load_sequences(trainer *t, int64_t first) {
     const int64_t B = t->o.micro_batch;
-    for (int64_t b = 0; t->train && b < B; b++) { // a prediction has none
+    for (int64_t b = 0; t->train && b < B; b++) { // a prediction has no tokens
         int64_t sample = tokens_shuffled(t->train, (uint64_t)t->o.seed, first + t->mesh.dp_group.rank * B + b);
         tokens_read(t->train, sample, t->model.params.shape.V, b, B, t->model.host_inputs, t->model.host_targets);
     }
 }
 
-// figures: of all ranks, about the last step.
+// figures: of all ranks, for the last step.
 static void report_last(trainer *t, const double *figures) {
     if (t->last.step < 0) return;
     int stop = report_step(&t->report, &t->last, figures, REPORT, t->checkpoints);
@@ -197,7 +195,7 @@ static void train_step(trainer *t, int64_t step) {
     const adamw a = {recipe_learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, 1, step + 1};
     const bool may_skip = t->last.skipped < o->skip_nonfinite, trial = cf_tuner_trying(t->report.plan.tuner);
     const step_result *r = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, may_skip);
-    const int64_t skipped = r->skipped ? t->last.skipped + 1 : 0; // in a row
+    const int64_t skipped = r->skipped ? t->last.skipped + 1 : 0;
     const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
     t->last = last;
 }
@@ -208,10 +206,10 @@ static void load_validation(void *trainer_of, int64_t number, int64_t b, int64_t
                             int64_t *first, int64_t *end) {
     const trainer *t = (const trainer *)trainer_of;
     tokens_read(t->val, number, t->model.params.shape.V, b, B, inputs, targets);
-    (void)first, (void)end; // all count
+    (void)first, (void)end; // every token counts
 }
 
-// The same sequences whatever the batch and the mesh.
+// The same sequences for every batch and mesh.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
     const int64_t samples = t->val->samples, asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
@@ -229,17 +227,17 @@ static void evaluate_hellaswag(trainer *t, int64_t step) {
     free(losses);
 }
 
-// Every replica writes the same text: the others would only wait for the first.
+// Every replica generates the same text, because the others would only wait for the first.
 static void sample(trainer *t, int64_t step) {
     const options *o = &t->o;
     const sampling how = {o->temperature, o->top_k, (uint64_t)o->seed, SAMPLE_STREAM + (uint64_t)step};
     if (o->seq < 2) return;
-    gpt_generate(&t->model, how, t->text, t->given, o->sample_tokens, o->seq);
-    const int64_t hidden = *o->prompt ? 0 : t->given;
-    report_sample(&t->report, step, t->text + hidden, t->given + o->sample_tokens - hidden);
+    gpt_generate(&t->model, how, t->text, t->prompt_tokens, o->sample_tokens, o->seq);
+    const int64_t hidden = *o->prompt ? 0 : t->prompt_tokens;
+    report_sample(&t->report, step, t->text + hidden, t->prompt_tokens + o->sample_tokens - hidden);
 }
 
-// The first replica collects, its first rank writes, the others wait, longer than for anything else.
+// The first replica sends its weights to rank 0, which writes them; all other ranks wait.
 static void write_model(trainer *t, int64_t step, const char *path) {
     const gpt_shape *shape = &t->model.params.shape;
     optimizer_wait_for_weights(&t->optimizer);
@@ -252,7 +250,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     report_line(&t->report, "step %5lld  saved %s\n", (long long)step, path);
 }
 
-// Steps wait while the state is copied, and as long as an earlier checkpoint is still being written. wait: until this one is.
+// Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     char *plan = plan_text(&t->report.plan);
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, plan, t->last.skipped, watched};
@@ -280,7 +278,7 @@ static void validate_and_sample(trainer *t, int64_t step, bool last) {
     if (recipe_sample_due(o, step, last)) sample(t, step);
 }
 
-// What comes between steps: before step `step`, unless a checkpoint has been made after it already.
+// Validation, samples and a save before step `step`. A run that resumes here does not repeat what it did before the checkpoint.
 static void between_steps(trainer *t, int64_t step) {
     bool resumed = step == t->report.first && step > 0;
     if (!resumed || !t->report.watched) validate_and_sample(t, step, false);
@@ -289,7 +287,7 @@ static void between_steps(trainer *t, int64_t step) {
     if (step == t->trace_from) meet(t), cf_trace_start(t->context.trace, t->transport);
 }
 
-// A step begins where the one before ends, or after what has come between, on all ranks.
+// A step begins where the one before ends, or, after other work, when all ranks are ready.
 static void begin_step(trainer *t) {
     const bool follows = t->last.step >= 0;
     if (!follows) {
@@ -301,8 +299,8 @@ static void begin_step(trainer *t) {
     cf_tuner_begin_step(t->report.plan.tuner);
 }
 
-// What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
-// of the steps to be traced has a timeline of the first.
+// Ends a step before other work begins. The rest of its update counts as its time. A run that ends before trace_to writes the
+// timeline of the steps until then.
 static void close_step(trainer *t, int64_t step, bool interrupted) {
     double mine[FIGURES];
     if (interrupted) optimizer_finish_update(&t->optimizer);
@@ -316,7 +314,7 @@ static void close_step(trainer *t, int64_t step, bool interrupted) {
     if (ends && step >= t->trace_from && step < t->trace_to) report_trace(&t->report, &t->context, t->trace_from, step);
 }
 
-// The whole run is done: its last validation, checkpoint and model.
+// After the last step: validation, checkpoint and model.
 static bool finish(trainer *t) {
     const int64_t steps = t->o.steps;
     char path[PATH_MAX];
@@ -329,7 +327,7 @@ static bool finish(trainer *t) {
     return saved;
 }
 
-// Takes the steps that are left, or fewer if a signal asks for the end.
+// Takes the remaining steps, or fewer if a signal ends the run.
 static int run(trainer *t) {
     const options *o = &t->o;
     double start_ms = report_lap(&t->report), begin_ms = t->report.lap_ms;
@@ -341,9 +339,9 @@ static int run(trainer *t) {
         between_steps(t, step);
         begin_step(t);
         train_step(t, step);
-        const bool turns = step + 1 == t->trace_from || step + 1 == t->trace_to;
+        const bool traced = step + 1 == t->trace_from || step + 1 == t->trace_to; // tracing begins or ends
         const bool interrupted = t->stop || recipe_pause_due(o, step);
-        if (turns || interrupted) close_step(t, step, interrupted);
+        if (traced || interrupted) close_step(t, step, interrupted);
     }
     const bool stopped = step < o->steps;
     if (stopped && !t->checkpoints)
@@ -370,10 +368,10 @@ static int train_model(trainer *t) {
     allow_long_waits(t, true);
     if (root(t)) t->store = origin_open_output(o);
     if (*o->hellaswag) t->questions = hellaswag_open(o->hellaswag, o->seq, r->V);
-    t->text = vocabulary_prompt(o, t->words, r->V, &t->given);
-    origin_compare_data(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->given);
+    t->text = vocabulary_prompt(o, t->words, r->V, &t->prompt_tokens);
+    origin_compare_data(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->prompt_tokens);
     load_state(t);
-    meet(t); // ranks that have read faster wait here
+    meet(t); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
     report_open(r);
     if (*o->out) t->checkpoints = saver_create(t->transport, t->store, o, r->log);
@@ -383,9 +381,9 @@ static int train_model(trainer *t) {
                              t->context.stream);
     report_config(r);
     report_banner(r);
-    cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 reports them
+    cf_stop_listen(); // not earlier: until here every rank finds the same errors, and rank 0 reports them
     int status = run(t);
-    // What the disk had no room for did not end the run; but a run that lacks it is not done.
+    // A log or timeline that could not be written does not end a run, but makes its exit status 1.
     return status == 0 && !report_complete(r) ? EXIT_FAILURE : status;
 }
 
@@ -404,17 +402,17 @@ static void close_trainer(trainer *t) {
     checkpoint_store_close(t->store);
     state_free(&t->copy);
     log_close(t->report.log);
-    if (t->train) tokens_close(t->train);
-    if (t->val) tokens_close(t->val);
-    if (t->start) model_file_close(t->start);
-    if (t->words) vocabulary_close(t->words);
+    tokens_close(t->train);
+    tokens_close(t->val);
+    model_file_close(t->start);
+    vocabulary_close(t->words);
     hellaswag_close(t->questions);
     free(t->text);
-    allow_long_waits(t, true); // a log or a trace may take rank 0 longer than the others
+    allow_long_waits(t, true); // rank 0 may take longer, with a log or a timeline
     t->transport->close(t->transport);
 }
 
-// --- a prediction: in place of device, transport and kernels this program has those that record ---
+// --- a prediction: this program is linked with a device, a transport and kernels that only record ---
 
 static void record_rank(void *trainer_, const options *o, int rank, int players, predicted_rank *to) {
     trainer *t = (trainer *)trainer_;
@@ -438,14 +436,6 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
     close_model(t);
 }
 
-static void predict_steps(trainer *t, const machine *m) {
-    options o = t->o;
-    const gpt_shape shape = origin_shape(&o, t->words, t->transport, &t->start);
-    o.layers = shape.L, o.channels = shape.C, o.heads = shape.H, o.vocab = shape.V;
-    ((cf_record *)t->transport->state)->hardware = &m->hardware;
-    predict(&o, m, record_rank, t, stdout);
-}
-
 int main(int argc, char **argv) {
     static trainer t;
     static machine described;
@@ -461,20 +451,22 @@ int main(int argc, char **argv) {
     if (*o->predict) predict_options(o, &described);
     recipe_choose_program(o, cf_dtype_name(REAL_DTYPE), OTHER_PROGRAM, argv);
     recipe_check(o);
-    cf_die_meet_by(NULL); // they do now
+    cf_die_meet_by(NULL); // cf_transport_create() makes them meet
     t.transport = cf_transport_create(o->transport, &argc, &argv, o->timeout);
     origin_compare_options(o, VERSION, t.transport);
-    signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
-    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
+    signal(SIGXFSZ, SIG_IGN); // makes a limit on file sizes a write error, which is reported and cleaned up
+    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: this run must still save, although nobody reads its output
+    t.words = origin_vocabulary(o);
     if (*o->predict) {
-        t.words = origin_vocabulary(o);
-        predict_steps(&t, &described);
+        options asked = *o; // record_rank() overwrites t.o
+        origin_shape(&asked, t.words, t.transport, &t.start);
+        ((cf_record *)t.transport->state)->hardware = &described.hardware;
+        predict(&asked, &described, record_rank, &t, stdout);
         close_trainer(&t);
         return 0;
     }
     make_mesh(&t);
     make_context(&t);
-    t.words = origin_vocabulary(o);
     make_model(&t);
     if (*o->export_to)
         export_model(&t);

@@ -1,4 +1,4 @@
-// See accounts.h. No error here ends a run: accounts that cannot be read begin at zero, and those that cannot be written are not.
+// See accounts.h. No error here ends a run: accounts that cannot be read begin at zero; a failed write is ignored.
 #include "accounts.h"
 #include "../commfuse/device.h"
 #include "durable.h"
@@ -10,14 +10,14 @@ enum { MAX_BYTES = 4096 };
 static const double between_stores_ms = 200;
 static const char *const purpose_name[TIMES] = {"start", "train", "redo", "save", "watch", "down"};
 
-// Calendar time, which also spans a restart of the machine.
+// Calendar time goes on during a restart of the machine; the clock of cf_now_ms() does not.
 static double calendar_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// 0 if the number is missing or cannot be right.
+// 0 if the number is missing or out of range.
 static double number_in(const cJSON *object, const char *name) {
     double value = 0;
     json_number(object, name, 0, 1e15, &value);
@@ -91,8 +91,6 @@ void accounts_log(const accounts *a, logfile *log) {
 }
 
 // --- the overlap audit --------------------------------------------------------------------------------------
-//
-// The bound is the first that holds, by the costs of a transfer on this machine (cf_costs).
 
 enum { SHOWN = 8 };
 static const double HIDDEN = 0.95;
@@ -108,7 +106,7 @@ static int by_exposed(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Adds up an operation over ranks, by its name: a rank that has nothing to send lacks it.
+// Sums operations over ranks by name: the lists differ, because a rank that has nothing to send lacks an operation.
 static rank_totals merge(const rank_totals *all, int ranks) {
     rank_totals sum = {.steps = all->steps};
     for (int rank = 0; rank < ranks; rank++)
@@ -126,6 +124,7 @@ static rank_totals merge(const rank_totals *all, int ranks) {
     return sum;
 }
 
+// The first limit that applies, by the costs of a transfer on this machine. option: what to try.
 static const char *bound_of(const cf_trace_total *t, double hidden, const cf_costs *costs, const options *o, char *option,
                             size_t room) {
     const bool blocking = strcmp(o->overlap, "none") == 0, cut = strcmp(o->overlap, "slice") == 0;

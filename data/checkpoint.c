@@ -1,23 +1,21 @@
-// See checkpoint.h. The name of a directory is its stage:
+// See checkpoint.h. The name of a directory gives its stage:
 //     step_00000123            a checkpoint
 //     step_00000123.tmp        being written, or being removed
 //     step_00000123.damaged    a later start resumed from an older one; only the user removes it
-// and each change of stage is a rename, so a process may be killed between any two calls. The order of a save, which a power cut
-// may stop anywhere too:
+// Each change of stage is a rename, so a process may be killed between any two calls. A power cut may stop a save anywhere, too:
 //     1. mkdir step.tmp
 //     2. each rank: write its file beside, sync it, rename it, sync step.tmp
 //     3. manifest: the same; now all names in step.tmp survive a power cut
 //     4. rename step.tmp to step
 //     5. sync OUT; only now remove what is older
 //
-// checkpoint_store_open() removes every step.tmp. It may, because it holds the lock: a file that stays in OUT for ever, as removing
-// it would race with a run that is just opening it. The lock ends with its process, so none is ever stale; its text is only for
-// people.
+// checkpoint_store_open() may remove every step.tmp because it holds the lock. The lock's file stays in OUT, because removing it
+// would race with a run that is opening it. The lock ends with its process, so it is never stale; its text is for messages only.
 //
-// Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and passed over.
+// Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and skipped.
 //
-// The last line of a manifest is the hash of the text above it, so there is one right last line, which is compared as text. Only
-// then is the rest parsed, and every field is still checked: another program may have written the manifest.
+// The last line of a manifest is the hash of the text above it, and is compared as text. The rest is parsed only after that, and
+// every field is checked, because another program may have written the manifest.
 #define _GNU_SOURCE
 #include "checkpoint.h"
 #include "durable.h"
@@ -54,12 +52,12 @@ static void rank_file_name(int64_t rank, char name[FILE_NAME]) {
 
 // --- manifest ----------------------------------------------------------------------------------------------
 
-// The last line of a manifest, for the text above it.
+// The last line of a manifest: the hash of the text above it.
 static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
     return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
 }
 
-// cJSON returns NULL where memory is short, and takes NULL for an object, so each call is checked.
+// cJSON returns NULL when memory runs out, and accepts NULL as an object, so each call is checked.
 static void *got(void *item) {
     if (!item) cf_die(NULL, "out of memory for a checkpoint's manifest");
     return item;
@@ -102,7 +100,7 @@ char *manifest_print(const manifest *m, int64_t *size) {
     }
     char *body = got(cJSON_Print(root)), seal[SEAL_ROOM];
     cJSON_Delete(root);
-    size_t length = strlen(body); // whose last two bytes are "\n}": ",\n" takes their place
+    size_t length = strlen(body); // its last two bytes are "\n}"; ",\n" replaces them
     char *text = got(realloc(body, length + SEAL_ROOM));
     memcpy(text + length - 2, ",\n", 2);
     *size = (int64_t)length + make_seal(text, (int64_t)length, seal);
@@ -155,7 +153,7 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
         return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
     cJSON_ArrayForEach(item, m->options) {
         if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
-        if (cJSON_GetObjectItemCaseSensitive(m->options, item->string) != item) // but the first of that name
+        if (cJSON_GetObjectItemCaseSensitive(m->options, item->string) != item) // cJSON finds the first of that name
             return problem_set(why, damaged, "%s: option %.100s appears twice", name, item->string);
     }
     return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
@@ -163,7 +161,7 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
 
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why) {
     if (size < 1 || size > MANIFEST_MAX_BYTES || memchr(text, 0, (size_t)size) || !sealed(text, size)) {
-        problem_set(why, damaged, "%s is damaged: it does not end in the hash of what it says", name);
+        problem_set(why, damaged, "%s is damaged: it does not end in the hash of its text", name);
         return NULL;
     }
     char *copy = got(strndup(text, (size_t)size)); // with a terminator
@@ -199,7 +197,7 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
     path_of(out, (found){step, unfinished ? UNFINISHED : FINISHED}, name, path);
 }
 
-// False: path_of() makes no such name.
+// False if path_of() makes no such name.
 static bool read_name(const char *name, found *f) {
     char again[64];
     if (sscanf(name, "step_%15" SCNd64, &f->step) != 1 || f->step < 0) return false;
@@ -215,8 +213,8 @@ static int newest_first(const void *a, const void *b) {
     return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
 }
 
-// The checkpoints in OUT, newest first; none if there is no OUT. NULL if they cannot be listed, which is no reason to begin anew:
-// see why.
+// The checkpoints in OUT, newest first; none if there is no OUT. NULL, see why, if they cannot be listed: a new run must not begin
+// then.
 static found *list(const char *out, int64_t *count, problem *why) {
     struct dirent **entry = NULL;
     int entries = scandir(out, &entry, NULL, NULL);
@@ -247,7 +245,7 @@ static bool clear(const char *out, int64_t step, stage which, char path[PATH_MAX
     return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
 }
 
-// Renamed first: a checkpoint must not count any more while it is being removed.
+// Renames a checkpoint before it removes it: a checkpoint that is partly removed must not count.
 static bool remove_one(const char *out, found f, problem *why) {
     char path[PATH_MAX];
     return clear(out, f.step, UNFINISHED, path, why) &&
@@ -267,7 +265,7 @@ checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
         durable_problem(why, "cannot make directory", out, -1);
     else if ((s->lock = durable_lock(lock, "another run saves to", out, why)) >= 0)
         all = list(out, &count, why);
-    for (found *f = all; all && f < all + count; f++) // one that cannot be removed may stay: it does not count
+    for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
     if (!all) checkpoint_store_close(s);
     free(all);
@@ -311,7 +309,7 @@ void checkpoint_abandon(checkpoint_store *s) {
     s->begun = NOTHING_BEGUN;
 }
 
-// Each file that the manifest names is there and as long as it says.
+// Checks that each file of the manifest is there and has the right size.
 static bool check_files(const char *out, found f, const manifest *m, problem *why) {
     for (int64_t rank = 0; rank < m->ranks; rank++) {
         char path[PATH_MAX];
@@ -347,7 +345,7 @@ bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
     bool done = all != NULL;
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
-        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // in place of an earlier one
+        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // replaces an earlier one
         if (done) fprintf(stderr, "note: it is kept as %s\n", path);
     }
     free(all);
@@ -362,7 +360,7 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
     bool removed = all != NULL;
     for (found *f = all; all && f < all + count; f++) {
         if (f->stage == DAMAGED || f->step == s->begun) continue;
-        if (f->stage == FINISHED && kept < keep) { // keep this one, whether or not it is complete
+        if (f->stage == FINISHED && kept < keep) { // stays, but counts only if it is complete
             manifest *m = checkpoint_manifest(s->out, f->step, &ignored);
             kept += m && check_files(s->out, *f, m, &ignored);
             manifest_free(m);

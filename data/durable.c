@@ -38,7 +38,7 @@ bool durable_sync_directory(const char *path) {
     return synced;
 }
 
-// The directory that a file is in.
+// The directory of a file.
 static void parent_of(const char *path, char parent[PATH_MAX]) {
     snprintf(parent, PATH_MAX, "%s", path);
     char *slash = strrchr(parent, '/');
@@ -97,18 +97,18 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 
 // --- a file that appears whole -----------------------------------------------------------------------------
 
-// Is the file that is open the one that has the name?
+// Whether `name` is the name of the open file.
 static bool has_name(int fd, const char *name) {
     struct stat opened, named;
     return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-// Opens and locks a file. -1: see errno, EWOULDBLOCK if another process has it, ESTALE if another has removed it in between. Where
-// the file system has no locks, the file is open and errno is not 0.
+// Opens and locks a file. -1: see errno; EWOULDBLOCK if another process has the lock, ESTALE if another process removed the file
+// meanwhile. If the file system has no locks, the file is open and errno is not 0.
 static int open_locked(const char *name, int flags) {
     int fd = open(name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
-    if (fchmod(fd, 0600) != 0) errno = 0; // an earlier version's could be read, and so be locked by others
+    if (fchmod(fd, 0600) != 0) errno = 0; // earlier versions made files that others could open, and so lock
     int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     const bool held = error == EWOULDBLOCK, gone = !held && !has_name(fd, name);
     if (held || gone) close(fd);
@@ -116,8 +116,8 @@ static int open_locked(const char *name, int flags) {
     return held || gone ? -1 : fd;
 }
 
-// Always a new file, so that two writers never write into one. The file of a dead writer is removed; a living one has the lock.
-// (Without locks nobody knows, and a living writer will not find its file by its name when it commits.)
+// Always makes a new file, so that two writers never write into one. Removes the file of a dead writer; a living one holds the
+// lock. (Without locks it may remove a living writer's file, which that writer notices when it commits.)
 static bool make_temporary(durable_file *file) {
     const char *name = file->temporary;
     for (int tries = 0; tries < TRIES; tries++) {
@@ -149,7 +149,7 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
     return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
 }
 
-// Hashed and written piece by piece, while they are in the cache.
+// Hashes and writes piece by piece, so that each piece is still in the cache.
 bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why) {
     for (const char *at = bytes; count > 0; at += PIECE_BYTES, count -= PIECE_BYTES) {
         const int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
@@ -160,8 +160,8 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
     return true;
 }
 
-// Closed last, as that gives up the lock: nobody may write a file that is about to be renamed. Others may open it only once it has
-// its final name, which no writer locks.
+// Closes the file last, because that releases the lock, and nobody may write a file that is about to be renamed. Others may open it
+// only under its final name, which no writer locks.
 bool durable_commit(durable_file *file, problem *why) {
     if (file->bytes >= 0 && file->written != file->bytes) {
         durable_abandon(file);
@@ -182,7 +182,7 @@ bool durable_commit(durable_file *file, problem *why) {
     char directory[PATH_MAX];
     parent_of(file->path, directory);
     if (file->unsynced || durable_sync_directory(directory)) return true;
-    return problem_set(why, "it is in its place, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
+    return problem_set(why, "the file is complete, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
                        file->path, strerror(errno));
 }
 
@@ -203,11 +203,11 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
-// Some cluster file systems have no locks. A run that could not save would be worse than one without this guard.
+// Some cluster file systems have no locks. There, a run without a lock is better than one that cannot save.
 int durable_lock(const char *path, const char *in_use, const char *name, problem *why) {
     char host[256] = "", text[300] = "";
     long process;
-    uint64_t once = 0; // no other holder has written the same
+    uint64_t once = 0; // makes the text unique
     int fd, tries = 0;
     do fd = open_locked(path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
@@ -223,7 +223,7 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
         durable_problem(why, "cannot open lock", path, -1);
     } else {
         if (error)
-            fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n", path, strerror(error));
+            fprintf(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
         int length = snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
@@ -238,6 +238,6 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
 
 void durable_unlock(int fd, const char *path) {
     if (fd < 0) return;
-    if (has_name(fd, path)) unlink(path); // else it is another's
+    if (has_name(fd, path)) unlink(path); // else it is the file of another process
     close(fd);
 }

@@ -28,14 +28,11 @@ static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64
     if (numbers - at < FIELDS)
         cf_die_together(how_to_make, "--hellaswag %s ends before example %lld of %lld", path, (long long)index,
                         (long long)h->count);
-    const struct {
-        const char *name;
-        int64_t least, most;
-    } field[FIELDS] = {{"beginning", EXAMPLE, EXAMPLE},
-                       {"number of bytes", 2 * FIELDS, 2 * (numbers - at)},
-                       {"index", index, index},
-                       {"right ending", 0, HELLASWAG_ENDINGS - 1},
-                       {"number of endings", HELLASWAG_ENDINGS, HELLASWAG_ENDINGS}};
+    const header_field field[FIELDS] = {{"beginning", EXAMPLE, EXAMPLE},
+                                        {"number of bytes", 2 * FIELDS, 2 * (numbers - at)},
+                                        {"index", index, index},
+                                        {"right ending", 0, HELLASWAG_ENDINGS - 1},
+                                        {"number of endings", HELLASWAG_ENDINGS, HELLASWAG_ENDINGS}};
     for (int i = 0; i < FIELDS; i++)
         if (h->number[at + i] < field[i].least || h->number[at + i] > field[i].most)
             cf_die_together(how_to_make, "--hellaswag %s: the %s of example %lld is %d, expected %lld to %lld", path, field[i].name,

@@ -1,6 +1,6 @@
-// HellaSwag, or another set of questions which of four endings follows a text, in llm.c's format (dev/data/hellaswag.py there): a
-// header of 256 int32 (20240522, 1, examples, bytes of the longest one, 0 …), then uint16 numbers. An example is 65535, its bytes,
-// its index, the right ending, 4, then the context and the four endings, each a number of tokens and these.
+// HellaSwag, or other questions with a text and four endings, in llm.c's format (its dev/data/hellaswag.py): a header of 256 int32
+// (20240522, 1, examples, bytes of the longest one, 0 …), then uint16 numbers. An example is 65535, its bytes, its index, the right
+// ending, 4, then the context and the four endings, each as the number of tokens and the tokens.
 //
 // A row is the context with one of the endings: row 4 · example + ending. The model's answer is the ending whose tokens have the
 // lowest mean loss.
@@ -28,13 +28,13 @@ typedef struct hellaswag {
     const uint16_t *number; // the examples
     char *bytes;            // the file
 } hellaswag;
-// Dies (together) naming file, example and number if the file is damaged, a row takes more than T tokens of input, or a token is not
-// below V.
+// Dies (together) naming file, example and number if the file is damaged, a row has more than T input tokens, or a token is >= V.
 hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V);
 void hellaswag_close(hellaswag *h);
 // Writes a row to column b of inputs and targets (T, B). Its ending is tokens [*first, *end).
 void hellaswag_load(void *h, int64_t row, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first, int64_t *end);
-// In how many examples the right ending has the lowest mean loss, the first of equals. losses: (4 · examples) sums over its tokens.
+// The number of examples whose right ending has the lowest mean loss; of equal ones the first counts. losses: (4 · examples), sums
+// over the tokens of an ending.
 int64_t hellaswag_correct(const hellaswag *h, const double *losses);
 
 CF_EXTERN_C_END

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Model files from, and to, the directories in which Hugging Face's transformers keep a GPT-2.
+"""Convert GPT-2 models between Hugging Face's directories and this program's model files (llm.c's).
 
     data/hugging_face.py --import gpt2 --out gpt2_124M.bin      to start from: ./train_gpt --init-from gpt2_124M.bin
     data/hugging_face.py --export model.bin --out my-gpt2       for AutoModelForCausalLM.from_pretrained("my-gpt2")
 
-A directory holds config.json and model.safetensors, or several of these and their index. Both formats hold the same
-numbers in other places: weights of linear layers are (in, out) there and (out, in) here, stacked over layers; the token
-table has V rows there and a multiple of 128 here, padded with zeros; the head is that table and is stored once. fp32 stays
-fp32 and bf16 stays bf16, to the last bit; fp16 becomes fp32.
+A directory holds config.json and model.safetensors, or several of these and their index. Both formats hold the same numbers in
+different layouts: weights of linear layers are (in, out) there and (out, in) here, stacked over layers; the token table has V rows
+there, padded with zeros to a multiple of 128 here; it is also the head and is stored once. fp32 and bf16 keep every bit; fp16
+becomes fp32.
 
-What the trainer does not compute is refused: another activation, a separate head, tensors that no GPT-2 has. Dropout alone
-is dropped. Tokenizers stay where they are: vocab.json and merges.txt beside a GPT-2.
+Models that the trainer cannot compute are refused: another activation, a separate head, unknown tensors. Dropout is ignored.
+Tokenizers are not converted: vocab.json and merges.txt of GPT-2 fit.
 
-Output appears whole or not at all, and nothing is overwritten: --out must not exist. A few tensors are in memory at a time.
-The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
+Output appears whole or not at all, and --out must not exist. Few tensors are in memory at a time. The formats: data/model_file.h,
+and https://huggingface.co/docs/safetensors.
 """
 import argparse
 import collections
@@ -42,14 +42,14 @@ MOST_TOKENS = 1 << 16
 MOST = {"n_positions": 1 << 24, "vocab_size": MOST_TOKENS, "n_layer": 1 << 12, "n_head": 1 << 17, "n_embd": 1 << 17}
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors' own
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bf16: its bits
-PREFIX = "transformer."  # some have it in front of each name, some do not
-BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved along
+PREFIX = "transformer."  # of the names in some files
+BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved
 ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
-           "num_attention_heads": "n_head"}  # by which transformers know a field, too; they win
+           "num_attention_heads": "n_head"}  # other names of fields, which take precedence in transformers
 DOWNLOAD = "hf download openai-community/gpt2 config.json model.safetensors --local-dir gpt2, for one"
 
-# In the order of a model file: what each tensor is called there, its rows and columns in multiples of the channels
-# (or by what is named), and whether it is a linear layer's weight.
+# In the order of a model file: Hugging Face's name of each tensor, its rows (V: tokens, T: positions) and columns as multiples of
+# the channels, and whether it is the weight of a linear layer.
 TENSORS = (
     ("wte.weight", "V", 1, False), ("wpe.weight", "T", 1, False),
     ("h.{}.ln_1.weight", None, 1, False), ("h.{}.ln_1.bias", None, 1, False),
@@ -62,7 +62,7 @@ TENSORS = (
 
 
 class Shape:
-    """Of a GPT-2: fields as in config.json."""
+    """The shape of a GPT-2, with the field names of config.json."""
 
     def __init__(self, values, where):
         for name, most in MOST.items():
@@ -91,7 +91,7 @@ class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
     """A tensor in a file, from byte `at` on."""
 
     def stored(self):
-        """As it is there: of bf16 the bits."""
+        """The elements as they are stored; bf16 as bits."""
         count = math.prod(self.shape)
         values = np.fromfile(self.path, DTYPES[self.dtype], count, offset=self.at)
         if len(values) < count:
@@ -104,20 +104,20 @@ class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
 
 
 def read_object(text, path):
-    """JSON, of bytes."""
+    """Parses bytes as a JSON object."""
     try:
         values = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError:
-        raise Problem(f"{path} is no text") from None
+        raise Problem(f"{path} is not text") from None
     except (ValueError, RecursionError) as error:
-        raise Problem(f"{path} is no JSON: {error}") from None
+        raise Problem(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Problem(f"{path} is JSON, but no object")
+        raise Problem(f"{path} is not a JSON object")
     return values
 
 
 def read_config(path):
-    """The shape, if the model computes what the trainer does. What is not in the file is as transformers have it."""
+    """The shape, if the trainer can compute this model. Missing fields have transformers' defaults."""
     if not os.path.exists(path):
         raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
     with open(path, "rb") as file:
@@ -132,7 +132,7 @@ def read_config(path):
                            ("scale_attn_by_inverse_layer_idx", (False,)), ("tie_word_embeddings", (True,)),
                            ("add_cross_attention", (False,))):
         if config.get(name, accepted[0]) not in accepted:
-            raise Problem(f"{path}: {name} is {repr(config[name])[:50]}, the trainer has {accepted[0]!r} only")
+            raise Problem(f"{path}: {name} is {repr(config[name])[:50]}, the trainer has only {accepted[0]!r}")
     return shape
 
 
@@ -152,15 +152,15 @@ def weight_files(directory):
 
 
 def safetensors(path):
-    """(name without the prefix, Tensor) of a file; the header's entries are checked."""
+    """Yields (name without the prefix, Tensor) of a file; checks the header's entries."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if first == b"version ":
-            raise Problem(f"{path} is the pointer of a file that git has not fetched", "git lfs pull, in its directory")
+            raise Problem(f"{path} is only a pointer to a file that git has not fetched", "git lfs pull, in its directory")
         if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
-            raise Problem(f"{path} is no safetensors file, or was not copied completely", "make or copy it again")
+            raise Problem(f"{path} is not a safetensors file, or was not copied completely", "make or copy it again")
         header = read_object(file.read(length), path)
     header.pop("__metadata__", None)
     for name, entry in header.items():
@@ -178,7 +178,7 @@ def safetensors(path):
 
 
 def read_weights(directory, shape):
-    """Tensors by their names, all that a GPT-2 of this shape has, and nothing else."""
+    """Tensors by name: exactly those of a GPT-2 of this shape."""
     tensors = {}
     for path in weight_files(directory):
         for name, tensor in safetensors(path):
@@ -190,7 +190,7 @@ def read_weights(directory, shape):
     expected = {name: size[::-1] if linear else size for name, size, linear in shape.tensors()}
     for name, size in expected.items():
         if name not in tensors:
-            raise Problem(f"{directory} holds no tensor {name}, but config.json promises it; of its "
+            raise Problem(f"{directory} has no tensor {name}, but config.json requires it; of its "
                           f"{len(tensors)} tensors the first is {min(tensors, default='none')[:50]}")
         path, dtype, found, _ = tensors[name]
         if found != size or dtype not in DTYPES:
@@ -201,7 +201,7 @@ def read_weights(directory, shape):
         raise Problem(f"{head.path}: lm_head.weight is not the token table; the trainer has no other head")
     for name in sorted(tensors.keys() - expected.keys()):
         if not BUFFER.fullmatch(name):
-            raise Problem(f"{tensors[name].path} holds {name[:50]}, which the trainer's GPT-2 has not")
+            raise Problem(f"{tensors[name].path} has {name[:50]}, which the trainer's GPT-2 does not have")
     return tensors
 
 
@@ -231,7 +231,7 @@ def describe(shape):
 
 @contextlib.contextmanager
 def appearing(out):
-    """A name for what becomes OUT once it is complete and synced; after an error nothing is left of it."""
+    """A temporary path that is renamed to OUT at the end; after an error nothing is left of it."""
     out = os.path.abspath(out)
     if os.path.lexists(out):
         raise Problem(f"--out {out} exists already", "choose another name, or remove it")
@@ -244,13 +244,13 @@ def appearing(out):
 
 
 def read_model(path):
-    """Shape, type, and (name, Tensor, is it of a linear layer?) in the file's order; the header is checked against its size."""
+    """Shape, type, and (name, Tensor, linear) in the file's order; checks the header against the file's size."""
     if os.path.isdir(path):
         raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
     with open(path, "rb") as file:
         header = file.read(4 * HEADER)
     if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:
-        raise Problem(f"{path} is no model file", "./train_gpt --out RUN --export FILE writes one")
+        raise Problem(f"{path} is not a model file", "./train_gpt --out RUN --export FILE writes one")
     _, version, *fields, padded = struct.unpack_from("<8i", header)
     if version not in (FP32, BF16):
         raise Problem(f"{path}: its version is {version}, known are {FP32} (fp32) and {BF16} (bf16)", "export it again")

@@ -41,7 +41,7 @@ bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem 
         ssize_t n = pread(file->fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return problem_set(why, "leave files as they are while a run reads them; make or copy it again, and start again",
+            return problem_set(why, "do not change files while a run reads them; make or copy it again, and start again",
                                "%s %.1500s cannot be read at byte %lld: %s", file->kind, file->path, (long long)(at + done),
                                n < 0 ? strerror(errno) : "it has become shorter since it was opened");
         done += n;
@@ -101,7 +101,7 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
         if (!input_read(&file, 0, text, *bytes, why)) free(text), text = NULL;
     }
     input_close(&file);
-    errno = EIO; // whatever failed, the file is there
+    errno = EIO; // not ENOENT: the file exists
     return text;
 }
 

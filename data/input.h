@@ -1,11 +1,11 @@
-// Regular files that are read. Nothing is mapped: when a mapped file becomes shorter, SIGBUS ends the run without a message.
+// Reading regular files. They are not mapped, because SIGBUS would end the run without a message if a mapped file becomes shorter.
 #ifndef INPUT_H
 #define INPUT_H
 
 #include "problem.h"
 
-// An open file; as many may be open as ulimit -Hn allows. A file that is replaced meanwhile is read as it was. A pipe is refused,
-// because the start would wait until somebody writes into it, and so is a device, which has no size.
+// An open file; ulimit -Hn limits their number. If the file is replaced, the old one is read on. Pipes are refused, because opening
+// one would wait for a writer, and devices, because they have no size.
 typedef struct input {
     const char *kind; // for messages: "token file"
     char *path;
@@ -14,11 +14,11 @@ typedef struct input {
 } input;
 bool input_open(input *file, const char *kind, const char *path, problem *why);        // false: see why
 bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem *why); // all `bytes` from byte `at` on, or false
-void input_expect(const input *file, int64_t at, int64_t bytes); // they will be read soon: disks and servers fetch many at a time
+void input_expect(const input *file, int64_t at, int64_t bytes); // starts reading ahead: disks serve many requests at once
 void input_close(input *file);                                   // keeps errno; a file that is all zero was never open
 
-// A whole file of at most `most` bytes, with a 0 after it; the caller frees it. NULL: see why; errno is ENOENT only if there is no
-// such file.
+// A whole file of at most `most` bytes, with a terminating 0; the caller frees it. NULL: see why; errno is ENOENT only if there is
+// no such file.
 char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why);
 // XXH64, seed 0, of a whole file, as xxh64sum prints it.
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
@@ -31,7 +31,7 @@ typedef struct header_field {
 } header_field;
 // Reads the header and checks its first numbers, one for each field. False: see why.
 bool input_header(const input *file, const header_field *field, int fields, int32_t header[INPUT_HEADER], problem *why);
-// The same for a file of `bytes` bytes that is in memory already.
+// The same for a file of `bytes` bytes in memory.
 bool input_check_header(const char *kind, const char *path, int64_t bytes, const header_field *field, int fields,
                         const int32_t *header, problem *why);
 // False unless the file has this size. promise: what its header says, "12 tokens".

@@ -1,5 +1,5 @@
-// Reading and printing JSON. A field that is missing, or of another type, is NULL or false; so is every field of what is no
-// object.
+// Reading and printing JSON. A field that is missing or of another type gives NULL or false; so does every field of a value that is
+// not an object.
 #ifndef JSON_H
 #define JSON_H
 
@@ -7,7 +7,7 @@
 #include <math.h>
 #include "problem.h"
 
-// Fifteen digits: what cJSON keeps, and prints, exactly.
+// cJSON keeps and prints fifteen digits exactly.
 #define JSON_WHOLE_MAX INT64_C(999999999999999)
 
 static inline const char *json_text(const cJSON *object, const char *name) {
@@ -35,7 +35,7 @@ static inline bool json_whole(const cJSON *object, const char *name, int64_t low
     return (double)*value == found;
 }
 
-// The fewest digits, from `digits` on, that give the same number again; null for NaN and infinity, which JSON lacks.
+// The fewest digits, at least `digits`, that give the same number when read; null for NaN and infinity, which JSON lacks.
 enum { JSON_NUMBER_TEXT = 32 };
 static inline const char *json_print_number(double value, int digits, char text[JSON_NUMBER_TEXT]) {
     strcpy(text, "null");

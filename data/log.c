@@ -1,7 +1,6 @@
-// See log.h. The writer of a log holds PATH.lock. A log is never overwritten: a new run that finds one gives it another name, and
-// so does a run that resumes and finds another run's.
+// See log.h. The writer of a log holds PATH.lock. A log is never overwritten: a run that finds the log of another run renames it.
 //
-// cJSON would print a double with 15 digits where those seem near enough, so numbers go in as text.
+// Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
 #include "durable.h"
 #include "json.h"
@@ -17,11 +16,11 @@ enum { OLD_LOGS_MAX = 9999 };
 
 struct logfile {
     int fd, lock; // lock: -1 if there is none
-    bool regular; // a file, no device or pipe
+    bool regular; // neither a device nor a pipe
     char path[PATH_MAX], lock_path[PATH_MAX];
-    cJSON *line; // between log_begin and log_end
-    int64_t missing;
-    bool failing; // the last line could not be written
+    cJSON *line;     // between log_begin and log_end
+    int64_t missing; // lines that could not be written
+    bool failing;    // the last line is one of them
     atomic_bool unsynced;
 };
 
@@ -38,7 +37,7 @@ static void join_name(char name[PATH_MAX], const char *path, const char *suffix)
 
 static void open_file(logfile *log, const char *path) {
     struct stat status;
-    if (log->fd >= 0) close(log->fd); // it has been renamed
+    if (log->fd >= 0) close(log->fd); // the old file has been renamed
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (log->fd < 0) die_unwritable(path);
     log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -56,7 +55,7 @@ static void rename_old(logfile *log, const char *whose) {
         join_name(name, log->path, suffix);
         if (access(name, F_OK) == 0) continue;
         if (rename(log->path, name) != 0) die_unwritable(name);
-        printf("log       of %s run is kept as %s\n", whose, name);
+        printf("log       of %s run renamed to %s\n", whose, name);
         return;
     }
     cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
@@ -64,7 +63,7 @@ static void rename_old(logfile *log, const char *whose) {
 
 // --- resuming ---
 
-// A line that this program has not written stays.
+// Lines of other programs stay.
 static bool stays(const cJSON *line, const log_resume *resume) {
     double at;
     if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
@@ -75,7 +74,7 @@ static bool stays(const cJSON *line, const log_resume *resume) {
     return at < (double)resume->step + !again;
 }
 
-// Replaces the log by the lines that stay. False, and the log is unchanged, if its first "config" is not of this run.
+// Replaces the log by the lines that stay. False, with the log unchanged, if its first "config" is of another run.
 static bool cut(const logfile *log, const log_resume *resume) {
     problem why;
     durable_file replacement;
@@ -111,13 +110,13 @@ logfile *log_open(const char *path, const log_resume *resume) {
     log->fd = log->lock = -1;
     open_file(log, path);
     join_name(log->path, path, "");
-    if (!log->regular) return log;                        // nothing in it could be lost
-    if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
+    if (!log->regular) return log;                        // a device or a pipe keeps no lines
+    if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
     join_name(log->lock_path, log->path, ".lock");
     log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
     if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
     if (log->lock < 0) // a log without a lock is better than none
-        fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
+        fprintf(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
     if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
     open_file(log, log->path);
@@ -126,7 +125,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
 
 // --- writing ---
 
-// The line is begun, and cJSON had memory.
+// Dies unless a line has been begun and cJSON had enough memory.
 static void check(const logfile *log, const void *added, const char *name) {
     if (!log->line) cf_die(NULL, "log %s: %s outside log_begin and log_end", log->path, name);
     if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
@@ -173,7 +172,7 @@ void log_end(logfile *log) {
     text[length] = '\n'; // in place of the terminator
     const bool written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
-        fprintf(stderr, "\nwarning: log %s cannot be written: %s; training goes on without these lines\n", log->path,
+        fprintf(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                 strerror(errno));
     if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
     log->missing += !written;
@@ -194,7 +193,7 @@ bool log_complete(const logfile *log) {
 
 void log_sync(logfile *log) {
     if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
-    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; training goes on\n", log->path, strerror(errno));
+    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
 }
 
 void log_close(logfile *log) {
@@ -222,14 +221,13 @@ bool progress_on_terminal(void) {
     return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
 }
 
-// The tab before the next field; NULL: there is none.
+// The tab before the next field; NULL: no more fields.
 static char *next_field(char *at) {
     return at ? strchr(at + 1, '\t') : NULL;
 }
 
 void progress_show(const char *line, bool last) {
-    // A launcher that is ending all ranks, or a pager, may not read for a while. A run that waited for it would stop, and would not
-    // notice a signal.
+    // A launcher that ends all ranks, or a pager, may not read for a while. A run that waits for it could not notice a signal.
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     if (poll(&out, 1, UNREAD_MS) == 0) return;
     struct winsize size;
@@ -237,7 +235,7 @@ void progress_show(const char *line, bool last) {
     const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
     char text[LONGEST + 1];
     snprintf(text, sizeof text / 2, "%s", line);
-    // The next line cannot replace one that is longer than the terminal is wide.
+    // The next line can replace only a line that fits the terminal.
     int over = (int)strlen(text) - columns;
     for (const char *at = text; *at; at++) over += *at == '\t'; // shown as two blanks
     for (char *third, *fourth; terminal && over >= 0; memmove(third, fourth, strlen(fourth) + 1)) {

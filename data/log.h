@@ -1,7 +1,7 @@
-// What a run writes while it trains: the log for programs, and a line of progress for people.
+// The output of a run while it trains: the log for programs, and a line of progress for people.
 //
-// The log is one JSON object a line. Rank 0 writes it; for a log that is NULL nothing happens, so that callers need no if.
-// A line that cannot be written (disk full) is reported and left out, and training goes on: see log_complete().
+// The log is one JSON object a line. Rank 0 writes it; a log that is NULL is allowed and ignored.
+// A line that cannot be written (disk full) is reported and left out, and training continues: see log_complete().
 //
 //     LOG_LINE(log, "val", FIELD("step", step), FIELD("loss", loss));
 #ifndef LOG_H
@@ -12,12 +12,11 @@
 CF_EXTERN_C_BEGIN
 
 typedef struct logfile logfile;
-// path NULL or "": no log, NULL. Dies if the file cannot be written, or another process writes it.
-// resume NULL: a new log; a file that is there already becomes PATH.1, or .2, ….
-// Otherwise the log of a run that resumes at `step`: the steps before it, and events between steps up to it, stay (validation
-// and samples at `step` itself only if the checkpoint was saved after them). The run writes the rest again, so it is removed, and
-// so are "end", "audit" and a line cut short. The file is replaced as a whole. Without such a file, or if its first "config" is
-// of another "run": a new log.
+// path NULL or "": no log, NULL. Dies if the file cannot be written, or if another process writes it.
+// resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
+// Otherwise the run resumes at `step`: the log keeps the steps before it, and the events between steps up to it (validation and
+// samples at `step` only if the checkpoint was saved after them). The rest, "end", "audit" and a cut line are removed, because the
+// run writes them again. The file is replaced as a whole. If there is none, or its first "config" is of another "run": a new log.
 typedef struct log_resume {
     const char *run;
     int64_t step;
@@ -26,10 +25,10 @@ typedef struct log_resume {
 logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet
 
-// FIELD("loss", 3.2): a number, a text, or a bool: a flag, which is written if it is true. Numbers have all their digits (NaN and
-// infinity: null); whole ones are exact below 2^53. In a text, invalid UTF-8 becomes U+FFFD. A field without a name is left out.
+// FIELD("loss", 3.2): a number, a text, or a bool, which is written only if it is true. Numbers keep all digits (NaN and infinity
+// become null); whole numbers are exact below 2^53. In a text, invalid UTF-8 becomes U+FFFD. A field without a name is left out.
 typedef struct log_field {
-    const char *name, *text; // text NULL: a number, or true
+    const char *name, *text; // text NULL: a number or a bool
     double number;
     bool flag;
 } log_field;
@@ -54,17 +53,17 @@ void log_end(logfile *log); // writes the line
     log_add(log, (const log_field[]){__VA_ARGS__}, sizeof((const log_field[]){__VA_ARGS__}) / sizeof(log_field))
 #define LOG_LINE(log, event, ...) (log_begin(log, event), LOG_ADD(log, __VA_ARGS__), log_end(log))
 
-bool log_complete(const logfile *log); // no line was lost; if some were, prints so
-void log_sync(logfile *log);           // puts all lines so far on the disk, or warns. Any thread
+bool log_complete(const logfile *log); // false: lines were lost, and it has printed how many
+void log_sync(logfile *log);           // writes all lines so far to the disk, or warns. Any thread may call it
 void log_close(logfile *log);
 
 // --- the line on standard output ---
 
 // Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
 bool progress_on_terminal(void);
-// Shows a line of fields separated by tabs (shown as two blanks). On a terminal the next line replaces it; where that is too narrow,
-// fields from the third on are left out, but never the last one. last: keep the line and go to the next. If nobody reads the
-// output for a tenth of a second, the line is left out.
+// Shows a line of fields, separated by tabs, which become two blanks. On a terminal the next line replaces it. If the terminal is
+// too narrow, fields are left out, from the third on but not the last. last: keep the line and go to the next. If nobody reads the
+// output for a tenth of a second, the line is not printed.
 void progress_show(const char *line, bool last);
 void progress_break(void); // ends a line in place, so that other output starts on its own line
 

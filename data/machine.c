@@ -1,5 +1,5 @@
-// See machine.h. A table of fields, as options.c has one of options: each is checked against its range, and a name that is not in
-// the table is refused, so that a misspelt field is not a default.
+// See machine.h. Each field is checked against its range in a table. Names that are not in the table are refused, so that a
+// misspelt name is an error.
 #include "machine.h"
 #include <stddef.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ typedef enum { NUMBER, WHOLE, CURVE } field_kind;
 typedef struct field {
     const char *name;
     field_kind kind;
-    double low, high, unit, unit_x; // value · unit is stored; of a curve x · unit_x, too
+    double low, high, unit, unit_x; // value · unit is stored, and for a curve x · unit_x
     size_t offset;
 } field;
 
@@ -54,7 +54,7 @@ static bool refuse(problem *why, const char *path, const char *name, const char 
                        what);
 }
 
-static bool take_curve(cf_curve *c, const cJSON *list, const field *f) {
+static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
     const cJSON *pair;
     c->points = 0;
     cJSON_ArrayForEach(pair, list) {
@@ -69,8 +69,9 @@ static bool take_curve(cf_curve *c, const cJSON *list, const field *f) {
     return cJSON_IsArray(list) && c->points > 0;
 }
 
-// Takes the fields of a table from an object that has these, "name", and `others`, and nothing else.
-static bool take(void *to, const cJSON *object, const field *table, int count, const char *others, const char *path, problem *why) {
+// Reads the fields of a table from an object. It must have exactly these and some of `others`.
+static bool read_fields(void *to, const cJSON *object, const field *table, int count, const char *others, const char *path,
+                        problem *why) {
     const cJSON *item;
     cJSON_ArrayForEach(item, object) {
         bool known = strstr(others, item->string) != NULL;
@@ -83,7 +84,7 @@ static bool take(void *to, const cJSON *object, const field *table, int count, c
         int64_t whole = 0;
         const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, f->name);
         void *at = (char *)to + f->offset;
-        bool right = f->kind == CURVE   ? take_curve(at, found, f)
+        bool right = f->kind == CURVE   ? read_curve(at, found, f)
                      : f->kind == WHOLE ? json_whole(object, f->name, (int64_t)f->low, (int64_t)f->high, &whole)
                                         : json_number(object, f->name, f->low, f->high, &value);
         snprintf(what, sizeof what,
@@ -96,14 +97,14 @@ static bool take(void *to, const cJSON *object, const field *table, int count, c
     return true;
 }
 
-static bool take_links(cf_hardware *h, const cJSON *list, const char *path, problem *why) {
+static bool read_links(cf_hardware *h, const cJSON *list, const char *path, problem *why) {
     const cJSON *item;
     cJSON_ArrayForEach(item, list) {
         cf_link *l = &h->link[h->links];
         const char *name = json_text(item, "name");
         if (h->links == CF_LINKS || !name) return refuse(why, path, "links", name ? "are more than 4" : "have a \"name\" each");
         snprintf(l->name, sizeof l->name, "%s", name);
-        if (!take(l, item, link_fields, LINK_FIELDS, "name", path, why)) return false;
+        if (!read_fields(l, item, link_fields, LINK_FIELDS, "name", path, why)) return false;
         int below = h->links > 0 ? l[-1].ranks : 1;
         bool last = item->next == NULL;
         if (last ? l->ranks != 0 : l->ranks <= below || l->ranks % below != 0)
@@ -113,7 +114,7 @@ static bool take_links(cf_hardware *h, const cJSON *list, const char *path, prob
     return h->links > 0 || refuse(why, path, "links", "is no list");
 }
 
-static bool take_machine(machine *m, const cJSON *object, const char *path, problem *why) {
+static bool read_machine(machine *m, const cJSON *object, const char *path, problem *why) {
     const char *name = json_text(object, "name"), *dtype = json_text(object, "dtype");
     *m = (machine){.hardware.gpu = json_is(object, "device", "gpu")};
     if (!cJSON_IsObject(object)) return refuse(why, path, "name", "is missing: this is no JSON object");
@@ -123,8 +124,8 @@ static bool take_machine(machine *m, const cJSON *object, const char *path, prob
         return refuse(why, path, "dtype", "is neither bf16 nor fp32");
     snprintf(m->hardware.name, sizeof m->hardware.name, "%s", name);
     snprintf(m->dtype, sizeof m->dtype, "%s", dtype);
-    return take(&m->hardware, object, fields, FIELDS, "name device dtype links comment", path, why) &&
-           take_links(&m->hardware, cJSON_GetObjectItemCaseSensitive(object, "links"), path, why);
+    return read_fields(&m->hardware, object, fields, FIELDS, "name device dtype links comment", path, why) &&
+           read_links(&m->hardware, cJSON_GetObjectItemCaseSensitive(object, "links"), path, why);
 }
 
 bool machine_read(machine *m, const char *path, problem *why) {
@@ -132,8 +133,8 @@ bool machine_read(machine *m, const char *path, problem *why) {
     char *text = input_read_all("machine", path, MACHINE_BYTES_MAX, &bytes, why);
     if (!text) return false;
     cJSON *object = cJSON_Parse(text);
-    bool taken = take_machine(m, object, path, why);
+    bool sound = read_machine(m, object, path, why);
     cJSON_Delete(object);
     free(text);
-    return taken;
+    return sound;
 }

@@ -1,6 +1,6 @@
 // See model_file.h. Elements are read and converted to float on request, so a rank reads only its shard of the file. The limits of
-// the shape are checked first; they keep all products of sizes within 64 bits. Then the file must have exactly the size that its
-// header promises, so every offset is inside it.
+// the shape keep all products of sizes within 64 bits. The file must have exactly the size that its header gives, so every offset
+// is inside it.
 #include "model_file.h"
 #include "durable.h"
 #include "input.h"
@@ -73,7 +73,7 @@ model_file *model_file_open(const char *path) {
     if (!input_open(&file->in, "model file", path, &why) || !input_header(&file->in, &magic, 1, h, &why))
         cf_die_together(problem_hint(&why, how_to_name), "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
-        cf_die_together("write it anew with a current exporter: older versions have no padded vocabulary",
+        cf_die_together("write it again with a current exporter: older versions have no padded vocabulary",
                         "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1], VERSION_FP32, VERSION_BF16);
     file->bf16 = h[1] == VERSION_BF16;
     const gpt_shape *s = &file->shape;
@@ -110,7 +110,7 @@ void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int6
     if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)
         cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld", (long long)count,
                (long long)first, params_name(tensor), (long long)layer, (long long)layers, (long long)elements);
-    // Numbers of bf16 are read into the last bytes of `out`: what is converted goes into the first.
+    // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;
     char *read = (char *)out + count * (4 - size);
     read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read, count * size);
@@ -132,7 +132,7 @@ void model_file_close(model_file *file) {
 CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     char hint[sizeof why->hint + 64];
     durable_abandon(&w->file);
-    snprintf(hint, sizeof hint, "%s; the same command writes it anew", problem_hint(why, "correct that, or save elsewhere"));
+    snprintf(hint, sizeof hint, "%s; the same command writes it again", problem_hint(why, "correct that, or save elsewhere"));
     cf_die(hint, "model file: %s", why->what);
 }
 

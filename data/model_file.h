@@ -22,15 +22,16 @@ typedef struct model_file {
     input in;
 } model_file;
 model_file *model_file_open(const char *path); // dies together
-// A hash of its size, its header and some weights in each thousandth of it; or of the whole file. 53 bits: exact in a double.
+// A hash of the size, the header and some weights in each thousandth of the file, or of the whole file (all). 53 bits: exact in a
+// double.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float. model: a model_file; params_read() calls it.
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);
 
-// Written by one rank: tensors in file order from the first element to the last, then commit. PATH is always a complete file, the
-// old or the new one (durable.h). Errors (disk full, permission, another process that writes PATH) end the run; they name the file,
-// keep the old one and remove the temporary one.
+// One rank writes all tensors in file order, from the first element to the last, then commits. PATH is always a complete file, the
+// old or the new one (durable.h). Errors (disk full, permission, another process that writes PATH) end the run, name the file, keep
+// the old one and remove the temporary one.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16);
 void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it

@@ -1,9 +1,8 @@
-// Every option: its field in struct options, its name, default (parsed like the user's values), allowed values, and its line of
-// --help. A file that includes this one, perhaps twice, defines OPTION(C type, type of option, field, name, default, least, most,
-// choices, help); GROUP is the heading in --help.
+// Every option: its field in struct options, name, default (parsed like a user's value), allowed values and help. Before each
+// include define OPTION(C type, type of option, field, name, default, least, most, choices, help). GROUP is the heading in --help.
 //
-// The limits allow any GPT that fits a machine, and keep every product of sizes within 64 bits: micro-batch × heads × seq² × 4 bytes
-// is at most 2^60. Integers stay below 2^53, so that doubles, and any JSON reader, hold them exactly.
+// The limits keep every product of sizes within 64 bits (micro-batch × heads × seq² × 4 bytes is at most 2^60), and integers below
+// 2^53, so that doubles, and any JSON reader, hold them exactly.
 #define INT(field, name, value, least, most, help)  OPTION(int64_t, OPTION_INT, field, name, value, least, most, NULL, help)
 #define REAL(field, name, value, least, most, help) OPTION(double, OPTION_REAL, field, name, value, least, most, NULL, help)
 #define TEXT(field, name, value, what, help)        OPTION(const char *, OPTION_TEXT, field, name, value, 0, 0, what, help)
@@ -26,27 +25,28 @@ TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c form
 TEXT(train, "train", "", "GLOB", "token files to train on (llm.c format, made by data/prepare.py); quote a pattern")
 TEXT(val, "val", "", "GLOB", "token files for the validation loss")
 FLAG(verify_data, "verify-data",
-    "read and hash all tokens, and the file of --init-from, before the run begins, not only parts of them; a run that resumes "
-    "compares all tokens with those of its last start, if that had this option too")
+    "read and hash all tokens and the file of --init-from before the run begins, not only parts of them; a resumed run compares "
+    "the hash of the tokens with that of its last start, if that had this option too")
 #undef GROUP
 #define GROUP "parallel"
 INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too")
 INT(dp, "dp", "0", 0, 65536, "replicas (data parallel); 0: ranks / tp; tp x dp is the number of ranks")
 CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
     "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads")
-CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks")
+CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves bytes between ranks")
 CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire|ideal",
-    "auto: the best for each operation, found in the first steps; none: blocking; slice: data slicing; commfuse: tail-free; for "
-    "benchmarks, with wrong results: nowire and ideal, which are commfuse and none without transfers")
+    "auto: the best schedule for each operation, found in the first steps; none: blocking collectives; slice: data slicing; "
+    "commfuse: no transfer after the last product; for benchmarks, with wrong results: nowire and ideal, which are commfuse and "
+    "none without transfers")
 CHOICE(route, "route", "ring", "ring|direct|once",
-    "commfuse: neighbour to neighbour; straight to and from the owner, one by one; or all at once")
+    "how commfuse sends slices: from neighbour to neighbour; directly to or from the owner, one by one; or all at once")
 INT(slices, "slices", "0", 0, 1024, "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse")
 TEXT(plan, "plan", "", "FILE",
-    "auto: how each operation travels (--dry-run prints it, --out keeps it as plan.json); new: find it again")
+    "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps it as plan.json); new: search again")
 #undef GROUP
 #define GROUP "training"
 INT(batch, "batch", "0", 0, 1e9, "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp")
-INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; the rest of a batch is accumulated")
+INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; larger batches accumulate gradients")
 INT(steps, "steps", "40", 0, 1e9, "optimizer steps")
 REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate")
 REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the end of the schedule")
@@ -54,7 +54,7 @@ INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises lin
 CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
     "learning rate after the warm-up; wsd: constant, then down over the last fifth")
 INT(decay_steps, "decay-steps", "0", 0, 1e9,
-    "step from which the learning rate is --min-lr, however many --steps are taken; 0: --steps")
+    "step from which the learning rate is --min-lr, independent of --steps; 0: --steps")
 REAL(weight_decay, "weight-decay", "0.1", 0, 100, "AdamW's decoupled decay, of matrices and embeddings only")
 REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment")
 REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
@@ -70,9 +70,8 @@ CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
 #define GROUP "watching"
 INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never")
 INT(val_batches, "val-batches", "0", 0, 1e9,
-    "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences, "
-    "whatever the batch")
-INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never, but with --prompt at the end")
+    "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences")
+INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never, or with --prompt at the end")
 INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample, after the prompt")
 TEXT(prompt, "prompt", "", "TEXT|@FILE", "how samples begin: a text, or all bytes of a file")
 REAL(temperature, "temperature", "1.0", 0, 1000, "divides the logits of samples; 0: always the most likely token")
@@ -89,7 +88,7 @@ INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: only a
 INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all")
 INT(keep_every, "keep-every", "0", 0, 1e9, "also keep the checkpoints of steps that are multiples of this; 0: none")
 CHOICE(resume, "resume", "auto", "auto|no", "auto: resume from the newest sound checkpoint in --out; no: refuse if there is one")
-FLAG(force, "force", "resume although options would change the run, or begin anew if no checkpoint is sound")
+FLAG(force, "force", "resume although options would change the run, or begin a new run if no checkpoint is sound")
 TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out as a model file (llm.c format), then stop")
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")
 #undef GROUP
@@ -97,18 +96,18 @@ INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the ne
 INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: an equal share of the host's cores")
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
-REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: for ever")
+REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
 INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
     "steps in a row that may be skipped because loss or gradient is not finite; one more ends the run")
 TEXT(config, "config", "", "FILE",
-    "options as a JSON object, or the log of a run (--log), whose options are taken; the command line overrides them")
-FLAG(check_wire, "check-wire", "add checksums to what ranks exchange (commfuse), to find silent corruption")
-FLAG(dry_run, "dry-run", "check everything; print mesh, memory per purpose, how gradients travel and all schedules; then stop")
+    "read options from a JSON object, or from the log of a run (--log); the command line overrides them")
+FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
+FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
-    "print how long steps would take on the machine of this file (scripts/machines/), from the ranks' schedules; trains nothing")
+    "predict the time of a step on the machine of this file (scripts/machines/), from the ranks' schedules; trains nothing")
 TEXT(predict_ranks, "predict-ranks", "", "A:B",
-    "predict all meshes of A, 2A, 4A … B ranks; --micro-batch is then the sequences of a rank, not of a replica")
-FLAG(predict_all, "predict-all", "play all ranks, at most 64, not one replica for all")
+    "predict all meshes of A, 2A, 4A … B ranks; --micro-batch then counts the sequences of a rank, not of a replica")
+FLAG(predict_all, "predict-all", "replay all ranks, at most 64, instead of one replica")
 FLAG(help, "help", "this list")
 #undef GROUP
 // clang-format on

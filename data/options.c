@@ -1,8 +1,7 @@
-// See options.h. The parser finds the row of the table by its name and stores through its offset; --help prints the rows, banner
-// and log ask for their values. So no option can be parsed and undocumented, or documented and ignored.
+// See options.h. The parser finds a row of the table by name and stores the value at its offset; --help, banner and log print the
+// rows. So no option can be parsed but undocumented, or documented but ignored.
 //
-// Defaults are texts that the same parser reads first: one out of its own range is an error in every run. Texts are not copied:
-// they stay in argv, or in what was read of --config.
+// Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
 #include "options.h"
 #include "input.h"
 #include "json.h"
@@ -13,7 +12,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, LONGEST_NAME = 40, ECHO_MAX = 120, VALUE_ROOM = 4096, CONFIG_MAX = 1 << 20 };
+enum { WIDTH = 110, ECHO_MAX = 120, VALUE_ROOM = 4096, CONFIG_MAX = 1 << 20 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -33,8 +32,7 @@ static bool is_step_range(const char *text) {
            atof(text + first + 1) <= 1e9;
 }
 
-// Whole numbers are digits with one optional sign, others have a point and an exponent too: no blanks, nothing hexadecimal,
-// not the NaN and infinity that strtod would take. All of a whole number's range is exact in a double.
+// Refuses blanks, hexadecimal numbers, NaN and infinity, which strtod() accepts. A double holds all allowed whole numbers exactly.
 static bool set_number(void *field, const option_row *row, const char *text, problem *why) {
     const bool whole = row->type == OPTION_INT;
     const size_t sign = whole && (*text == '-' || *text == '+');
@@ -73,26 +71,20 @@ static bool set(options *o, const option_row *row, const char *text, problem *wh
 
 // --- names -------------------------------------------------------------------------------------------------
 
-// Levenshtein's distance between a (of a given length, at most LONGEST_NAME) and b.
-static int distance(const char *a, size_t length, const char *b) {
-    int row[LONGEST_NAME + 1];
-    for (size_t i = 0; i <= length; i++) row[i] = (int)i;
-    for (; *b; b++) {
-        int diagonal = row[0]++;
-        for (size_t i = 1; i <= length; i++) {
-            int replace = diagonal + (a[i - 1] != *b), skip = (row[i] < row[i - 1] ? row[i] : row[i - 1]) + 1;
-            diagonal = row[i];
-            row[i] = replace < skip ? replace : skip;
-        }
-    }
-    return row[length];
+// Levenshtein's distance between b and the first `length` characters of a, if it is at most `most`; else any larger number.
+static size_t distance(const char *a, size_t length, const char *b, int most) {
+    for (; length > 0 && *a == *b; length--) a++, b++;
+    if (length == 0 || *b == 0 || most == 0) return length > 0 ? length : strlen(b);
+    const size_t replace = distance(a + 1, length - 1, b + 1, most - 1), left_out = distance(a, length, b + 1, most - 1),
+                 added = distance(a + 1, length - 1, b, most - 1), least = replace < left_out ? replace : left_out;
+    return 1 + (added < least ? added : least);
 }
 
 static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
     char hint[128] = "--help lists all options";
-    int best = length < 4 ? 2 : 3; // further off is another word
-    for (const option_row *row = options_table; length <= LONGEST_NAME && row < options_table + OPTIONS; row++) {
-        const int d = distance(name, length, row->name);
+    size_t best = length < 4 ? 2 : 3; // a word that differs more is another one
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        const size_t d = distance(name, length, row->name, (int)best);
         if (d < best) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
         if (d < best) best = d;
     }
@@ -107,13 +99,13 @@ static const option_row *find(const char *name, size_t length) {
 
 // --- the command line --------------------------------------------------------------------------------------
 
-// Sets the option in argv[*at], perhaps with the value after it; *at becomes the last argument used.
+// Sets the option in argv[*at]; *at becomes the last argument used.
 static bool set_argument(options *o, int argc, char **argv, int *at, problem *why) {
     const char *argument = argv[*at], *name = argument + strspn(argument, "-");
     const char *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
     if (argument[0] != '-' || *name == 0)
-        return problem_set(why, "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
+        return problem_set(why, "options start with --; quote patterns to keep the shell from expanding them: --train 'data/*.bin'",
                            "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
     const option_row *row = name - argument == 2 ? find(name, length) : strcmp(argument, "-h") == 0 ? find("help", 4) : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
@@ -131,7 +123,7 @@ static bool set_argument(options *o, int argc, char **argv, int *at, problem *wh
     return set(o, row, value, why);
 }
 
-// An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line goes first.
+// An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line overrides it.
 static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *why) {
     const size_t length = strlen(item->string);
     const option_row *row = find(item->string, length);
@@ -150,17 +142,17 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
                            flag      ? "true or false"
                            : numeric ? "number"
                                      : "text");
-    if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // that is the first of its name
+    if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // cJSON finds the first of that name
         return problem_set(why, NULL, "--%s appears twice", row->name);
-    if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config: a file names no other one");
+    if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config in a file is not allowed");
     if (!set(*given ? &checked_only : o, row, text, why)) return false;
     *given |= *text != 0;
     return true;
 }
 
-// The first line of a log has all values of its run, and which of them were given: the others follow from these again.
+// The first line of a log has all values of its run, and the names of those that were given: only these are read.
 static bool read_config(options *o, problem *why) {
-    static cJSON *config; // texts stay in it
+    static cJSON *config; // options point into it
     static char text[CONFIG_MAX + 1];
     problem wrong = {"", ""};
     input file;
@@ -228,7 +220,7 @@ void options_value(const options *o, const option_row *row, char *text, int64_t 
 
 // --- help --------------------------------------------------------------------------------------------------
 
-// Words of `text` from column `from` on, wrapped at WIDTH and indented likewise.
+// Prints `text` from column `from` on; lines after WIDTH columns continue at `from`.
 static void print_wrapped(FILE *file, int from, const char *text) {
     int column = from;
     while (*text) {

@@ -1,7 +1,6 @@
-// The command line. option_list.h has each option once: type, default, allowed values and help; parser, --help, banner and log
-// follow from it. Options are long: `--name value` or `--name=value`; flags (--dry-run) take no value. Of an option given twice
-// the last value counts. An option that is unknown, or whose value is missing, malformed or out of range, ends the run with a
-// message that names it, and the nearest known option.
+// The command line. option_list.h has each option once; parser, --help, banner and log follow from it. Options are long:
+// `--name value` or `--name=value`; flags (--dry-run) take no value. If an option is repeated, the last value counts. An unknown
+// option, or a value that is missing, malformed or out of range, ends the run with a message that names it.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -17,7 +16,7 @@ enum {
 typedef struct options { // 0 and "": see --help of each
 #define OPTION(type, kind, field, ...) type field;
 #include "option_list.h"
-    bool given[OPTIONS], repeated[OPTIONS]; // by row of the table; repeated: on the command line
+    bool given[OPTIONS], repeated[OPTIONS]; // by row of the table; repeated: more than once on the command line
 } options;
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
@@ -32,7 +31,7 @@ typedef struct option_row {
 } option_row;
 extern const option_row options_table[];
 
-// argv[1…], then the file of --config, then defaults. Dies together on any error. Texts point into argv, or into what was read of
+// Reads argv[1…], then the file of --config, then defaults. Dies together on any error. Texts point into argv, or into the text of
 // --config, which stays in memory until another file is read.
 void options_parse(options *o, int argc, char **argv);
 // The same, but an error does not end the run. False: see why.
@@ -40,8 +39,8 @@ bool options_try(options *o, int argc, char **argv, problem *why);
 void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
-bool options_given(const options *o, const char *name); // was it on the command line, or in the file of --config?
-// Prints a line for each option that the command line has more than once: the last value counts.
+bool options_given(const options *o, const char *name); // on the command line or in the file of --config
+// Prints a line for each option that is repeated on the command line.
 void options_print_repeated(const options *o, FILE *file);
 
 CF_EXTERN_C_END

@@ -8,7 +8,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-// Beside the tokens, or else beside the model file.
+// Looks beside the tokens, then beside the model file.
 vocabulary *origin_vocabulary(const options *o) {
     char *first = tokens_first_file(*o->train ? o->train : o->val);
     vocabulary *words = vocabulary_beside(first);
@@ -19,7 +19,7 @@ vocabulary *origin_vocabulary(const options *o) {
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
     if (!*pattern) return NULL;
     tokens *data = tokens_open(pattern, o->seq);
-    if (o->verify_data && root) printf("verify    --%s: all %.3f GB are read and hashed\n", option, 2e-9 * (double)data->count);
+    if (o->verify_data && root) printf("verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
     fflush(stdout);
     if (o->verify_data) tokens_verify(data);
     tokens_check(data, V);
@@ -28,7 +28,7 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
 
 // --- what ranks must have in common ------------------------------------------------------------------------
 
-// A value of this rank as a text; of a long one the beginning, and the hash of all.
+// A value that all ranks must have in common: its text, cut where it is long, and the hash of the whole text.
 typedef struct fact {
     char name[40], text[56];
     uint64_t hash;
@@ -92,7 +92,7 @@ void origin_compare_data(const options *o, cf_transport *transport, const tokens
                                  prompt ? (unsigned long long)XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0)};
     compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
     if (!*o->out) return;
-    // Rank 0 had opened --out before it gave the facts above: its lock is new, and only the same directory has it.
+    // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
     const uint64_t mark = checkpoint_store_mark(o->out);
     const fact out =
         fact_of("--out", mark ? "a directory with mark %llu" : "no directory where it may write", (unsigned long long)mark);
@@ -101,9 +101,9 @@ void origin_compare_data(const options *o, cf_transport *transport, const tokens
 
 // --- what a checkpoint records of its run ------------------------------------------------------------------
 
-// A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, what is
-// evaluated. These may not, because the result would be neither the old run nor a new one.
-enum { OF_MODEL = 6 }; // the first of them: the shape of its weights
+// A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
+// evaluations are done. These may not, because the result would be neither the old run nor a new one.
+enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
 static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
                                         "positions", "seq",          "batch",         "lr",           "min-lr",
                                         "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
@@ -168,7 +168,7 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
         if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
         if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(saved, "0") == 0))
-            continue; // only a run with --verify-data knows it
+            continue; // known only with --verify-data
         for (size_t j = 0; j < sizeof description / sizeof *description; j++)
             if (strcmp(description[j][0], name) == 0) words = description[j][1];
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
@@ -190,13 +190,13 @@ static gpt_shape shape_of_file(options *o, model_file **start) {
     *start = model_file_open(o->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (options_given(o, fixed[i]))
-            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i], o->init_from);
+            cf_die_together("leave out that option", "--%s is set by the model file %s", fixed[i], o->init_from);
     gpt_shape s = (*start)->shape;
     if (!options_given(o, "seq") && o->seq > s.maxT) o->seq = s.maxT;
     return s;
 }
 
-// saved: the checkpoint's shape, which holds where no option says otherwise; L = 0: there is none.
+// saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
 static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
     gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
@@ -210,7 +210,7 @@ static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt
     return s;
 }
 
-// Rank 0 reads the checkpoint's; whether every rank sees the model file decides for all.
+// Rank 0 reads the checkpoint. The model file is read only if every rank can read it.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
     problem why = {"", ""};
     struct {
@@ -237,14 +237,17 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
     all = cf_allgather_alloc(transport, &saved, sizeof saved);
     saved = all[0];
     free(all);
-    if (*o->export_to) { // nothing is computed: the least there can be
+    gpt_shape shape = saved.shape;
+    if (*o->export_to) { // nothing is computed, so the smallest activations will do
         o->export_step = saved.step;
-        o->seq = o->tp < saved.shape.maxT ? o->tp : saved.shape.maxT;
+        o->seq = o->tp < shape.maxT ? o->tp : shape.maxT;
         o->micro_batch = 1;
-        return saved.shape;
+    } else {
+        const bool readable = cf_min_host(transport, access(o->init_from, R_OK) == 0);
+        shape = *o->init_from && (readable || shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
     }
-    const bool readable = cf_min_host(transport, access(o->init_from, R_OK) == 0);
-    return *o->init_from && (readable || saved.shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
+    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
+    return shape;
 }
 
 // --- output ------------------------------------------------------------------------------------------------
@@ -259,31 +262,25 @@ checkpoint_store *origin_open_output(const options *o) {
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*o->trace) return store;
     if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
-    durable_abandon(&file); // a trace of an earlier start stays until this one has its own
+    durable_abandon(&file); // the timeline of an earlier start stays until this one is written
     return store;
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------
 
-CF_PRINTF(1, 2) static void warn(const char *format, ...) {
-    va_list values;
-    va_start(values, format);
+static void warn_skipped(const problem *why) {
     fflush(stdout);
-    fprintf(stderr, "warning: rank %d: ", cf_die_rank());
-    vfprintf(stderr, format, values);
-    fputc('\n', stderr);
-    va_end(values);
-    fflush(stderr);
+    fprintf(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
 }
 
 // The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
-// ranks read the same manifest and share the files to be verified. *damage, on rank 0: newer ones were damaged.
+// ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
 static manifest *find_sound(const options *o, cf_transport *transport, int64_t below, bool *damage) {
     for (;;) {
         problem why = {.what = ""};
         manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
         if (*why.what) {
-            warn("passed over a checkpoint: %s", why.what);
+            warn_skipped(&why);
             *damage = true;
         }
         below = cf_root_host(transport, m ? m->step : -1);
@@ -294,7 +291,7 @@ static manifest *find_sound(const options *o, cf_transport *transport, int64_t b
         for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
             if (checkpoint_verify(o->out, m, file, &why)) continue;
             sound = false;
-            warn("passed over a checkpoint: %s", why.what);
+            warn_skipped(&why);
         }
         if (cf_min_host(transport, sound)) return m;
         *damage = transport->rank == 0;
@@ -308,18 +305,18 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
     problem why;
     manifest *m = *o->out ? find_sound(o, transport, INT64_MAX, &damage) : NULL;
     if (!m && damage && !o->force)
-        cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
+        cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "none of the checkpoints in %s is sound", o->out);
-    if (!m && damage) warn("none of the checkpoints in %s is sound: a run begins anew there", o->out);
+    if (!m && damage) fprintf(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
     if (m && strcmp(o->resume, "no") == 0)
-        cf_die_together("choose another --out, or leave --resume away to continue that run",
+        cf_die_together("choose another --out, or leave out --resume to continue that run",
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
     if (m) origin_compare_run(o, facts, m);
     if (m && m->step > o->steps)
         cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld", o->out,
                         (long long)m->step, (long long)o->steps);
     if (!m && *o->init_from && !start)
-        cf_die_together("bring it back, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
+        cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
     if (damage && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return m;
 }
@@ -343,5 +340,5 @@ saved_state *origin_open_state(const options *o, const manifest *m) {
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
-        cf_die(problem_hint(&why, NULL), "this checkpoint is not that of this model: %s", why.what);
+        cf_die(problem_hint(&why, NULL), "this checkpoint is of another model: %s", why.what);
 }

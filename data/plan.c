@@ -14,9 +14,9 @@ static char *print(const run_plan *p) {
     cJSON *list = cJSON_AddObjectToObject(plan, "operations");
     for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
         cf_tuned o = cf_tuner_operation(p->tuner, i);
-        char way[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, way);
-        cJSON_AddStringToObject(list, o.name, way);
+        char choice[CF_CHOICE_NAME];
+        cf_choice_print(o.choice, choice);
+        cJSON_AddStringToObject(list, o.name, choice);
     }
     char *text = cJSON_Print(plan);
     cJSON_Delete(plan);
@@ -28,16 +28,15 @@ static bool unsound(problem *why, const char *name, const char *what, const char
     return problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
 }
 
-// A plan of this shape, and with `here` of this machine, that has one choice for every operation, which can run by it. name: whose
-// plan it is.
+// Whether a plan is for this shape (and, with `here`, this machine) and has one valid choice for every operation. name: its source.
 static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool here, problem *why) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(plan, "operations"), *item;
     const char *shape = json_text(plan, "shape"), *machine = json_text(plan, "machine");
     const int count = cf_tuner_operations(p->tuner);
     if (!cJSON_IsObject(list) || !shape || !machine)
-        return unsound(why, name, "is damaged: it is no JSON object with \"shape\", \"machine\" and \"operations\"", "");
+        return unsound(why, name, "is damaged: it is not a JSON object with \"shape\", \"machine\" and \"operations\"", "");
     if (strcmp(shape, p->shape) != 0)
-        return problem_set(why, "leave --plan away to find one while training", "the plan in %s is for %s; this run is %s", name,
+        return problem_set(why, "leave out --plan to find one while training", "the plan in %s is for %s; this run is %s", name,
                            shape, p->shape);
     if (here && strcmp(machine, p->machine) != 0)
         return problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
@@ -47,8 +46,7 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
         while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
         if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
         if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, choice))
-            return unsound(why, name, "has no way for this operation that it can run by (ring:2, direct, once, none, slice:4): ",
-                           item->string);
+            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for the operation ", item->string);
     }
     for (int i = 0; i < count; i++) {
         const char *operation = cf_tuner_operation(p->tuner, i).name;
@@ -57,7 +55,7 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
     return cJSON_GetArraySize(list) == count || unsound(why, name, "names an operation twice", "");
 }
 
-// Sets the choices of a plan that fits; of another none.
+// Sets the choices of a plan if it fits.
 static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
     cJSON *plan = cJSON_Parse(text);
     const bool ok = fits(p, plan, name, here, why);
@@ -94,7 +92,7 @@ static char *read_shared(const char *path, cf_transport *transport, problem *why
 
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version) {
     problem why;
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0, .anew = strcmp(o->plan, "new") == 0};
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0, .search_again = strcmp(o->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
              "tp %lld x dp %lld, %s, %lld layers of %lld channels, %lld heads, vocabulary %lld, %lld tokens, micro-batch %lld, %s",
              (long long)o->tp, (long long)o->dp, o->strategy, (long long)o->layers, (long long)o->channels, (long long)o->heads,
@@ -102,7 +100,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %lld threads, %s, version %s",
              transport->name, transport->size, transport->local_size, transport->local_cores, (long long)o->threads,
              cf_device_name(), version);
-    if (*o->plan && !p->anew) {
+    if (*o->plan && !p->search_again) {
         p->given = read_shared(o->plan, transport, &why);
         if (!p->given) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
     }
@@ -118,15 +116,15 @@ void plan_free(run_plan *p) {
 
 void plan_start(run_plan *p, const char *saved, int64_t steps) {
     problem why = {"", ""};
-    bool search = !p->given && (p->anew || steps >= PLAN_WORTH_STEPS);
+    bool search = !p->given && (p->search_again || steps >= PLAN_WORTH_STEPS);
     if (!p->tuner) return;
     if (p->given && !apply(p, p->given, "--plan", false, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-    const bool resumed = !p->given && !p->anew && saved && apply(p, saved, "the checkpoint", false, &why),
+    const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why),
                cached = !p->given && !resumed && p->cached && apply(p, p->cached, "--out", true, &why);
     if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, search && !resumed);
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
-        printf("plan      %d ways are not tried: their staging would take more than half of the memory that is left\n",
+        printf("plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                cf_tuner_left_out(p->tuner));
     p->known = p->given || resumed || cached;
     p->trying = cf_tuner_trying(p->tuner);
@@ -159,19 +157,19 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     printf("\n");
     for (int i = 0; i < cf_tuner_operations(t); i++) {
         cf_tuned o = cf_tuner_operation(t, i);
-        char way[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, way);
-        printf("  %-42s %-9s", o.name, way);
+        char choice[CF_CHOICE_NAME];
+        cf_choice_print(o.choice, choice);
+        printf("  %-42s %-9s", o.name, choice);
         if (!isnan(o.ms)) printf(" %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
         printf("\n");
-        LOG_ADD(log, FIELD(o.name, way));
+        LOG_ADD(log, FIELD(o.name, choice));
     }
     log_end(log);
     fflush(stdout);
     problem why;
     char *text = *p->path ? print(p) : NULL;
     if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
-        fprintf(stderr, "warning: %s; training goes on\n", why.what);
+        fprintf(stderr, "warning: %s; training continues\n", why.what);
     free(text);
 }
 
@@ -185,9 +183,9 @@ void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
     if (++p->steps % PLAN_WINDOW != 0) return;
     if (p->first_ms == 0)
         p->first_ms = p->window_ms;
-    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) { // than in the first window after the trials
+    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
         progress_break();
-        printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine has changed for good, "
+        printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine has changed permanently, "
                "--plan new finds another plan\n",
                PLAN_WINDOW, (long long)step + 1, 100 * (p->window_ms / p->first_ms - 1));
         p->first_ms = INFINITY; // once

@@ -1,5 +1,5 @@
-// The plan of a run: how each operation travels, as the tuner found it (commfuse/tune.h) or somebody wrote it. --out DIR/plan.json,
-// every checkpoint and the file of --plan have the same text:
+// The plan of a run: the schedule of each operation, found by the tuner (commfuse/tune.h) or written by hand. --out DIR/plan.json,
+// every checkpoint and the file of --plan hold the same text:
 //
 //   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are
 //     "machine": "mpi, 2 ranks, 2 a host, …",                       where they were timed
@@ -15,27 +15,27 @@
 CF_EXTERN_C_BEGIN
 
 typedef struct run_plan {
-    cf_tuner *tuner;               // NULL: nothing to choose
-    char shape[256], machine[256]; // of this run
-    char path[PATH_MAX];           // of plan.json; "": none is written
-    char *given, *cached;          // texts of --plan and of DIR/plan.json; NULL: none
-    bool root, trying, anew;       // anew: --plan new
-    bool known;                    // by trials, or from one of the texts
-    int64_t steps;                 // since trials ended
-    double first_ms, window_ms;    // time of PLAN_WINDOW steps: the first, the last
+    cf_tuner *tuner;                 // NULL: nothing to choose
+    char shape[256], machine[256];   // of this run
+    char path[PATH_MAX];             // of plan.json; "": none is written
+    char *given, *cached;            // texts of --plan and of DIR/plan.json; NULL: none
+    bool root, trying, search_again; // search_again: --plan new
+    bool known;                      // from trials or from one of the texts
+    int64_t steps;                   // since trials ended
+    double first_ms, window_ms;      // time of the first and of the last PLAN_WINDOW steps
 } run_plan;
 
-// Rank 0 reads the files, and all ranks get the same. Dies together if --plan cannot be read.
+// Rank 0 reads the files for all ranks. Dies together if --plan cannot be read.
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version);
 void plan_free(run_plan *p);
 
-enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the plan of the arithmetic
-// Chooses a way for each operation: from --plan, else from `saved` (the checkpoint's text, or NULL), else from DIR/plan.json. Without
-// a plan, or with that of DIR alone, it then tries ways, if enough `steps` are left. Dies together if --plan does not fit.
+enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the predicted plan
+// Uses the plan of --plan, else `saved` (the checkpoint's text, or NULL), else DIR/plan.json. With no plan, or that of DIR, trials
+// follow if enough `steps` are left. Dies together if --plan does not fit.
 void plan_start(run_plan *p, const char *saved, int64_t steps);
 void plan_explain(const run_plan *p, FILE *out); // for --dry-run
 char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
-// After each step. Prints, logs and writes the plan when trials have ended; later reports once that steps have become slower.
+// After each step. Prints, logs and writes the plan when trials have ended; later reports once if steps have become slower.
 void plan_step(run_plan *p, logfile *log, int64_t step, double ms);
 
 CF_EXTERN_C_END

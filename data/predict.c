@@ -9,7 +9,7 @@
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
 static const char *const modes[] = {"ideal", "none", "slice", "commfuse", "auto"};
 enum { IDEAL, NONE, SLICE, COMMFUSE, AUTO, MODES };
-static const double PAYS = 0.02; // overlap: this part of a step
+static const double PAYS = 0.02; // the part of a step that overlap must save
 
 typedef struct forecast {
     cf_played played;
@@ -22,7 +22,7 @@ void predict_options(options *o, machine *m) {
     problem why;
     if (!machine_read(m, o->predict, &why)) cf_die_together(why.hint, "%s", why.what);
     if (*o->init_from || *o->out || *o->export_to)
-        cf_die_together("leave it away: --model, or --layers, --channels and --heads, give the shape",
+        cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
                         "--predict reads and saves no model, but --%s is given",
                         *o->init_from ? "init-from"
                         : *o->out     ? "out"
@@ -30,7 +30,7 @@ void predict_options(options *o, machine *m) {
     o->dry_run = true;
     if (strcmp(o->dtype, "auto") == 0) o->dtype = m->dtype;
     if (strcmp(o->dtype, m->dtype) != 0)
-        cf_die_together("name another MACHINE.json, or leave --dtype away", "the rates in %s are of %s, not of --dtype %s",
+        cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",
                         o->predict, m->dtype, o->dtype);
     if (o->vocab == 0 && !*o->train) o->vocab = GPT2_WORDS;
 }
@@ -51,7 +51,7 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     forecast f = {0};
     const int64_t world = o.tp * o.dp, players = o.predict_all ? world : o.tp;
     if (players > CF_PLAYERS_MAX)
-        cf_die_together(o.predict_all ? "leave --predict-all away" : "lower --tp",
+        cf_die_together(o.predict_all ? "leave out --predict-all" : "lower --tp",
                         "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
     predicted_rank *rank = calloc((size_t)players, sizeof *rank);
     const cf_record *records[CF_PLAYERS_MAX];
@@ -70,7 +70,7 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     return f;
 }
 
-// --- what is printed ---
+// --- output ---
 
 static const char *bound(const cf_played *p) {
     const char *names[] = {"products", "attention", "memory", "communication", "the host", "transfers that slow kernels"};
@@ -103,17 +103,9 @@ static void print_modes(const forecast *f, FILE *out) {
     }
 }
 
-static void print_unknown(const options *o, const machine *m, FILE *out) {
-    fprintf(out,
-            "Rates are those of %s. Not known: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
-            "load, other users, input, saving. auto: the plan of the arithmetic; trials may find a better one.\n",
-            o->predict);
-    if (m->hardware.gpu) fprintf(out, "Between GPUs, %s has copy engines for exchanges, no kernels.\n", m->hardware.link[0].name);
-}
-
 // --- meshes ---
 
-// Sequences a rank and step stay the same: a replica of tp ranks takes tp times as many.
+// Each rank keeps its number of sequences, so a replica of tp ranks has tp times as many.
 static bool set_mesh(options *o, const options *given, int64_t ranks, int64_t tp) {
     *o = *given;
     o->tp = tp, o->dp = ranks / tp, o->micro_batch = given->micro_batch * tp;
@@ -175,5 +167,9 @@ void predict(const options *o, const machine *m, predict_record *record, void *t
         print_modes(f, out);
         if (!f[AUTO].fits) fprintf(out, "This does not fit: a rank has %.1f GiB\n", m->hardware.memory_bytes / (1 << 30));
     }
-    print_unknown(o, m, out);
+    fprintf(out,
+            "The rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
+            "load, other users, input, saving. auto: the predicted plan; trials may find a better one.\n",
+            o->predict);
+    if (m->hardware.gpu) fprintf(out, "Copy engines, not kernels, do the exchanges over %s.\n", m->hardware.link[0].name);
 }

@@ -1,5 +1,5 @@
-// --predict: what steps of this command would take on the machine of MACHINE.json. Ranks' steps are recorded by the trainer
-// itself (commfuse/record.h) and played (commfuse/playback.h); here are the modes and meshes, and what is printed.
+// --predict: the time of a step of this command on the machine of MACHINE.json. The trainer records the steps of its ranks
+// (commfuse/record.h), commfuse/playback.h replays them; this file chooses modes and meshes and prints the results.
 #ifndef PREDICT_H
 #define PREDICT_H
 
@@ -14,11 +14,12 @@ typedef struct predicted_rank {
     int64_t memory; // bytes
     double flops;   // of a token, as MFU counts them
 } predicted_rank;
-// Records steps of world rank `rank` of the mesh in o: begins with a mark, as each step does, and ends with one.
+// Records steps of world rank `rank` of the mesh in o, with a mark before each step and after the last.
 typedef void predict_record(void *trainer, const options *o, int rank, int players, predicted_rank *to);
 
-// Dies if MACHINE.json or the mesh is unsound.
-void predict_options(options *o, machine *m); // what follows from MACHINE.json; before the program is chosen
+// Both die if MACHINE.json or the mesh is unsound. predict_options() sets the options that follow from MACHINE.json; call it before
+// recipe_choose_program().
+void predict_options(options *o, machine *m);
 void predict(const options *o, const machine *m, predict_record *record, void *trainer, FILE *out);
 
 CF_EXTERN_C_END

@@ -6,15 +6,13 @@
              … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
     zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
-An input is a file, a directory with all files in it, or - for standard input; gzip's files are unpacked. The inputs, in the
-order given, are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .json or --format jsonl)
-each line is an object whose "text" is a document. Other text is divided by --documents. For gpt2 a token <|endoftext|> comes
-between two documents. Text is read and encoded in pieces, cut where the encoding would have cut too, so memory does not grow
-with the input.
+An input is a file, a directory (all files in it), or - for standard input; gzip files are unpacked. The inputs, in the order given,
+are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .ndjson, .json or --format jsonl) each line is
+an object whose "text" is a document; --documents splits other text. For gpt2 a token <|endoftext|> goes between two documents. Text
+is read and encoded in pieces, cut at places where the encoding cuts too, so memory does not grow with the input.
 
-Nothing in DIR changes until everything is written, into a directory of this run's own in DIR: then files are renamed, and
-shards that an earlier, larger run has left are removed, so that DIR is always one data set. What a killed run has left, the
-next one removes.
+Files are written to a temporary directory in DIR and renamed when all are complete; shards of an earlier, larger run are then
+removed, so that DIR is always one data set. The next run removes the temporary directory of a killed one.
 
 Formats (little-endian): token files are those of data/tokens.h, tokenizer.bin is that of data/vocabulary.h.
 """
@@ -45,21 +43,21 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_TOKENS = 50257
 # How GPT-2 splits text before it merges bytes.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # what \s is there; Python's is more
+BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of that pattern; Python's has more
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
-# The first bytes of files that are no text, and what they are.
+# The first bytes of files that are not text, and their kind.
 NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
            b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
            struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 PIECE_BYTES = 1 << 18
-LONG_RUN = 1 << 16  # of blanks; from a million on the tokenizer's pattern fails
+LONG_RUN = 1 << 16  # of blanks; with a million the tokenizer's pattern fails
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 PROGRESS_S = 2
 
 
 class Problem(Exception):
-    """What is wrong, and perhaps what to do about it."""
+    """An error, and perhaps a hint."""
 
     def __init__(self, what, hint=""):
         super().__init__(what)
@@ -68,7 +66,7 @@ class Problem(Exception):
 
 @contextlib.contextmanager
 def about(name):
-    """Errors within name this input."""
+    """Adds the name of the input to errors."""
     try:
         yield
     except Problem as problem:
@@ -78,12 +76,12 @@ def about(name):
 
 
 def say(text, file):
-    """Prints. That nobody reads it, or that its disk is full, does not stop the work."""
+    """Prints. A closed pipe or a full disk does not stop the work."""
     try:
-        if file is not None:  # else it was closed when the program began
+        if file is not None:  # None: it was closed when the program began
             print(text, file=file, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python tries once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python flushes again when it ends
 
 
 def note(text):
@@ -129,7 +127,7 @@ class GPT2:
                 yield self.tokens(words, part)
 
     def tokens(self, text, part):
-        """A long run of blanks can only be at the beginning. All but the last blank of it is one word to the pattern."""
+        """A long run of blanks can only be at the beginning. The pattern takes all of it but the last blank as one word."""
         run = re.match(BLANK + "*", text).end()
         run = 0 if run < LONG_RUN else run - (run < len(text))
         try:
@@ -137,9 +135,9 @@ class GPT2:
             return little_endian(first + self.encoding.encode_ordinary(text[run:]))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # its panics are no Exceptions
+        except BaseException as error:  # a panic in Rust is not an Exception
             raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
-                          "look at the text there; leave it out, or report this to tiktoken") from None
+                          "check the text there; leave it out, or report this to tiktoken") from None
 
     def tokenizer_file(self):
         header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
@@ -157,11 +155,11 @@ def load_gpt2(bpe_dir):
     if bpe_dir is None:
         try:
             return tiktoken.get_encoding("gpt2")
-        except Exception as error:  # whatever the network and its libraries raise
+        except Exception as error:  # network libraries raise all kinds
             raise Problem(f"GPT-2's vocabulary cannot be downloaded: {error}",
                           "give a directory with vocab.bpe and encoder.json: --bpe-dir DIR") from None
     files = [os.path.join(bpe_dir, name) for name in ("vocab.bpe", "encoder.json")]
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # it would remember local files by name, even if they change
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # tiktoken caches local files by name, even if they change
     try:
         ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files)
     except OSError as error:
@@ -183,12 +181,12 @@ def little_endian(tokens):
 
 
 def text_of(line, at, errors):
-    """The text of a line of JSON, with no half of a surrogate pair in it."""
+    """The text of a line of JSON; half a surrogate pair is an error."""
     try:
         text = json.loads(line.decode("utf-8", errors))["text"]
         return text.encode("utf-8", errors).decode("utf-8")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise Problem(f'the line at byte {at} is no JSON object with a "text": {type(error).__name__} {error}',
+        raise Problem(f'the line at byte {at} is not a JSON object with a "text": {type(error).__name__} {error}',
                       "one object a line, for instance {\"text\": \"…\"}; --format text takes the file as it is") from None
 
 
@@ -205,10 +203,10 @@ def decoded(part, errors):
 
 
 def whole_words(texts, part):
-    """Text in other parts, which encode to the same tokens as the whole.
+    """The same text, cut at other places, where the parts encode to the same tokens as the whole.
 
-    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in
-    front of that blank is exact. Everything after the last such place waits for the next piece.
+    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so a cut before that blank is exact.
+    The text after the last such place waits for the next piece.
     """
     pending, length = [], 0
     for text in filter(None, texts):
@@ -220,8 +218,8 @@ def whole_words(texts, part):
         pending.append(text)
         length += len(text)
         if length > LONGEST_WORD:
-            raise Problem(f"the {length} characters up to about byte {part.at} are all blanks, or hold none to cut at",
-                          "put line feeds between its sentences, or leave that stretch out")
+            raise Problem(f"the {length} characters up to about byte {part.at} are all blanks, or have no blank to cut at",
+                          "put line feeds between sentences, or leave out that part")
     if pending:
         yield "".join(pending)
 
@@ -233,7 +231,7 @@ def last_cut(text):
 
 
 class Source:
-    """A file of text, or of lines of JSON, packed by gzip or not. Offsets are of what is in it, unpacked."""
+    """A file of text or of lines of JSON, packed by gzip or not. Offsets are in the unpacked text."""
 
     def __init__(self, path, form, name=None):
         self.path, self.name = path, name or path
@@ -301,7 +299,7 @@ def find_sources(names, form, output):
                 raise Problem(f"--input {name} is a directory without files", "name the text files")
             sources += [Source(path, form) for path in found]
         elif os.path.exists(name) and not os.path.isfile(name):
-            raise Problem(f"--input {name} is not a file, and has no size to split", "… | data/prepare.py --input -")
+            raise Problem(f"--input {name} is not a regular file, so it cannot be split", "… | data/prepare.py --input -")
         else:
             sources.append(Source(name, form))
     return sources
@@ -324,7 +322,7 @@ def split_input(sources, val_fraction):
 
 
 class Progress:
-    """A line on standard error every other second, so that nothing runs long in silence."""
+    """Prints a line on standard error every other second."""
 
     def __init__(self, total):
         self.total, self.done, self.start, self.printed = total, 0, time.monotonic(), time.monotonic()
@@ -341,7 +339,7 @@ class Progress:
 
 
 class Output:
-    """Files of a directory that appear all at once: written in a locked directory in it, renamed by commit()."""
+    """Files of a directory that appear all at once: written to a locked temporary directory in it, renamed by commit()."""
 
     def __init__(self, directory):
         self.directory, self.names = directory, []
@@ -368,9 +366,9 @@ class Output:
                 raise Problem(f"another prepare.py writes into {self.directory}",
                               "wait for its end, or choose another --out") from None
             except FileNotFoundError:
-                pass  # its run was killed before it had a lock
+                pass  # its run was killed before it made the lock
             except OSError:
-                continue  # another user's, or a file system without locks: nobody can tell
+                continue  # another user's, or a file system without locks: its run may be alive
             shutil.rmtree(path, ignore_errors=True)
 
     def create(self, name):
@@ -378,14 +376,14 @@ class Output:
         return open(os.path.join(self.own, name), "xb")
 
     def commit(self):
-        """Old and new files do not belong together, so this cannot be interrupted. Returns the old names it has removed."""
+        """Ignores signals, because old and new files do not belong together. Returns the old files that it has removed."""
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
         paths = {name: os.path.join(self.directory, name) for name in os.listdir(self.directory)
                  if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
         for path in paths.values():
             if os.path.isdir(path):
-                raise Problem(f"{path} is a directory, where a file of the data set has to be", "remove it")
+                raise Problem(f"{path} is a directory, but a file of the data set has this name", "remove it")
         for name in self.names:
             os.replace(os.path.join(self.own, name), os.path.join(self.directory, name))
         gone = [paths[name] for name in sorted(set(paths) - set(self.names))]
@@ -399,7 +397,7 @@ class Output:
 
 
 def sync_directory(directory):
-    """New names survive a power cut only after this."""
+    """Makes new names survive a power cut."""
     opened = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -432,7 +430,7 @@ def encoded(parts, encoder):
 
 
 def write_split(output, split, chunks, shard_tokens):
-    """Token files SPLIT_000000.bin, SPLIT_000001.bin, …, each of shard_tokens tokens but the last. Returns the numbers of both."""
+    """Writes SPLIT_000000.bin, SPLIT_000001.bin, …, all but the last of shard_tokens tokens. Returns split, files and tokens."""
     def close():
         file.seek(0)
         file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, (total - 1) % shard_tokens + 1))
@@ -472,16 +470,16 @@ def parse_arguments(arguments):
     add("--input", nargs="+", action="extend", required=True, metavar="FILE",
         help="files, directories, or - for standard input, in this order")
     add("--out", required=True, metavar="DIR", help="directory of the token files")
-    add("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
+    add("--encoding", choices=["byte", "gpt2"], default="byte", help="bytes, or GPT-2's tokens")
     add("--bpe-dir", metavar="DIR", default=argparse.SUPPRESS, help="for gpt2: vocab.bpe and encoder.json; else downloaded")
     add("--format", choices=["auto", "text", "jsonl"], default="auto",
-        help="auto: JSON lines, with a text each, in files named .jsonl, .ndjson or .json")
+        help="auto: files named .jsonl, .ndjson or .json are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
-        help=f"for gpt2: what ends a document of text: its file (default), blank lines, or {END_OF_TEXT}")
+        help=f"for gpt2: documents of text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
-        help="for gpt2: bytes that are not UTF-8 are refused (default), or U+FFFD takes their place")
+        help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
     add("--val-fraction", metavar="X", default=0.1, type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
-        help="part of the text, from its end, that is for validation")
+        help="share of the text, at its end, for validation")
     add("--shard-tokens", metavar="N", default=100_000_000, type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
         help="most tokens in one file")
     options = parser.parse_args(arguments)
@@ -500,7 +498,7 @@ def prepare(options):
             raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
         if lines and "documents" in options.gpt2:
-            raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave --documents away")
+            raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave out --documents")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
         written = [write_split(output, split, encoded(parts, encoder), options.shard_tokens)
@@ -513,7 +511,7 @@ def prepare(options):
     finally:
         output.abandon()
     for path in gone:
-        say(f"removed {path}, left from an earlier run", sys.stdout)
+        say(f"removed {path} of an earlier run", sys.stdout)
     for split, files, total in written:
         if files > 0:
             pattern = shlex.quote(os.path.join(options.out, split) + "_*.bin")
@@ -521,8 +519,8 @@ def prepare(options):
 
 
 def status_of(work, out):
-    """Does the work and returns the exit status. Errors are printed, with OUT where no other name is known."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and removes what has been written
+    """Does the work and returns the exit status. Prints errors, with OUT if they have no file name."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` removes unfinished files
     try:
         work()
     except Problem as problem:

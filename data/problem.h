@@ -1,4 +1,4 @@
-// An error as a value, where the caller may have another file, checkpoint or rank to turn to. A caller that has not ends the run:
+// An error as a value, for callers that may use another file, checkpoint or rank instead. Other callers end the run:
 // cf_die(problem_hint(why, NULL), "%s", why->what).
 #ifndef PROBLEM_H
 #define PROBLEM_H
@@ -16,7 +16,7 @@ typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
 } problem;
 
-// Always false, so that a check can return it. hint may be NULL.
+// Returns false, so that a check can return it. hint may be NULL.
 CF_PRINTF(3, 4)
 static inline bool problem_set(problem *why, const char *hint, const char *format, ...) {
     va_list arguments;
@@ -28,12 +28,12 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
     return false;
 }
 
-// What to do next; `otherwise` where the problem does not say.
+// The hint of the problem, or else `otherwise`.
 static inline const char *problem_hint(const problem *why, const char *otherwise) {
     return *why->hint ? why->hint : otherwise;
 }
 
-// Adds a line to what is there already, as far as there is room.
+// Appends a line, if there is room.
 static inline void problem_add(problem *why, const problem *more) {
     size_t length = strlen(why->what);
     snprintf(why->what + length, sizeof why->what - length, "%s%s", length ? "\n" : "", more->what);

@@ -20,7 +20,7 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
     name = name ? name + 1 : path;
     if (*o->predict && strcmp(name, other) == 0) return;
     if (strcmp(name, other) == 0)
-        cf_die_together("rename it to what it was built as", "--dtype %s needs the program %s, but that is this one, for %s",
+        cf_die_together("rename it to the name it was built with", "--dtype %s needs the program %s, but that is this one, for %s",
                         o->dtype, path, dtype);
     strcpy(name, other);
     execv(path, argv);
@@ -32,13 +32,13 @@ void recipe_check(options *o) {
     const bool fixed = options_given(o, "route") || options_given(o, "slices");
     const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
     if (wrong && *o->out)
-        cf_die_together("leave --out away, or choose another --overlap",
+        cf_die_together("leave out --out, or choose another --overlap",
                         "--overlap %s computes wrong results by construction and saves nothing, but --out %s is given", o->overlap,
                         o->out);
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
         cf_die_together("name a directory with --out DIR", "--%s needs --out", *o->export_to ? "export" : "save-every");
     if (*o->export_to && (o->dry_run || *o->init_from))
-        cf_die_together("leave one of them away", "--export writes the model of --out DIR; --%s contradicts it",
+        cf_die_together("leave out one of them", "--export writes the model of --out DIR; --%s contradicts it",
                         o->dry_run ? "dry-run" : "init-from");
     if (o->hellaswag_every > 0 && !*o->hellaswag)
         cf_die_together("name a file with --hellaswag FILE", "--hellaswag-every needs --hellaswag");
@@ -50,15 +50,16 @@ void recipe_check(options *o) {
                         "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", o->trace_steps,
                         (long long)o->steps, o->trace);
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
-        cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
-                        "--check-wire looks at exchanges between ranks; with --overlap %s there are none", o->overlap);
+        cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
+                        "--check-wire checks exchanges between ranks; with --overlap %s there are none", o->overlap);
     if (fixed && options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0)
-        cf_die_together("add --overlap commfuse or slice, or leave it away",
+        cf_die_together("add --overlap commfuse or slice, or leave it out",
                         "--%s fixes what --overlap auto chooses for each operation",
                         options_given(o, "route") ? "route" : "slices");
     if (fixed && !options_given(o, "overlap")) o->overlap = "commfuse";
     if (*o->plan && strcmp(o->overlap, "auto") != 0)
-        cf_die_together("leave one of them away", "--plan says how each operation travels, and so does --overlap %s", o->overlap);
+        cf_die_together("leave out one of them", "--plan sets the schedule of each operation, and so does --overlap %s",
+                        o->overlap);
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
                         "--decay-steps %lld ends the schedule before --warmup %lld has", (long long)o->decay_steps,

@@ -1,4 +1,4 @@
-// What follows from the options alone.
+// Values that follow from the options alone.
 #ifndef RECIPE_H
 #define RECIPE_H
 
@@ -6,19 +6,19 @@
 
 CF_EXTERN_C_BEGIN
 
-// Layers are compiled for one type of elements: `dtype` in this program. If o asks for the other one, this process becomes the
-// program `other`, which is in the same directory.
+// A program is compiled for one element type, here `dtype`. If o has the other type, this process becomes the program `other` of
+// the same directory.
 void recipe_choose_program(options *o, const char *dtype, const char *other, char **argv);
 // Dies together if options contradict each other. --route and --slices alone mean --overlap commfuse.
 void recipe_check(options *o);
-// Sets --tp, --dp and --slices where they were not given. Returns the ranks of the mesh: in a dry run they may be more than `ranks`.
+// Sets --tp, --dp and --slices if they are 0. Returns the ranks of the mesh, in a dry run perhaps more than `ranks`.
 int recipe_mesh(options *o, int ranks);
-// Micro-batches in a step; o->batch 0 becomes one. Dies together if that is no whole number. After recipe_mesh().
+// Micro-batches in a step; sets o->batch if it is 0. Dies together if that is not a whole number. After recipe_mesh().
 int recipe_accumulation(options *o);
 
 double recipe_learning_rate(const options *o, int64_t step);
 bool recipe_due(int64_t every, int64_t step); // 0: never
-// Whether samples, or HellaSwag, are due before this step, or after the last one.
+// Whether samples, or HellaSwag, are due before this step, or after the last step (last).
 bool recipe_sample_due(const options *o, int64_t step, bool last);
 bool recipe_hellaswag_due(const options *o, int64_t step, bool last);
 // Whether a validation, a sample, a save or the end of the run comes before the next step.

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { BYTE_VOCABULARY_MAX = 1024 }; // a larger vocabulary is not of bytes
+enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -74,20 +74,20 @@ void report_config(run_report *r) {
     log_end(r->log);
 }
 
-// OpenMP's threads keep their cores while they wait, unless the environment says otherwise before the program starts. Where they are
-// more than the cores, each wait lasts as long as the time slices of others.
-static void print_crowd(const run_report *r) {
+// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
+// each wait then lasts as long as the time slices of other threads.
+static void print_shared_cores(const run_report *r) {
     int threads = (int)r->o->threads;
     if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
-        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: threads that wait for "
-               "each other hold up those that work\n",
+        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
+               "cores from those that compute\n",
                r->transport->local_cores, r->transport->local_size, threads);
     else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
-        printf("cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+        printf("cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
                r->transport->local_cores, r->transport->local_size);
 }
 
-// A model with a vocabulary of words accepts bytes as tokens, and its losses mean nothing.
+// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
     if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
         printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
@@ -106,9 +106,9 @@ void report_banner(const run_report *r) {
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
            r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
-        print_crowd(r);
+        print_shared_cores(r);
     if (strcmp(o->overlap, "auto") == 0)
-        printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
+        printf("overlap   auto: --dry-run prints the schedule of each operation\n");
     else
         printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "",
                (long long)o->slices, o->slices == 1 ? "" : "s");
@@ -129,7 +129,7 @@ void report_banner(const run_report *r) {
     printf("memory    %.1f MiB per rank%s\n", (double)cf_memory_bytes() / 1048576,
            strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
     if (strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0)
-        printf("NO WIRE   transfers are left out: results are wrong by construction, this run only measures time\n");
+        printf("NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
     fflush(stdout);
 }
 
@@ -147,12 +147,12 @@ void report_figures(const step_report *step, cf_trace *trace, saver *s, double m
 }
 
 typedef struct step_times {
-    double ms;                  // by rank 0's clock: of all steps, it adds up to the time of the run
-    double exposed_ms, comm_ms; // the longest
-    double exposed_mean_ms;     // over the ranks
+    double ms;                  // by rank 0's clock, so that the sum over steps is the time of the run
+    double exposed_ms, comm_ms; // the maximum over ranks
+    double exposed_mean_ms;     // over ranks
     double lag_ms;              // how much longer the slowest rank computes than the median
     int slowest;                // rank
-    int stop;
+    int stop;                   // a signal, 0: none
 } step_times;
 
 static int ascending(const void *a, const void *b) {
@@ -160,8 +160,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// If a rank had missed a step, its messages would be taken for another step's: nothing would hang, and all would be wrong. The rank
-// that waits least is the one that the others wait for.
+// Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
+// rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS]};
     double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
@@ -201,7 +201,7 @@ static void show_step(const run_report *r, const step_report *s, const step_time
 
 int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (checkpoints) saver_advance(checkpoints, all, stride); // it may exchange more, so it comes last
+    if (checkpoints) saver_advance(checkpoints, all, stride); // it may exchange more, which overwrites `all`
     double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
@@ -252,7 +252,7 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
-        if (!*at) *at = ' '; // bytes of a model without words
+        if (!*at) *at = ' '; // a zero byte is a token of a model without words
     cf_printable(text);
     report_line(r, "step %5lld  sample\n%s\n---\n", (long long)step, text);
     LOG_LINE(r->log, "sample", FIELD("step", step), FIELD("ms", ms), FIELD("text", text));
@@ -272,7 +272,7 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
         return;
     }
     progress_break();
-    fprintf(stderr, "warning: %s; training goes on\n", why.what);
+    fprintf(stderr, "warning: %s; training continues\n", why.what);
 }
 
 // --- the end ---

@@ -1,9 +1,8 @@
-// See checkpoint.h. For given numbers of runs and elements there is one right header, the one that is written here. A reader
-// takes the two numbers from a header, makes the right one, and compares: any other is damage. Then the file's size must be
-// what they give, and all offsets follow from them.
+// See checkpoint.h. The numbers of runs and elements determine the whole header and the size of the file. A reader takes these two
+// numbers from the header, makes the header that they determine, and compares both: a difference is damage.
 //
-// All runs of all files are sorted by tensor, layer and first element; a range is found by a search and then follows from
-// one run to the next, whichever files they are in.
+// The runs of all files are sorted by tensor, layer and first element. A range is found by bisection and continues from one run to
+// the next, whichever files they are in.
 #include "checkpoint.h"
 #include "durable.h"
 #include "input.h"
@@ -12,8 +11,8 @@
 #include <xxhash.h>
 
 enum { LENGTH_BYTES = 8, ALIGNMENT = 64, HEADER_MAX = 512, RUN_BYTES = sizeof(state_run) };
-static const int64_t max_number = INT64_C(1) << 50; // of a run's field: sums of two are far from overflowing
-static const int64_t max_count = 1000000000000;     // of runs and elements: no size of a file overflows
+static const int64_t max_number = INT64_C(1) << 50; // in a run's field: a sum of two does not overflow
+static const int64_t max_count = 1000000000000;     // of runs and elements: the size of the file does not overflow
 static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
 
 // The first bytes of the file. Returns how many.
@@ -53,9 +52,9 @@ bool saved_state_write(const char *path, const rank_state *state, manifest_file 
     return ok;
 }
 
-typedef struct part { // of the state: a file
+typedef struct part { // one file of the state
     input in;
-    int64_t runs, elements, runs_at, values_at; // at: the first byte
+    int64_t runs, elements, runs_at, values_at; // at: offset of the first byte
 } part;
 
 typedef struct located_run {
@@ -77,7 +76,7 @@ static bool read_header(part *p, problem *why) {
     char found[HEADER_MAX] = "", right[HEADER_MAX], promise[64];
     const int64_t most = p->in.bytes < HEADER_MAX - 1 ? p->in.bytes : HEADER_MAX - 1;
     if (!input_read(&p->in, 0, found, most, why)) return false;
-    // No number of more digits than these is right, and none of fewer overflows.
+    // A number with more digits is wrong, and one with as many does not overflow.
     if (most < LENGTH_BYTES ||
         sscanf(found + LENGTH_BYTES,
                "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13" SCNd64
@@ -88,7 +87,7 @@ static bool read_header(part *p, problem *why) {
     p->runs_at = make_header(right, p->runs, p->elements);
     p->values_at = p->runs_at + p->runs * RUN_BYTES;
     if (p->runs_at > most || memcmp(found, right, (size_t)p->runs_at) != 0)
-        return damaged(why, p->in.path, "its header is not the one for its runs and elements");
+        return damaged(why, p->in.path, "its header does not fit its numbers of runs and elements");
     snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs, (long long)p->elements);
     return input_check_size(&p->in, p->values_at + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise, why);
 }
@@ -109,7 +108,7 @@ static bool read_runs(saved_state *s, const part *p, problem *why) {
     return ok;
 }
 
-// By tensor, layer and first element: the first three numbers.
+// Compares the first three numbers of two runs: tensor, layer and first element.
 static int by_place(const void *a, const void *b) {
     const int64_t *x = a, *y = b;
     for (int i = 0; i < 3; i++)
@@ -156,7 +155,7 @@ void saved_state_close(saved_state *s) {
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why) {
     const state_run place = {tensor, layer, first, count, 0};
-    int64_t done = 0, i = -1; // the last run that does not begin after this place; -1: there is none
+    int64_t done = 0, i = -1; // the last run that begins at this place or before; -1: there is none
     for (int64_t high = s->runs; high - i > 1;) {
         const int64_t middle = i + (high - i) / 2;
         *(by_place(&s->run[middle], &place) <= 0 ? &i : &high) = middle;

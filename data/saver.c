@@ -1,9 +1,9 @@
-// See saver.h. All ranks decide by the exchanged stages, never by where their own thread happens to be, so all take the same path:
+// See saver.h. All ranks decide by the exchanged stages, never by the state of their threads, so all take the same path:
 //
-//   IDLE → WRITING → WRITTEN → (all of them: results are exchanged) → COMMITTING → COMMITTED → (rank 0) → IDLE
+//   IDLE → WRITING → WRITTEN → (on all ranks: they exchange results) → COMMITTING → COMMITTED → (rank 0) → IDLE
 //
-// The thread of a rank owns the copy of its state while WRITING, rank 0's owns the store while COMMITTING; each sets the next
-// stage as its last act. Its result is exchanged after that.
+// While WRITING, a rank's thread owns the copy of its state; while COMMITTING, rank 0's thread owns the store. Setting the next
+// stage is the last thing that a thread does; ranks exchange its result after that.
 #define _GNU_SOURCE
 #include "saver.h"
 #include "../commfuse/device.h"
@@ -27,11 +27,11 @@ struct saver {
     int64_t step;
     bool ok; // the thread's result
     problem why;
-    bool failed;         // the last checkpoint, on any rank
+    bool failed;         // the last checkpoint failed on some rank
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     manifest_file mine;  // this rank's
-    // Rank 0
-    checkpoint_store *store; // else NULL
+    // On rank 0 only:
+    checkpoint_store *store; // NULL on other ranks
     int64_t keep, keep_every;
     logfile *log;
     cJSON *options;
@@ -71,7 +71,7 @@ static void *work(void *saver_) {
     } else {
         problem why = {.what = ""};
         manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
-        log_sync(s->log); // a run that resumes from here has all lines up to here
+        log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
         s->ok = checkpoint_commit(s->store, &m, &s->why);
         if (s->ok && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
             fprintf(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
@@ -82,10 +82,10 @@ static void *work(void *saver_) {
 
 static void start(saver *s, stage now) {
     atomic_store(&s->stage, now);
-    s->threaded = true; // which the thread reads
+    s->threaded = true; // before it starts, because the thread reads it
     if (pthread_create(&s->thread, NULL, work, s) == 0) return;
     s->threaded = false;
-    work(s); // without a thread: slower, but the checkpoint is saved
+    work(s); // no thread to be had: training waits, but the checkpoint is saved
 }
 
 static void warn(const saver *s) {
@@ -132,7 +132,7 @@ double saver_stage(saver *s) {
     return (double)atomic_load(&s->stage);
 }
 
-// No rank is writing, and rank 0 is at this stage.
+// When no rank is writing. root: the stage of rank 0.
 static void next_stage(saver *s, stage root) {
     if (root != WRITTEN && root != COMMITTED) return;
     join(s);
@@ -146,7 +146,7 @@ static void next_stage(saver *s, stage root) {
         if (s->failed && s->store) checkpoint_abandon(s->store);
         if (!s->failed && s->store) start(s, COMMITTING);
     } else {
-        s->failed = !cf_min_host(s->transport, s->ok); // the others had no error, or nothing would be committed
+        s->failed = !cf_min_host(s->transport, s->ok); // only rank 0 commits; `ok` of the others is true here
         atomic_store(&s->stage, IDLE);
         if (s->store) (s->failed ? warn : report)(s);
     }

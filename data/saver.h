@@ -1,15 +1,15 @@
 // Saves checkpoints while the run trains.
 //
 //   begin    all ranks, between two steps: rank 0 makes the directory
-//   write    every rank has copied its state (the only time that training pauses); a thread writes the copy to the disk, without
-//            any collective
-//   stage    how far each thread is goes with what ranks exchange after every step
-//   advance  once all have written: sizes and hashes to rank 0, whose thread writes the manifest, gives the checkpoint its name and
-//            removes older ones
-//   finish   waits for all that
+//   write    after each rank has copied its state (training pauses for nothing else): a thread writes the copy to the disk, without
+//            collectives
+//   stage    each rank's stage, one of the numbers that ranks exchange after every step
+//   advance  when all have written: sends sizes and hashes to rank 0, whose thread writes the manifest, gives the checkpoint its
+//            final name and removes older ones
+//   finish   waits for all of that
 //
-// A checkpoint that cannot be written is reported by every rank that has failed; it leaves nothing, and the run continues with its
-// last checkpoint. The next save is tried when it is due.
+// Every rank that fails to write reports it. The failed checkpoint is removed, the run continues with its last one, and tries again
+// when the next save is due.
 #ifndef SAVER_H
 #define SAVER_H
 
@@ -26,9 +26,9 @@ saver *saver_create(cf_transport *transport, checkpoint_store *store, const opti
 void saver_free(saver *s); // abandons a checkpoint that is not finished
 
 // Collective; waits for a checkpoint that is still being written. described: the manifest's options, which the saver frees. False:
-// no checkpoint could be begun.
+// the checkpoint could not be begun.
 bool saver_begin(saver *s, int64_t step, struct cJSON *described);
-// copy: of this rank's state; it must not change until the next saver_begin() has returned.
+// copy: of this rank's state; it must stay unchanged until the next saver_begin() has returned.
 void saver_write(saver *s, const rank_state *copy);
 // This rank's stage. All ranks exchange it after every step, as the first of `stride` numbers, for saver_advance().
 double saver_stage(saver *s);

@@ -1,12 +1,13 @@
-// See tokens.h. Samples are read when they are asked for.
+// See tokens.h. Samples are read on request.
 //
-// Order. Every rank computes it from (seed, epoch) without a table, because samples may be billions. A Feistel network permutes
-// [0, 4^h), whatever its round function; h is the least with 4^h ≥ samples. A result outside [0, samples) goes through the network
-// again until it is inside (cycle walking): still a permutation, in fewer than four passes on average. Runs are repeated by seed, so
-// the order may not change, and a test pins it. Files are sorted by byte value, not by locale, for the same reason.
+// Order. Every rank computes it from (seed, epoch) without a table, because there may be billions of samples. A Feistel network is
+// a permutation of [0, 4^h) for every round function; h is the smallest with 4^h ≥ samples. A result outside [0, samples) goes
+// through the network again until it is inside (cycle walking): still a permutation, in fewer than four passes on average. The
+// order must never change, because a seed has to repeat a run; a test pins it. Files are sorted by byte value, not by locale, for
+// the same reason.
 //
-// Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of it, so that each thousandth part holds a whole
-// block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
+// Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of the file, so that each thousandth of it holds a
+// whole block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
 #include "tokens.h"
 #include <glob.h>
 #include <errno.h>
@@ -20,11 +21,11 @@ enum {
     MAGIC_32_BIT = 20240801,
     VERSION = 1,
     FEISTEL_ROUNDS = 8,
-    PIECE = 1 << 16,      // tokens that are read at once
+    PIECE = 1 << 16,      // tokens of one read
     BLOCK = 256,          // tokens
     BLOCKS = 1250,        // of a file
-    WHOLE_FILE = 1 << 21, // tokens; a smaller file is read whole
-    WHOLE_SET = 1 << 27,  // likewise if all files together have fewer
+    WHOLE_FILE = 1 << 21, // a file of at most as many tokens is hashed whole
+    WHOLE_SET = 1 << 27,  // all files are hashed whole if they have at most as many tokens together
     TOKEN_BYTES = sizeof(uint16_t)
 };
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
@@ -34,7 +35,7 @@ static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// How much of a pattern names something that exists, whatever characters are in it: all, or some directories.
+// The length of the part of a pattern that names an existing file or directory, so that its brackets and stars are not special.
 static size_t literal_length(const char *pattern) {
     char name[PATH_MAX];
     size_t length = strlen(pattern);
@@ -48,7 +49,7 @@ static size_t literal_length(const char *pattern) {
     return length;
 }
 
-// Sorted names; glob()'s status.
+// Finds the files, sorted by name. Returns glob()'s status.
 static int find_files(const char *pattern, glob_t *found) {
     char *escaped = cf_host_alloc(2 * (int64_t)strlen(pattern) + 1, 1, "a pattern"), *end = escaped;
     for (size_t i = 0, literal = literal_length(pattern); pattern[i]; i++) {
@@ -97,7 +98,7 @@ static void open_file(token_file *file, const char *name) {
         cf_die_together(why.hint, "%s", why.what);
 }
 
-// Continues a hash with a file, or with blocks spread over it; notes the largest token.
+// Continues a hash with a file (whole) or with blocks spread over it; updates the largest token.
 static uint64_t hash_file(tokens *t, int number, bool whole, uint64_t hash) {
     const token_file *file = &t->file[number];
     const int64_t step = whole ? PIECE : file->count / BLOCKS, length = whole ? PIECE : BLOCK;
@@ -168,7 +169,7 @@ void tokens_verify(tokens *t) {
 static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
     if (token >= vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
-                        "--verify-data looks at all tokens before a run begins",
+                        "--verify-data checks all tokens before a run begins",
                         "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", t->file[file].in.path,
                         (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
 }
@@ -208,7 +209,7 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
         cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples, (long long)b,
                (long long)B);
-    int file = 0; // the last one whose first sample is not after `sample`
+    int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;
         *(t->file[middle].first <= sample ? &file : &end) = middle;

@@ -1,9 +1,9 @@
 // Token files (llm.c's): a header of 256 int32 (20240520, 1, count, 0 …), then `count` uint16 tokens. The files that match a
-// pattern, in the order of their names, are one data set.
+// pattern, sorted by name, are one data set.
 //
-// Sample i of a file is tokens [i·T, i·T + T]: T inputs, and the same shifted by one as targets. Samples do not cross files. They
-// are numbered over all files. Epoch e visits every sample once, in a pseudo-random order that depends on (seed, e) alone, so which
-// samples a step uses depends on seed and step, never on the mesh.
+// Sample i of a file is tokens [i·T, i·T + T]: T inputs, and the same shifted by one as targets. Samples do not cross files, and
+// are numbered over all files. Epoch e visits every sample once, in a pseudo-random order that depends on (seed, e) alone. So the
+// samples of a step depend on seed and step, never on the mesh.
 #ifndef TOKENS_H
 #define TOKENS_H
 
@@ -21,22 +21,22 @@ typedef struct tokens {
     int64_t count;      // tokens in all files
     int files;
     // A hash of the files' sizes and of blocks spread over them, which detects a change of a thousandth of a file. Small files, and
-    // those that have fewer than 2^27 tokens together, are hashed whole. 53 bits: exact in a double.
+    // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
-    uint64_t hash; // of all tokens: after tokens_verify(); 0 before
-    // The largest token read so far, and where it is. In a set of bytes it is at most 255.
+    uint64_t hash; // of all tokens, after tokens_verify(); 0 before
+    // The largest token read so far, its file and its position. In a set of bytes it is at most 255.
     int largest, largest_in;
     int64_t largest_at;
     token_file *file; // (files)
     uint16_t *piece;  // a buffer of tokens
 } tokens;
 
-// Opens every file that matches, and checks its header against its size. Dies (together) naming the file, what was found and
-// expected, and what to do. T: tokens per sample. A name of an existing file or directory is not a pattern, even if it holds
+// Opens every file that matches, and checks its header against its size. Dies (together) with the name of the file, what was found
+// and expected, and what to do. T: tokens per sample. The name of an existing file or directory is not a pattern, even if it has
 // brackets or stars.
 tokens *tokens_open(const char *pattern, int64_t T);
 void tokens_close(tokens *t);
-// The first of those files, which the caller frees; NULL if there is none.
+// The name of the first of those files, which the caller frees; NULL if there is none.
 char *tokens_first_file(const char *pattern);
 void tokens_verify(tokens *t); // reads all tokens
 // Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
@@ -46,7 +46,7 @@ void tokens_check(const tokens *t, int64_t vocab);
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
 // Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is >= vocab, naming file, position
-// and value, or if the file has become shorter: nobody may write it while a run reads it.
+// and value, or if the file has become shorter.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
 
 CF_EXTERN_C_END

@@ -1,11 +1,11 @@
-// See vocabulary.h. The file stays in memory, and words point into it. A prompt is short, so encoding it may be slow: words are found
-// by bisection, and each union scans all pairs of its word.
+// See vocabulary.h. The file stays in memory, and words point into it. Encoding may be slow, because a prompt is short: each merge
+// scans all pairs of its word.
 #include "vocabulary.h"
 #include "input.h"
 #include <errno.h>
 #include <limits.h>
 
-// Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
+// Version 1 has no field for the end-of-text token: it is only used with GPT-2's vocabulary, where it is 50256.
 enum { MAGIC = 20240328, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
 
 typedef struct word {
@@ -135,14 +135,14 @@ static int by_bytes(const void *a, const void *b) {
     return x->length != y->length ? x->length - y->length : memcmp(x->bytes, y->bytes, (size_t)x->length);
 }
 
-// INT32_MAX: it is no word.
+// INT32_MAX: not a word.
 static int32_t token_of(const word *all, int64_t count, const char *bytes, int64_t length) {
     const word key = {.bytes = bytes, .length = (int)length};
     const word *found = bsearch(&key, all, (size_t)count, sizeof *all, by_bytes);
     return found ? found->token : INT32_MAX;
 }
 
-// Where the first piece of a text ends that is encoded alone. GPT-2's pattern:
+// The end of the first piece of a text, by GPT-2's pattern; pieces are encoded separately:
 //     '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static const char *piece_end(const char *text, const char *end) {
     static const char *const endings[] = {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"};
@@ -151,11 +151,11 @@ static const char *piece_end(const char *text, const char *end) {
     const char *at = text + (*text == ' ' && text + 1 < end), *last = text;
     const character_class kind = vocabulary_class_of(at);
     for (at = kind == BLANK ? text : at; at < end && vocabulary_class_of(at) == kind; at += cf_utf8_bytes(at)) last = at;
-    // Of several blanks the last one belongs to the word after them.
+    // The last of several blanks belongs to the word after them.
     return kind != BLANK || at == end || last == text ? at : last;
 }
 
-// Parts begin at part[0 … parts], which is the end; rank[i]: the token of parts i and i + 1 together.
+// Part i is the bytes [part[i], part[i + 1]); rank[i]: the token of parts i and i + 1 together.
 static int64_t encode_piece(const word *all, int64_t count, const char *text, int64_t bytes, int32_t *tokens) {
     int64_t parts = bytes, *part = cf_host_alloc(bytes + 1, sizeof *part, "a word");
     int32_t *rank = cf_host_alloc(bytes, sizeof *rank, "a word");

@@ -1,22 +1,21 @@
-# The GPU program: twins of the device, of the transports and of the layers; all else is the same source. Included by the
-# Makefile.
+# The GPU program: .cu twins of device, transports and layers; all other sources are the CPU program's. Included by the Makefile.
 #
 #     make cuda            ./train_gpt_cuda and ./train_gpt_cuda_fp32
 #     make bench-cuda      its benchmarks
 
-# NVCC, CUDA_INCLUDES, CUDA_LIBS, CUDA_ARCH: empty unless all of CUDA, cuBLAS, cuDNN and NCCL are here.
+# Sets NVCC, CUDA_INCLUDES, CUDA_LIBS and CUDA_ARCH; empty unless all of CUDA, cuBLAS, cuDNN and NCCL are found.
 $(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
 
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
 shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone) $(planned),$(wildcard commfuse/*.c layers/*.c))
 gpu_objects  := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
-data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
+data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # need cJSON and xxHash; layers do not
 real_bf16 := -DREAL_IS_BF16
 other_bf16 := fp32
 other_fp32 := bf16
 
-# gpu_variant DIRECTORY, TYPE, FAMILY: the program and its tests, of the objects FAMILY_objects and, the program alone,
-# FAMILY_data, compiled with FAMILY_cc and FAMILY_cxx, linked with FAMILY_link and FAMILY_libs.
+# gpu_variant DIRECTORY, TYPE, FAMILY: the program (of FAMILY_objects and FAMILY_data) and its tests (of FAMILY_objects), compiled
+# with FAMILY_cc and FAMILY_cxx, linked with FAMILY_link and FAMILY_libs.
 define gpu_variant
 $(1)/%.o: %.c build/machine
 	@mkdir -p $$(@D)
@@ -37,7 +36,7 @@ $(1)/tests/bench/bench_train: $$($(3)_data:%=$(1)/%)
 $(1)/tests/bench/bench_train: $(3)_test_libs += $$(CJSON)
 endef
 
-# nvcc does not know the options of compilers that MPI's wrappers give.
+# nvcc rejects the other options that MPI's wrappers print.
 MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(MPI_LIBS)))
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error) $(CUDA_INCLUDES)
@@ -66,13 +65,13 @@ $(name_bf16) $(name_fp32):
 	cp -f $< $@
 endif
 
-# What measures the device needs no more than the device.
+# Benchmarks of the device alone.
 device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
 build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
 	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
-# Asks cuDNN about GPUs that are not here, with a stand-in for their driver.
+# These query cuDNN about GPUs that are not here, with a replacement for the driver.
 build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
 build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c

@@ -5,9 +5,9 @@
 #
 #     scripts/demo.sh          DEMO_STEPS=100 scripts/demo.sh     a quick look
 #
-# Everything it makes is in build/demo. Two to three minutes of training on two cores. On tiny Shakespeare the
-# validation loss has to come below 1.88 nats per byte (nanoGPT's figure for a small model on a CPU); the exit
-# status is 0 only if it does, all parts work, and all overlap modes give the same losses.
+# All output is in build/demo. Training takes two to three minutes on two cores. On tiny Shakespeare the validation loss must fall
+# below 1.88 nats per byte (nanoGPT's figure for a small model on a CPU); the exit status is 0 only if it does, all parts work, and
+# all overlap modes give the same losses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

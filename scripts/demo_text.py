@@ -1,9 +1,9 @@
-"""Find English for the demo and print the path of the text file.
+"""Find an English text for the demo and print its path.
 
     python3 scripts/demo_text.py build/demo
 
-Tiny Shakespeare if it is at hand (../shared/data, or downloaded by an earlier run) or can be downloaded, which makes the
-demo's figures comparable from machine to machine. Without a network it is Python's language reference.
+Tiny Shakespeare, from ../shared/data, an earlier download or the network, so that the demo's figures are comparable between
+machines. Without a network, Python's language reference.
 """
 import hashlib
 import pathlib
@@ -21,7 +21,7 @@ def say(text):
 
 
 def shakespeare(*paths):
-    """None: not to be had."""
+    """None: not available."""
     for place in (*paths, URL):
         try:
             data = urllib.request.urlopen(URL, timeout=10).read(10_000_000) if place is URL else place.read_bytes()
@@ -33,7 +33,7 @@ def shakespeare(*paths):
         if hashlib.sha256(data).hexdigest() == SHA256:
             say(f"tiny Shakespeare, {len(data):,} bytes, from {place}")
             return data
-        say(f"{place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256), so it is not used")
+        say(f"{place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256) and is not used")
     return None
 
 
@@ -48,7 +48,7 @@ if data is None:
         from pydoc_data.topics import topics
     except ImportError:
         sys.exit(f"error: no English on this machine\nhint:  save {URL} as {path}")
-    # Mixed, the same way each time, so that the part held out for validation is of the same kind as the rest.
+    # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
     chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
     data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
     path = folder / "documentation.txt"

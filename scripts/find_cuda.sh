@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Where the CUDA toolkit, cuBLAS, cuDNN and NCCL are. Each is looked for by itself, in this order:
+# Find the CUDA toolkit, cuBLAS, cuDNN and NCCL. Each is searched separately, in this order:
 #   1. CUDA_HOME, CUDNN_HOME, NCCL_HOME       2. the toolkit that holds nvcc (on PATH, or /usr/local/cuda)
 #   3. the distribution's directories         4. Python wheels (nvidia-cudnn-cu13, nvidia-nccl-cu13, …)
 #
-#   find_cuda.sh make      variables for make, in its syntax; none where something is missing
-#   find_cuda.sh report    what was found, and the command that installs what was not
+#   find_cuda.sh make      print variables in make's syntax; nothing if a part is missing
+#   find_cuda.sh report    print what was found, and how to install missing parts
 set -uo pipefail
 
 for NVCC in "${CUDA_HOME:-/nonexistent}/bin/nvcc" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc ""; do
@@ -16,7 +16,7 @@ if [ -n "$NVCC" ]; then
     wheels=$("${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/nvidia
 fi
 
-# first_with FILE DIRECTORIES...: the first directory that has it
+# first_with FILE DIRECTORIES...: the first directory that has the file
 first_with() {
     local file=$1 directory
     shift
@@ -40,14 +40,14 @@ for name in $names; do
     [ -n "${include[$name]}" ] && [ -n "${library[$name]}" ] || complete=
 done
 
-# link_of NAME: wheels hold libX.so.9 without the link libX.so that -lX needs, and nvcc takes no such file.
+# link_of NAME: options to link a library. Wheels have libX.so.9 without the link libX.so that -lX needs, which nvcc rejects.
 link_of() {
     local directory=${library[$1]} link=-l$1
     [ -e "$directory/lib$1.so" ] || link="-Xlinker -l:$(basename "$(compgen -G "$directory/lib$1.so.*" | head -1)")"
     echo "-L$directory $link -Xlinker -rpath=$directory"
 }
 
-# Code for the GPU of this machine; without one, for A100 and H100, and PTX for later ones.
+# Options for the GPU of this machine; without one, for A100 and H100, and PTX for later GPUs.
 arch() {
     local capability
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d '. ')

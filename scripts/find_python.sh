@@ -3,7 +3,7 @@
 # scripts/install_deps.sh installs); failing both, plain python3.
 for python in "$PYTHON" python3 /usr/bin/python3; do
     [ -n "$python" ] || continue
-    # Looked for, not imported: that takes a second where they have not been read for a while.
+    # Not imported, which takes a second from a cold disk.
     if "$python" -c 'import sys, importlib.util as u; sys.exit(None in map(u.find_spec, ("numpy", "matplotlib")))' 2>/dev/null
     then
         command -v "$python"

@@ -2,29 +2,28 @@
 
     scripts/gpu_check.sh [--out results/gpu] [--budget 540] [--only STAGE[,STAGE]] [--plan]
 
-    build      make the programs, the twins tool and the benchmarks, for both element types; do they start?
-    device     this machine: GPU, driver, CUDA, cuDNN, NCCL; the facilities that the transports rely on, measured
-    twins      every kernel against the CPU's, on random odd shapes, fp32 and bf16, twice for the same bits
-    losses     ten steps of training against an independent reference in float64
-    ranks      2 and 4 ranks on the one GPU, every transport, mode and route: losses as of one rank, the same bits again
-    sanitizer  compute-sanitizer over kernels and a training step
-    times      step times, MFU and memory of d12 to d48, each with the micro-batch that is best, and with four of them a
-               step; then of the same models in PyTorch, each beside a run of ours
-    kernels    the time of each kernel of a step, and its share of the peak; the cost of slicing and fusing
+    build      build the programs, the twins tool and the benchmarks for both element types, and start the programs
+    device     describe GPU, driver, CUDA, cuDNN, NCCL; measure the facilities that the transports rely on
+    twins      compare every kernel with the CPU's on random odd shapes, fp32 and bf16; run it twice for the same bits
+    losses     compare ten training steps with an independent reference in float64
+    ranks      2 and 4 ranks on the one GPU, every transport, mode and route: losses of one rank, and the same bits when repeated
+    sanitizer  run compute-sanitizer over kernels and a training step
+    times      step times, MFU and memory of d12 to d48, with the best micro-batch, and with four of them a step; then the same
+               models in PyTorch, each beside a run of this program
+    kernels    the time of each kernel of a step and its share of the peak; the cost of slicing and fusing
 
-A stage that is over its time is cut short and reported so; the others still run. Time that a stage does not use goes to
-the next ones. All stages but device imply build, which takes a second where all is built. Several calls do
-more than one: --only build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
+A stage that exceeds its time is cut short and reported as such; the others still run. Unused time goes to later stages. All stages
+but device imply build, which takes a second if everything is built. Several calls cover more than one: --only
+build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
 
-It needs a CUDA toolkit, a C compiler, make, Python, and small libraries that can be carried to a machine without
-network: scripts/install_deps.sh --carry, elsewhere, copies cJSON, OpenSSL, xxHash and make to build/deps.
-numpy gives the reference, PyTorch the comparison; each is reported and left out where it is missing. Ranks are
-started by environment variables, so MPI is not needed. PyTorch's compiled code is kept in build/inductor for the next
-call.
+It needs a CUDA toolkit, a C compiler, make, Python and small libraries. For a machine without network, scripts/install_deps.sh
+--carry elsewhere copies cJSON, OpenSSL, xxHash and make to build/deps. The reference needs numpy, the comparison PyTorch; if one is
+missing, that part is skipped and reported. Environment variables connect the ranks, so MPI is not needed. PyTorch's compiled code
+is kept in build/inductor for the next call.
 
---out gets report.txt (all that was printed), results.json (every figure, written anew after each stage and each line of a
-table, so that nothing is lost if this script is killed) and commands.log (each command and its output). Failures and times
-are printed once more at the end. The exit status is 1 if a check failed.
+--out gets report.txt (everything printed), results.json (all figures, rewritten after each stage and each line of a table, so that
+nothing is lost if this script is killed) and commands.log (each command and its output). Failures and times are printed again at
+the end. The exit status is 1 if a check failed.
 """
 import argparse
 import collections
@@ -86,16 +85,16 @@ def plan_of(only, budget):
 
 
 def run_stage(check, stage, seconds, planned):
-    """Until its planned end; if earlier stages were late, at least half of its time."""
+    """Runs a stage until its planned end, or, if earlier stages were late, for at least half of its time."""
     begin = time.monotonic()
     check.stage = stage.name
     check.runner.deadline = min(check.begin + check.o.budget, max(check.begin + planned, begin + seconds / 2))
     check.say(f"\n{stage.name}: from second {begin - check.begin:.0f}, at most {max(0, check.runner.left()):.0f} s")
     try:
         stage.run(check)
-    except Late:  # without programs nothing has been checked
+    except Late:  # a late build is a failure: nothing can be checked without programs
         check.verdict(stage.name, FAIL if stage.name == "build" else LATE, "cut short: its time is over")
-    except Exception as error:  # a fault of one stage must not cost the others
+    except Exception as error:  # the other stages still run
         check.verdict(stage.name, FAIL, f"{type(error).__name__}: {error}")
         traceback.print_exc(file=check.log)
     check.data["stages"][stage.name] = time.monotonic() - begin
@@ -105,8 +104,8 @@ def run_stage(check, stage, seconds, planned):
 # --- the end ---
 
 
-def last_words(check):
-    """The failures and the table of times, once more."""
+def summary(check):
+    """The failures and the table of times again."""
     seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())
     failures = [f"{verdict:<5} {stage}: {what}   {detail}".splitlines()[0][:200]
                 for stage, what, verdict, detail in check.rows if verdict in (FAIL, LATE)]
@@ -131,7 +130,7 @@ def main():
     check = Check(options)
 
     def give_up(number, _):
-        check.runner.deadline = float("-inf")  # threads of a stage begin no more commands, so the end does not wait for them
+        check.runner.deadline = float("-inf")  # threads of a stage start no more commands, so the end does not wait for them
         sys.exit(128 + number)
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, give_up)
@@ -140,7 +139,7 @@ def main():
             run_stage(check, stage, seconds, planned)
         check.data["complete"] = True
     finally:  # also after a signal
-        check.say(last_words(check))
+        check.say(summary(check))
         check.close()
     verdicts = {row[2] for row in check.rows}
     return 1 if FAIL in verdicts or OK not in verdicts else 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Check and measure the GPU program on this machine, in one go and within a time budget: scripts/gpu_check.py, run by
-# a Python that has numpy if there is one. scripts/gpu_check.sh --help lists the options.
+# Check and measure the GPU program on this machine within a time budget: runs scripts/gpu_check.py with a Python that has numpy, if
+# there is one. scripts/gpu_check.sh --help lists the options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install what building, testing and the demo need and this machine lacks, on Debian, Ubuntu and their kin.
+# Install missing packages for building, testing and the demo, on Debian, Ubuntu and similar systems.
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
@@ -10,9 +10,9 @@
 #     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
-# A package counts as present if it is installed or if a probe finds its content anyway (a separate compiler, a
-# module system, another distribution). Only missing ones are installed, as root or through sudo, and they
-# are named, with the reason, before anything is done. With everything present this takes some milliseconds.
+# A package counts as present if it is installed, or if a probe finds its content (another compiler, a module system, another
+# distribution). Missing ones are printed with the reason, then installed as root or through sudo. If nothing is missing, this takes
+# some milliseconds.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -101,11 +101,11 @@ if [ -n "$missing" ]; then
     echo "installed$missing"
 fi
 
-# headers_of NAME PATTERN: the files with such a path that it includes, itself among them
+# headers_of NAME PATTERN: the paths of header NAME and of those it includes, if they match
 headers_of() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$2\)\".*|\1|p" | sort -u; }
 
-# xxHash is one header, cJSON a header and a library, libcrypto a library and the headers that hmac.h includes. And make, which
-# images with a toolkit may lack (scripts/gpu_check.sh finds it). And the tree's version, for a tree without its history.
+# xxHash is one header, cJSON a header and a library, libcrypto a library and the headers that hmac.h includes. make may be missing
+# in images with a CUDA toolkit (scripts/gpu_check.sh finds this copy), and a tree without git history does not know its version.
 # Written beside, then renamed.
 carry() {
     to=build/deps.tmp
@@ -124,7 +124,7 @@ if want --carry; then
     echo "build/deps holds cJSON, OpenSSL, xxHash and make: carry it to a machine that lacks them"
 fi
 
-# pypi PACKAGE PURPOSE: where Debian has no package. Its environment sees the system's numpy.
+# pypi PACKAGE PURPOSE: installs into build/venv, which sees the system's numpy.
 pypi() {
     python=build/venv/bin/python
     [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return

@@ -1,24 +1,22 @@
 #!/usr/bin/env python3
-"""Several hosts made of one machine, so that communication is slow and every figure can be explained.
+"""Simulate several hosts on one machine, with links of known speed.
 
     scripts/lab.py --hosts 2 --rate 2gbit --delay 0.05ms -- build/release/train_gpt --tp 2 …
 
-A host is a network, UTS and mount namespace with its own name, eth0 and /dev/shm, so Open MPI moves every byte between two
-hosts through a TCP socket. The hosts hang on a bridge; a token bucket on each eth0 limits what the host sends, so both directions
-of a link run at the full rate at once. mpirun runs on host 0 and starts its daemons on the others through an agent that
-enters their namespaces.
+A host is a network, UTS and mount namespace with its name, eth0 and /dev/shm, so Open MPI moves every byte between two hosts
+through a TCP socket. A bridge connects the hosts; a token bucket on each eth0 limits what the host sends, so both directions of a
+link have the full rate at the same time. mpirun runs on host 0 and starts its daemons on the others through an agent that enters
+their namespaces.
 
-Nothing remains, because all of it lives in one PID namespace, whose first process the kernel kills when this one ends,
-SIGKILL included; with it go all processes, namespaces, links, mounts and files. The machine's own network, mounts and files are
-not touched.
+Nothing remains: everything lives in one PID namespace, whose first process the kernel kills when this script ends, even by SIGKILL;
+with it go all processes, namespaces, links, mounts and files. The machine's network, mounts and files are not changed.
 
-Each rank gets two cores: its main thread computes on one, its transport's threads get the other. The kernel's network work,
-the receiver's included, is done on the sender's core: counted in /proc/softirqs, 99 in 100 of these interrupts are on the
-progress cores, so the link does not slow down computation by itself. Where there are fewer cores, a rank's threads share
-them (SHARED): the lab says so, and so does every report.
+Each rank has two cores: one for its main thread, which computes, one for the threads of its transport. The kernel does its network
+work, the receiver's included, on the sender's core: in /proc/softirqs, 99 % of these interrupts are on the transport cores, so the
+link itself does not slow down computation. With fewer cores, a rank's threads share them (SHARED), and every report says so.
 
-Not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a token bucket does;
-the rate includes headers, about 1 %. --delay needs the kernel's netem.
+Limits: like every token bucket, an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s); the
+rate includes headers, about 1 %. --delay needs the kernel's netem.
 """
 import argparse
 import math
@@ -36,20 +34,19 @@ HOSTS_MAX = 250  # of one /24 network
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
          "setpriv": "util-linux", "taskset": "util-linux", "mount": "mount", "hostname": "hostname"}
 
-# Room for the largest segment, or for a fraction of a millisecond: timers are late by tens of microseconds, and what the bucket
-# does not hold by then is lost for the rate.
+# The bucket holds the largest segment, and a fraction of a millisecond at the rate: timers are tens of microseconds late, and a
+# full bucket loses rate.
 BURST_BYTES_MIN, BURST_S = 68 << 10, 250e-6
-# The first process; its arguments are the program and its own, and LAB_CORES has a word for each host. A host has a /dev/shm of
-# its own, and reaches this one through /proc/1; the mount over /etc/hosts is the hosts', too.
+# The first process. Its arguments are the program and the program's arguments; LAB_CORES has a word for each host. A host has a
+# separate /dev/shm and reaches this one through /proc/1; the mount over /etc/hosts is common to all.
 #
-# Windows are wide enough for a long link, but little unsent data waits in a socket, since a message that the other side waits
-# for would have to wait for it to pass. A link that was idle for a moment does not start slowly again.
+# TCP windows are wide enough for a long link, but little unsent data waits in a socket, because a message that the other side waits
+# for would wait for this data. After an idle moment a link does not start slowly again.
 #
-# Open MPI would push a whole message into the connection at once, and the announcement of the next one would wait for it to pass,
-# so the two directions of a link would take turns: flags 9 make it send fragments. A message should not have to ask first whether
-# it may come, and wait for the other side's data to pass: up to the eager limit, more than a chunk of ours
-# (commfuse/transport_mpi.c) and than most messages of the native collectives, it does not. The sizes of socket buffers are left
-# to the kernel. Daemons are started by "agent HOST COMMAND…".
+# Open MPI would write a whole message to the connection at once, and the announcement of the next message would wait for it, so the
+# two directions of a link would take turns: flags 9 make it send fragments. Up to the eager limit a message is sent without asking
+# first, which would wait for the other side's data; the limit is larger than a chunk of ours (commfuse/transport_mpi.c) and than
+# most messages of native collectives. The kernel chooses the sizes of socket buffers. Daemons are started by "agent HOST COMMAND…".
 HUB = r"""
 set -e
 trap 'echo "lab: it could not be set up, see above" >&2' EXIT
@@ -96,7 +93,7 @@ chmod +x /dev/shm/agent
 trap - EXIT
 set +e
 at=/proc/1/root/dev/shm # as hosts see it
-# Entering a mount namespace leads to /, and the program may be named from the directory of its user.
+# Entering a mount namespace changes to /, but the program's path may be relative to the user's directory.
 nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/shm OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 taskset -c ${LAB_CORES%% *} \
     mpirun -np $host --hostfile $at/slots --bind-to none \
@@ -106,8 +103,8 @@ nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/sh
     sh -c "$LAB_RANK" rank "$@"
 exit $?
 """
-# A rank: its main thread computes on one core; its other threads, the transport's, get another. They are sorted for as long as
-# the program may still be starting some.
+# A rank: its main thread, which computes, gets one core, its other threads, those of the transport, the other. Repeated for some
+# seconds, while the program may still start threads.
 RANK = r"""
 cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK + 1)))
 (for pause in 0.2 0.3 0.5 1 2 4; do
@@ -127,7 +124,7 @@ def obstacle():
     if sys.platform != "linux":
         return "the lab needs Linux: it is made of Linux's network namespaces"
     if os.geteuid() != 0:
-        return "the lab needs root, to create network namespaces and to shape their links: run this as root, or with sudo"
+        return "the lab needs root, to create network namespaces and to limit their links: run this as root, or with sudo"
     missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
     if missing:
         return f"the lab needs tools that are missing: apt-get install {' '.join(missing)}"
@@ -141,7 +138,7 @@ def obstacle():
 
 
 def quantity(units):
-    """A parser of a number with one of these units."""
+    """A parser for a number with one of these units."""
     def parse(text):
         found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]+)", text)
         if not found or found[2] not in units:
@@ -151,7 +148,7 @@ def quantity(units):
 
 
 def enough(ranks, cores):
-    """Whether every rank gets its cores, and why."""
+    """Whether every rank gets its cores, and the reason."""
     need = CORES_PER_RANK * ranks
     return cores >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), this machine gives "
                            f"{cores}")
@@ -172,14 +169,14 @@ def main():
     if not 1 <= o.hosts <= HOSTS_MAX:
         parser.error(f"--hosts {o.hosts}: 1 to {HOSTS_MAX}")
     if not o.rate:
-        parser.error("--rate: nothing would come through")
+        parser.error("--rate is 0")
     if reason := obstacle():
         sys.exit(f"lab: {reason}")
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     ok, text = enough(o.hosts, len(cores))
-    if ok:  # one to compute, one for progress
+    if ok:
         cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
-    else:  # one for both, and perhaps for other hosts
+    else:  # one core for both, and perhaps for other hosts
         print(f"lab: {text}: {SHARED}", file=sys.stderr)
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
                    "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(o.hosts)),

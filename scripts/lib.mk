@@ -1,4 +1,4 @@
-# commfuse/ as a library for programs of others (CPUs, MPI). Included by the Makefile.
+# commfuse/ as a library for other programs (CPUs, MPI). Included by the Makefile.
 #
 #     make lib                          build/lib/libcommfuse.a and .so
 #     make install PREFIX=/usr/local    also headers, commfuse.pc, examples; DESTDIR=… for packages
@@ -23,7 +23,7 @@ $(L)/libcommfuse.a: $(lib_objects)
 $(L)/$(soname): $(lib_objects)
 	@echo '{ global: cf_*; local: *; };' > $(L)/symbols
 	$(CC) $(CFLAGS) -shared -Wl,-soname,$(soname),--version-script=$(L)/symbols -o $@ $^ $(lib_libs)
-# Its paths are relative to it, so the prefix may move.
+# Paths are relative to this file, so the installed tree may be moved.
 $(L)/commfuse.pc: Makefile scripts/lib.mk commfuse/context.h
 	@mkdir -p $(@D)
 	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: commfuse' \

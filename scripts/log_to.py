@@ -7,9 +7,9 @@
     build/venv/bin/python scripts/log_to.py run.jsonl --wandb PROJECT         # --offline: into ./wandb, for `wandb sync`
              … --follow                                                       # until the run has ended
 
-All figures of steps, validation and HellaSwag are curves over the steps done, among them exposed_comm_ms, the time in which ranks
-waited for each other; samples are texts, and options the run's configuration. A resumed run writes its log again: no event is
-sent twice.
+All numbers of steps, validation and HellaSwag become curves over the steps done (exposed_comm_ms is the time in which ranks waited
+for each other), samples become texts, options the run's configuration. No event is sent twice, although a resumed run rewrites its
+log.
 """
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
 
 
 def tensorboard(folder):
-    """Two functions: one sends a kind, a step and its values, the other ends it."""
+    """Returns two functions: one sends a kind, a step and its values, the other closes."""
     from tensorboardX import SummaryWriter
     writer = SummaryWriter(folder, purge_step=0)  # hides what an earlier call has written there
 
@@ -54,7 +54,7 @@ def weights_and_biases(project, offline):
 
 
 def events(path, follow):
-    """Each once, though the log may be written again."""
+    """Yields each event once, although the log may be rewritten."""
     sent, before = set(), None
     while True:
         stat = os.stat(path)
@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--tensorboard", metavar="DIR")
     parser.add_argument("--wandb", metavar="PROJECT")
     parser.add_argument("--offline", action="store_true", help="with --wandb: send nothing, write ./wandb")
-    parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--follow", action="store_true", help="continue until the run has ended")
     given = parser.parse_args()
     if bool(given.tensorboard) == bool(given.wandb):
         parser.error("give either --tensorboard DIR or --wandb PROJECT")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""MACHINE.json for --predict of this machine, a CPU, from the project's own benchmarks, in two minutes.
+"""Write MACHINE.json of this CPU for --predict, from the project's benchmarks, in two minutes.
 
     make && scripts/measure_machine.py --ranks 2 --out here.json
 
-Kernels of a rank of --threads threads, each at three sizes (tests/bench/bench_layers), while the other --ranks compute the same, since
-they share memory and clock; messages between the ranks (bench_collectives). Beyond this host it knows nothing: the same link stands for a network, until somebody edits it. Rates are
-those of the time of the measurement: other work on the machine lowers them, and the file says how busy it was.
+Measures the kernels of a rank of --threads threads at three sizes (tests/bench/bench_layers) while the other --ranks compute the
+same, because they share memory and clock, and messages between the ranks (bench_collectives). The network gets the same link as the
+host: edit it. Other work on the machine lowers the rates; the file records the load.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ MEMORY = "layernorm forward", "layernorm backward", "gelu backward 4C", "residua
 
 
 def run(command, copies=1, **environment):
-    """What the first of copies that run at the same time prints."""
+    """Runs copies of a command at the same time; returns the output of the first."""
     running = [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True,
                                 env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment)) for _ in range(copies)]
     texts = [process.communicate()[0] for process in running]
@@ -32,7 +32,7 @@ def run(command, copies=1, **environment):
 
 
 def kernels(ranks, threads):
-    """Curves of flops in 10⁹ and TFLOP/s, and GB/s of what memory limits."""
+    """Curves of TFLOP/s over flops in 10⁹, GB/s of kernels that memory limits, and the peak."""
     curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
     for C, H, B, T, V in SIZES:
         text = run([BENCHES / "bench_layers", C, H, B, T, V, 10], ranks, OMP_NUM_THREADS=str(threads))
@@ -47,12 +47,12 @@ def kernels(ranks, threads):
         curves["product"].append([8 * rows * C * C / 1e9, min(product, peak) / 1e3])
         curves["attention"].append([2 * rows * T * C / 1e9, column("attention forward", 2) / 1e3])
         curves["attention_backward"].append([5 * rows * T * C / 1e9, column("attention backward", 2) / 1e3])
-        memory = [column(name, -1) for name in MEMORY]  # of the last, which no cache holds
+        memory = [column(name, -1) for name in MEMORY]  # the last size counts, because it fits in no cache
     return curves, statistics.median(memory), peak
 
 
 def wire(ranks):
-    """Of one exchange: seconds at no bytes, and bytes a second; and what a native all-gather takes times that, by bytes."""
+    """Latency in seconds and bytes/s of one exchange, and [MB, share of that rate] of native all-gathers."""
     text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, BENCHES / "bench_collectives", "--rounds", 9])
     sizes = [1024 * int(kib) for kib in re.findall(r"(\d+) KiB", text)]
 

@@ -5,7 +5,7 @@
 #
 #     scripts/mpirun.sh -np 2 ./train_gpt --tp 2 …
 #
-# By variables, since each library's mpirun refuses the flags of another.
+# Variables, because the mpirun of each library refuses the flags of another.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none # Open MPI 4
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none # Open MPI 5

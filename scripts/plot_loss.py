@@ -9,14 +9,14 @@ import run_log
 
 
 def smooth(values, reach):
-    """Mean over `reach` steps to either side, fewer towards the ends: it does not lag a falling curve."""
+    """Mean over `reach` steps on each side, fewer near the ends, so that it does not lag a falling curve."""
     for i in range(len(values)):
         r = min(reach, i, len(values) - 1 - i)
         yield sum(values[i - r:i + r + 1]) / (2 * r + 1)
 
 
 def curve(events, kind):
-    """Steps and losses; a loss is null where --skip-nonfinite has left a step out."""
+    """Steps and losses, without the steps that --skip-nonfinite has skipped (null)."""
     points = [(event["step"], event["loss"]) for event in events if event["event"] == kind]
     return tuple(zip(*(point for point in points if point[1] is not None))) or ((), ())
 
@@ -29,7 +29,7 @@ def main():
         events = list(run_log.events(log))
         (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
-        sys.exit(f"error: no step with a loss in log {log}\nhint:  let the run come further, then plot")
+        sys.exit(f"error: no step with a loss in log {log}\nhint:  wait until the run has taken steps, then plot")
     figure, ((axes,),) = plots.panels()
     axes.plot(steps, losses, color="#9db8d2", linewidth=0.7, label="training, each step")
     axes.plot(steps, list(smooth(losses, reach=1 + len(losses) // 100)), color="#1f4e79", linewidth=1.6,

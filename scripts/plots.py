@@ -1,4 +1,4 @@
-"""The one style of all figures, and the colours of the overlap modes."""
+"""The common style of all figures, and the colours of the overlap modes."""
 import os
 import re
 
@@ -23,12 +23,12 @@ def panels(down=1, across=1, size=(8, 4.5), **options):
 
 
 def overlap(mode):
-    """Of a mode in bench_train's words: slice of slice:8."""
+    """The overlap of a mode of bench_train: "slice" for "slice:8"."""
     return re.split(r"[: ]", mode)[0]
 
 
 def shades(modes):
-    """Mode → colour. Those that differ in route or slices alone get paler and paler."""
+    """Mode → colour; modes of the same overlap get paler shades of its colour."""
     from matplotlib.colors import to_rgba
     found = {}
     for mode in modes:
@@ -45,7 +45,7 @@ def legend_below(figure, handles, columns, lines):
 
 
 def save(figure, folder, name):
-    """As PNG and SVG; the names of the files."""
+    """Saves a figure as PNG and SVG; returns the names of the files."""
     if note:
         figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
     for extension in ("png", "svg"):

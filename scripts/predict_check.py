@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Predictions of --predict beside what has been measured; `make predict-check` writes build/predict/.
+"""Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
     scripts/predict_check.py [--only published,megatron,emulated,here,scaling] [--megatron FOLDER] [--out DIR]
 
-published   llm.c's figures, nothing fitted
-megatron    374 runs of Megatron-DeepSpeed on A100 (vTrain's; the half that is in ../shared, skipped where that is missing).
-            That program computes forward twice, reduces by blocking all-reduces, and its host is often the bound: a step is put
-            together from the phases that --predict prints, and EIGHT constants of machine and program are fitted
-emulated    the emulator's clock, by a machine's file of its assumptions
-here        this machine, as measure_machine.py describes it, training over shared memory
-scaling     no measurement: d48 (16 heads, which divide over 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
+published   llm.c's published steps, nothing fitted
+megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's, in ../shared; skipped where that is missing). That program
+            computes forward twice, uses blocking all-reduces, and its host is often the limit: a step is the sum of phases that
+            --predict prints, with EIGHT fitted constants of machine and program
+emulated    the emulator's clock, with a machine file of the same assumptions
+here        this machine, described by measure_machine.py, training over shared memory
+scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
 """
 import argparse
 import csv
@@ -25,6 +25,7 @@ import sys
 
 import plots
 import tables
+from runner import words_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODES = "ideal", "none", "slice", "commfuse", "auto"
@@ -32,10 +33,6 @@ COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed",
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
              ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
-
-
-def words(options):
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def run(line, **environment):
@@ -48,13 +45,13 @@ def run(line, **environment):
 @functools.lru_cache(maxsize=None)
 def predict(machine, **options):
     path = machine if os.path.sep in machine else ROOT / "scripts/machines" / f"{machine}.json"
-    text = run([ROOT / "train_gpt", "--predict", path, *words(options)])
+    text = run([ROOT / "train_gpt", "--predict", path, *words_of(**options)])
     rows = re.findall(rf"^({'|'.join(MODES)}) +([-\d. |%]+?) +[a-z]", text, re.M)
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
 
 def line_of(names, what, measured, predicted):
-    """Of a table; with it, the pair."""
+    """A line of a table, and the pair (measured, predicted)."""
     return {**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
             "error": f"{100 * (predicted / measured - 1):+.1f} %"}, (measured, predicted)
 
@@ -75,7 +72,7 @@ A100, HOST = "a100x8", 8
 
 
 def phases(run):
-    """Of one micro-batch and of what a step does once, from runs of two depths and of one and two micro-batches; in ms."""
+    """The phases of one micro-batch in ms, extrapolated from two depths, as the difference of two micro-batches and one."""
     shape = dict(channels=run["channels"], heads=run["heads"], seq=run["seq"], tp=run["tp"], dp=1, micro_batch=run["micro_batch"],
                  recompute=1)
     found = {(layers, count): predict(A100, layers=layers, batch=count * run["micro_batch"], **shape)["ideal"]
@@ -92,7 +89,7 @@ def megatron_ms(run, p, constants):
     products, softmax, memory, host_gb, gradient_gb, net_gb, layer, beside = constants
     tp, dp, L, C = (run[name] for name in ("tp", "dp", "layers", "channels"))
     micro_batches = run["global_batch"] / run["micro_batch"] / dp
-    width = C / run["heads"] / 64  # attention by products and a softmax in memory: its time goes with scores, not with width
+    width = C / run["heads"] / 64  # Megatron's softmax runs in memory: its time grows with the scores, not with the width of a head
     gpu = products * p["products"] * 4 / 3 + softmax * p["attention"] * 18 / 14 / width + memory * p["memory"] * 4 / 3
     reduced = 6 * L * 2 * (tp - 1) / tp * 2 * run["seq"] * run["micro_batch"] * C  # bytes: four in forward, twice; two in backward
     gpu += reduced / 1e6 / (host_gb if tp <= HOST else net_gb)
@@ -117,7 +114,7 @@ def megatron(o):
             runs += [{k: float(v) if k == "step_ms" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
     known = [phases(run) for run in runs]
     several = numpy.array([run["gpus"] > HOST for run in runs])
-    weight = numpy.where(several, 6.0, 1.0)  # fourteen of 374
+    weight = numpy.where(several, 6.0, 1.0)  # only 14 of the 374 runs are on several hosts
 
     def errors(logs):
         predicted = numpy.array([megatron_ms(run, p, numpy.exp(logs)) for run, p in zip(runs, known)])
@@ -139,22 +136,22 @@ def megatron(o):
 
 
 def best_meshes(runs, points):
-    """Of the runs that do the same on as many GPUs, is the one predicted to be the shortest the one that was?"""
+    """Among runs of the same training on as many GPUs: is the run with the shortest prediction the shortest one?"""
     groups = {}
     for run, point in zip(runs, points):
         groups.setdefault((run["gpus"], run["global_batch"], run["channels"], run["layers"]), []).append(point)
     groups = [g for g in groups.values() if len(g) > 1]
     losses = [min(g, key=lambda point: point[1])[0] / min(g)[0] - 1 for g in groups]
     found = sum(loss == 0 for loss in losses)
-    return (f"Of {len(groups)} models and sizes with several meshes or micro-batches the best one is found in {found}; the one "
-            f"that is predicted to be best takes {100 * statistics.mean(losses):.1f} % longer than it on average, at most "
+    return (f"In {found} of {len(groups)} models and sizes with several meshes or micro-batches the prediction finds the best; "
+            f"its choice takes {100 * statistics.mean(losses):.1f} % longer than the best on average, at most "
             f"{100 * max(losses):.0f} %\n")
 
 
 # --- d48 on more and more GPUs ---
 
 def scaling(o):
-    """Tokens a second of each GPU on the best mesh of each mode, that fits. Some minutes."""
+    """Tokens per second and GPU of each mode, on its best mesh that fits. Takes some minutes."""
     figure, axes = plots.panels(across=2, size=(9, 3.6))
     text = ""
     for axis, micro in zip(axes[0], (16, 1)):
@@ -177,18 +174,19 @@ def scaling(o):
     return text, []
 
 
-# --- the same steps, taken by bench_train ---
+# --- steps measured by bench_train ---
 
-def taken(program, what, machine, shape, meshes, modes, rounds, **environment):
-    """Of each mode the shortest step: the one that others disturb least."""
+def measured_steps(program, what, machine, shape, meshes, modes, rounds, **environment):
+    """Compares the shortest step of each mode, which other work disturbs least."""
     lines, points = [], []
     for mesh in meshes:
         found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
         text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
-                    "--timeout", 600, "--modes", ",".join(modes), *words(shape | mesh)], EMULATOR_DEVICES=ranks, **environment)
+                    "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
+                   EMULATOR_DEVICES=ranks, **environment)
         steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
         for mode in modes:
-            measured = min(step["step_ms"] for step in steps if step["mode"] == mode and step["round"] > 0)  # before: no update
+            measured = min(step["step_ms"] for step in steps if step["mode"] == mode and step["round"] > 0)  # round 0: no update
             line, pair = line_of({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, what, measured,
                                  found[mode]["step"])
             lines.append(line)
@@ -201,9 +199,9 @@ def here(o):
     run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", machine])
     run(["make", "-s", "-C", ROOT, bench.relative_to(ROOT)])
     shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
-    table, points = taken(bench, "measured", machine, shape, (dict(tp=2, dp=1), dict(tp=1, dp=2)), MODES[:4], 7,
+    table, points = measured_steps(bench, "measured", machine, shape, (dict(tp=2, dp=1), dict(tp=1, dp=2)), MODES[:4], 7,
                           OMP_WAIT_POLICY="passive")
-    return f"{table}\n{os.cpu_count()} cores, which other work may share.\n", points
+    return f"{table}\n{os.cpu_count()} cores, perhaps shared with other work.\n", points
 
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
@@ -222,7 +220,7 @@ def emulated(o):
         "kernel_us": 1.4, "moment_us": 2, "start_us": 3.5, "call_us": 3.5, "word_ns": 0, "message_us": 1.6, "native_us": 8.8,
         "native_share": [[1, 0.925]], "links": [link]}))
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
-    return taken(program, "emulated", machine, shape,
+    return measured_steps(program, "emulated", machine, shape,
                  (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
                  MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
 

@@ -2,18 +2,18 @@
 """make report: run the experiments that fit this machine, and write a report of them.
 
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
-    scripts/report.py --sweep FILE.jsonl [--out DIR]        of the runs that scripts/mfu_sweep has collected
+    scripts/report.py --sweep FILE.jsonl [--out DIR]        report the runs that scripts/mfu_sweep has collected
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
-DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
-a first line that says where the rows were measured, then a line for each point, written when it has been measured.
-Everything else is made from that file. An interrupted report holds the points measured so far and says so; the same command
-resumes it. Rows of another machine, program or place do not belong in one table: then nothing is resumed until --fresh, or
-another --out, is given.
+DIR (build/report) gets report.md, a CSV of all rows of each experiment, figures as PNG and SVG, and rows.jsonl: a line with the
+conditions of the measurement, then a line for each point, written as soon as it is measured. Everything else is made from that
+file. The same command resumes an interrupted report, which holds the points measured so far and says so. Rows of another machine,
+program or place do not belong in one table: give --fresh or another --out.
 
-An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with about how many seconds it
-takes; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), errors on any machine.
+An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with its approximate seconds;
+measure(place, point), which returns rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which are errors on
+any machine.
 """
 import argparse
 import datetime
@@ -38,7 +38,7 @@ from runner import ROOT
 EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "enough", "load"  # may differ between rows of one report
-LOAD_MAX = 0.1  # of each core, by other work: above it, times change from minute to minute
+LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
 
@@ -56,7 +56,7 @@ def refuse(what, hint):
 
 
 def setup_of(place, o):
-    """The conditions of the rows: those of others may not be mixed with them."""
+    """The conditions of the rows; rows of other conditions may not be mixed with them."""
     build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
     programs = [build / name for name in PROGRAMS]
     if not all(program.exists() for program in programs):
@@ -72,9 +72,9 @@ def setup_of(place, o):
 
 
 def doubts(setup):
-    """Why figures are less exact here, for the whole report; empty: nothing is known."""
+    """Why figures are less exact on this machine; "" if no reason is known."""
     if not setup["enough"][0]:
-        return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
+        return f"In this report {lab.SHARED}: {setup['enough'][1]}"
     if setup["load"] > LOAD_MAX * setup["cores"]:
         return ("Other work shares these processors, so times differ from minute to minute: "
                 f"load {setup['load']:.2f} at the start")
@@ -107,7 +107,7 @@ class Rows:
         try:
             first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
         except run_log.Damaged as error:
-            refuse(str(error), "mend it, or start anew with --fresh or another --out DIR")
+            refuse(str(error), "repair it, or start again with --fresh or another --out DIR")
         self.setup = first.get("setup", setup)
         if not first:
             self.append({"setup": setup})
@@ -115,7 +115,7 @@ class Rows:
                      if name not in NOT_OF_THE_SETUP and self.setup.get(name) != setup.get(name)]
         if different:
             refuse(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
-                   "start anew with --fresh, or choose another --out DIR")
+                   "start again with --fresh, or choose another --out DIR")
 
     def append(self, line):
         self.file.write(json.dumps(line) + "\n")
@@ -123,7 +123,7 @@ class Rows:
         os.fsync(self.file.fileno())
 
     def has(self, name, point):
-        plain = json.loads(json.dumps(point))  # a tuple is a list there
+        plain = json.loads(json.dumps(point))  # JSON turns a tuple into a list
         return any((line["experiment"], line["point"]) == (name, plain) for line in self.done)
 
 
@@ -131,7 +131,7 @@ class Rows:
 
 
 def run(place, names, rows, o, failures):
-    """Measures the missing points. Those that fail are added to `failures`; the rest goes on."""
+    """Measures the missing points. Points that fail are added to `failures`, and the others are still measured."""
     todo = []
     for name in names:
         points = load(name).points(place, o.quick)
@@ -147,7 +147,7 @@ def run(place, names, rows, o, failures):
         place.commands, begin = [], time.monotonic()
         try:
             found = load(name).measure(place, point)
-        except Exception as error:  # whatever it is, the other points are worth having
+        except Exception as error:  # any error: the other points are still useful
             failures.append(f"{name} {short}: {error}")
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
@@ -179,7 +179,7 @@ def write_report(folder, setup, done, failures, command, stopped=False):
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:
-        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
+        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command continues.**", ""]
     text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
@@ -206,11 +206,11 @@ def options():
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
     parser.add_argument("--patience", type=float, default=1, metavar="X",
-                        help="measure points X times as long, on a restless machine (default: %(default)s)")
+                        help="measure points X times as long, on a machine with other work (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
                         help="training in the lab: transfers over the ideal step (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
-    parser.add_argument("--sweep", metavar="FILE", help="report what scripts/mfu_sweep has collected, nothing else")
+    parser.add_argument("--fresh", action="store_true", help="delete earlier rows")
+    parser.add_argument("--sweep", metavar="FILE", help="report only the runs that scripts/mfu_sweep has collected")
     o = parser.parse_args()
     o.only = o.only.split(",") if o.only else list(EXPERIMENTS)
     for name in o.only:
@@ -239,14 +239,14 @@ def main():
         importlib.import_module("numpy")
         importlib.import_module("matplotlib")
     except ImportError as error:
-        refuse(f"{error}, in {sys.executable}", '"$(scripts/find_python.sh)" scripts/report.py finds a Python that has it; '
+        refuse(f"{error}, in {sys.executable}", '"$(scripts/find_python.sh)" scripts/report.py uses a Python that has it; '
                "scripts/install_deps.sh installs it")
     folder = pathlib.Path(o.out)
     folder.mkdir(parents=True, exist_ok=True)
     if o.sweep:
         return report_sweep(o.sweep, folder)
     ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     for number in ends:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -260,7 +260,7 @@ def main():
         run(place, [name for name in EXPERIMENTS if name in o.only], rows, o, failures)
     except KeyboardInterrupt:
         stopped = True
-        print(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command goes on from there",
+        print(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there",
               file=sys.stderr)
     for number in ends:
         signal.signal(number, signal.SIG_DFL)

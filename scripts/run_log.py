@@ -1,42 +1,40 @@
-"""Files of one JSON object a line: the log of a run (train_gpt --log), with the kind of line in `event`, and the rows that other
-scripts collect.
-"""
+"""Files of one JSON object a line: the log of a run (train_gpt --log), and rows that other scripts collect."""
 import contextlib
 import json
 import sys
 
-HINT = "take the line out, or take a log that train_gpt --log has written"
+HINT = "remove the line, or name a log that train_gpt --log has written"
 
 
 class Damaged(ValueError):
-    """A line that no program writes."""
+    """A line that is not one of this kind of file."""
 
     def __init__(self, path, number, what):
         super().__init__(f"{path}, line {number}: {what}")
 
 
 def objects(path, keys, what):
-    """One by one, each with one of the keys. A last line that is cut off is none: its writer may have been killed."""
-    with open(path, "rb") as file:  # a cut may go through a letter
+    """Yields the objects; each must have one of the keys. A cut last line is ignored: its writer may have been killed."""
+    with open(path, "rb") as file:  # bytes, because a cut may split a character
         for number, line in enumerate(file, 1):
             try:
                 found = json.loads(line)
             except ValueError:
                 if not line.endswith(b"\n"):
                     return
-                raise Damaged(path, number, "no JSON object") from None
+                raise Damaged(path, number, "not a JSON object") from None
             if not isinstance(found, dict) or not keys & found.keys():
                 raise Damaged(path, number, what)
             yield found
 
 
 def events(path):
-    return objects(path, {"event"}, "no event of a run")
+    return objects(path, {"event"}, "not an event of a run")
 
 
 @contextlib.contextmanager
 def readable(path):
-    """For scripts: a log that cannot be read ends them with a hint."""
+    """Ends the script with a hint if a log cannot be read."""
     try:
         yield
     except OSError as error:
@@ -48,6 +46,6 @@ def readable(path):
 
 
 def drop_cut_line(path):
-    """Before lines are appended: the next one would be glued to it."""
+    """Removes a cut last line, before lines are appended."""
     with open(path, "rb+") as file:
         file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,8 +1,8 @@
-"""Commands and groups of ranks: started, listened to, and ended in time, however this script ends.
+"""Run commands and groups of ranks with a time limit; they end when this script ends, even by SIGKILL (Reaper).
 
     Runner().run(["make", "all"], limit=60).status
 
-Every command leads a session, so that it ends with all its children.
+Every command leads a session, so that all its children can be ended with it.
 """
 import contextlib
 import dataclasses
@@ -16,10 +16,10 @@ import tempfile
 import time
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
-GRACE_S = 10   # for a process to end after a signal: one whose driver has lost the GPU may never end
-OTHERS_S = 8   # for the other ranks to find out by themselves that one has failed
+GRACE_S = 10   # for a process to end after a signal: if its driver has lost the GPU, it may never end
+OTHERS_S = 8   # for the other ranks to notice that one has failed
 
-# Its input is a pipe from the script, which closes however the script ends.
+# Its input is a pipe from the script, which the kernel closes when the script ends.
 REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -35,24 +35,29 @@ shutil.rmtree(sys.argv[1], True)
 
 
 class Reaper:
-    """A process that outlives this script, ends what it has left running and removes its folder."""
+    """A process that outlives this script, ends the commands that still run and removes its folder."""
 
     def __init__(self, folder):
         self.process = subprocess.Popen([sys.executable, "-S", "-E", "-c", REAPER, folder], stdin=subprocess.PIPE, bufsize=0,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def watch(self, sign, process):
-        """+: from now on; -: no more."""
+        """sign: + to begin, - to stop."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so all of it or nothing
+            self.process.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so it is written whole or not at all
 
     def close(self):
         self.process.stdin.close()
         self.process.wait()
 
 
+def words_of(**options):
+    """Options of train_gpt as words of a command."""
+    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+
+
 class Late(Exception):
-    """The runner's deadline has passed. `output` is what the command had printed."""
+    """The runner's deadline has passed. output: of the command so far."""
 
     def __init__(self, output=""):
         super().__init__()
@@ -62,19 +67,19 @@ class Late(Exception):
 @dataclasses.dataclass
 class Result:
     status: int  # of the first rank that failed
-    output: str  # of that rank first; of each rank its output, then its errors
+    output: str  # of that rank first; for each rank standard output, then standard error
     seconds: float
-    ended: bool = False  # by the runner, at the limit
+    ended: bool = False  # the runner ended it at the limit
 
     @property
     def last(self):
-        """The most useful line: the first about an error, or the last one."""
+        """The most useful line: the first with an error, else the last one."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
 
 
 class Runner:
-    """gently: a launcher gets SIGTERM first, and ends what it has started on other hosts. Nothing runs past `deadline`. Threads
+    """gently: send SIGTERM first, so that a launcher can end its processes on other hosts. Nothing runs past `deadline`. Threads
     may share a runner."""
 
     def __init__(self, log=None, reaper=None, gently=False, cwd=ROOT):
@@ -91,7 +96,7 @@ class Runner:
         return process
 
     def end(self, *processes):
-        """All are stopped before one is killed: a rank that finds another one gone would report that as the error."""
+        """Stops all before it kills one, because a rank that notices the end of another would report that as the error."""
         for number in (*[signal.SIGTERM] * self.gently, signal.SIGSTOP, signal.SIGKILL):
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -121,7 +126,7 @@ class Runner:
         if first is not None:
             text = texts.pop(first) + "".join(texts)
             if late:
-                text += f"\nrank {', '.join(map(str, late))} had not ended by itself when rank {first} had failed"
+                text += f"\nrank {', '.join(map(str, late))} did not end by itself after rank {first} had failed"
             result = Result(processes[first].returncode, text, seconds)
         elif late:
             status = processes[late[0]].returncode or -signal.SIGKILL
@@ -138,8 +143,8 @@ class Runner:
         return result
 
     def wait(self, processes, until):
-        """Until all have ended or time is up; another thread may set the deadline. The first rank that failed, and those that had
-        not ended."""
+        """Waits until all have ended or time is up; another thread may set the deadline. Returns the first rank that failed, and
+        the ranks that have not ended."""
         first, running = None, True
         while running and time.monotonic() < min(until, self.deadline):
             running = any([p.poll() is None for p in processes])
@@ -151,7 +156,7 @@ class Runner:
 
     @staticmethod
     def text(*files):
-        """Their contents; then they are closed."""
+        """Reads and closes the files."""
         found = b""
         for file in files:
             file.seek(0)
@@ -160,7 +165,7 @@ class Runner:
         return found.decode(errors="replace")
 
     def printed(self, *command, limit=20):
-        """The output of a command; empty if there is no such command or it fails."""
+        """The output of a command; "" if it fails or does not exist."""
         try:
             result = self.run(command, limit)
         except OSError:

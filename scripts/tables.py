@@ -1,20 +1,20 @@
-"""The one way in which scripts write tables: Markdown, columns of a terminal, CSV."""
+"""Tables: Markdown, columns of a terminal, CSV."""
 import csv
 
 
 def markdown(lines):
-    """The first column to the left, the others to the right. Lines are dictionaries of heading and cell."""
+    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell."""
     cells = [f"| {' | '.join(map(str, line))} |" for line in (lines[0], *(line.values() for line in lines))]
     return "\n".join([cells[0], "|---|" + "---:|" * (len(lines[0]) - 1), *cells[1:]]) + "\n"
 
 
 def columns(cells, widths):
-    """A line for a terminal; a negative width sets its cell to the left."""
+    """A line for a terminal; a negative width aligns its cell left."""
     return " ".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in zip(cells, widths)).rstrip()
 
 
 def write_csv(path, rows):
-    """A line for each row; its columns are all that any row has."""
+    """A line for each row, with the columns of all rows."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         writer.writeheader()

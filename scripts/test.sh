@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a verdict: install missing packages, build, run the tests, count.
+# Install missing packages, build, run the tests and count them.
 #
 #     scripts/test.sh [--all | --only PATTERN] [--san address,undefined | --san thread] [--jobs N] [--list]
 #
@@ -37,7 +37,7 @@ give_up() {
 
 scripts/install_deps.sh || give_up "a package for building or testing is missing, see above"
 
-# The variables of `make test` would make the inner make a child of a job server that is not there.
+# With the variables of `make test`, the inner make would look for a job server that does not exist.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 sans=("$san")
 [ -z "$all" ] || [ -n "$san" ] || sans=("" thread address,undefined)

@@ -1,12 +1,12 @@
-"""The text that is trained on: drawn, as uneven as words are, and with something to learn."""
+"""Random tokens to train on."""
 import array
 import itertools
 import random
 
 
 def write_tokens(path, count, vocabulary, seed=7):
-    """An llm.c token file with something to learn: each token is one of four successors of the one before it. Tokens
-    are as uneven as words of text, the commonest one in twenty of 50257: embeddings have long runs of one to add up. Returns the
+    """Writes an llm.c token file with something to learn: each token is one of four successors of the token before it. Frequencies
+    are as uneven as those of words (of 50257, the most frequent has 5 %), so embeddings sum long runs of one token. Returns the
     tokens."""
     draw = random.Random(seed)
     tokens = draw.sample(range(vocabulary), vocabulary)

@@ -1,4 +1,4 @@
-# What is done with the tree and the programs. Included by the Makefile.
+# Reports, demo, configuration, lint, format. Included by the Makefile.
 
 experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
@@ -12,9 +12,9 @@ demo: ## train a small GPT on two ranks for a few minutes, with text, figures an
 deps: ## install what is missing (as root or through sudo)
 	@scripts/install_deps.sh
 
-# $(call look,HEADERS): found, or what to do
+# $(call look,HEADERS): prints "found", or how to install
 look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)
-config: ## what was found on this machine
+config: ## print the compilers and libraries of this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
 	@echo "flags        $(CFLAGS)"
 	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
@@ -39,7 +39,7 @@ lint: compile_commands.json $(functions) ## clang-tidy over every C file of the 
 formatted = $(wildcard train_gpt.cu */*.h */*.c commfuse/examples/*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
 	@clang-format -i $(formatted)
-format-check: ## say what `make format` would change
+format-check: ## print what `make format` would change
 	@clang-format --dry-run --Werror $(formatted)
 
 .PHONY: predict-check report lab demo deps config lint format format-check

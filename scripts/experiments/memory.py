@@ -1,7 +1,7 @@
-"""How much memory there is for the ranks on this machine.
+"""The memory that ranks may use on this machine.
 
-A batch system and a container give a job less than the machine has, in control groups, and kill a process that takes more,
-without a message. So the figure is the smallest of the machine's and those of every group that this process is in.
+Batch systems and containers limit memory by control groups, and kill a process above the limit without a message. So the result is
+the minimum of the machine's memory and the limits of all groups of this process.
 """
 import pathlib
 import re
@@ -29,7 +29,7 @@ def available_mib(root="/"):
         for group in [(last := pathlib.PurePath(path.lstrip("/"))), *last.parents]:
             limit, used, stat = (text_of(root, base, group, file).strip() for file in (*files, "memory.stat"))
             if limit.isdigit() and used.isdigit():  # else "max", or not mounted
-                # Cached files can be dropped at once. Version 1 counts groups below apart.
+                # Cached files can be dropped at once. In version 1 only total_* includes child groups.
                 cached = dict(re.findall(r"^(\w+) (\d+)$", stat, re.MULTILINE))
                 cached = int(cached.get("total_inactive_file", cached.get("inactive_file", 0)))
                 found.append(max(0, int(limit) - max(0, int(used) - cached)) / 2**20)

@@ -1,20 +1,20 @@
-"""How much every schedule hides of each operation, by how long the wire is busy against the computation.
+"""The share of each operation's transfers that every schedule hides, by the ratio of transfer time to computation.
 
-bench_fuse lets all variants of an operation take turns. The lab's link has, at any time, the rate at which the payload takes
-`ratio` times as long as the computation, monolithic and without communication, did in the ten repetitions before: a machine's
-speed moves within minutes, a link's does not. (Over shared memory, as fast as it is: make bench, which prints bench_fuse's table.)
+All variants of an operation take turns in bench_fuse. The rate of the lab's link is set before every ten repetitions, so that the
+payload takes `ratio` times as long as the whole computation without communication took in the ten before: a machine's speed changes
+within minutes, a link's does not. (Over shared memory at its full speed: make bench, which prints bench_fuse's table.)
 
-    chunking  T_nowire − T_compute: the cost of cutting into as many slices
-    exposed   T − T_nowire: the cost of communication beside that; of none, which is not cut, T − T_compute
-    hidden    1 − exposed / wire, the payload over the line rate, which no transfer can beat. Headers, some 4 %, are not in it
+    chunking  T_nowire − T_compute: the cost of cutting into slices
+    exposed   T − T_nowire: the cost of communication beside that; for `none`, which is not cut, T − T_compute
+    hidden    1 − exposed / wire; wire: the payload over the line rate, without headers (about 4 %), the shortest possible transfer
 
-Other work only ever adds to a time, so these times are means over the faster half of the repetitions. A standard error is
-the figure's deviation over drawings of other repetitions from those measured, the same ones for all variants.
+Other work can only lengthen a time, so times are means over the faster half of the repetitions. The standard error of a figure is
+its deviation over bootstrap samples of the repetitions, the same ones for all variants.
 
-Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch. At a ratio of 0.1
-one per cent of the communication is a thousandth of the computation, by which two equal computations differ: there the error
-matters more than the share. Whether an all-gather and a reduce-scatter hide altogether (0.25 to 0.8) is asked of the largest
-model, whose bytes disturb the least computation, for longer than the rest. Not every schedule wins everywhere.
+Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; half the batch above a ratio of 1. At a ratio of 0.1
+one per cent of the communication is a thousandth of the computation, by which equal computations differ: trust the error there, not
+the share. Ratios of 0.25 to 0.8, where all-gather and reduce-scatter may hide completely, are measured longer, on the largest
+model, whose transfers disturb computation least. No schedule wins everywhere.
 """
 import json
 import time
@@ -47,19 +47,19 @@ LAB = (
     ("attention_alltoall", "d24", "att", 1024, 4, 1024, 1024, 16),
     ("alltoall_gemm", "d24", "att.qkv", 1024, 4, 1024, 3072, 16),
     ("wgrad_scatter", "d24", "fcw", 1024, 2, 1024, 4096, 16))
-# Whether 99 % hide is a question of a millisecond. (Heads do not matter to an MLP; two ranks cannot share the 25 of d48.)
+# Here a millisecond decides whether 99 % is hidden. (An MLP has no heads: 20 instead of d48's 25, which two ranks cannot share.)
 DECISIVE = ("gather_gemm", "d48", "mlp.fc1", 1024, 2, 1600, 6400, 20), ("gemm_scatter", "d48", "mlp.fc2", 1024, 2, 1600, 6400, 20)
 # Other widths per rank, for the line of the rule.
 WIDTHS = (("gather_gemm", "d24", "att.proj, backward", 2048, 4, 1024, 1024, 16),
           ("gemm_scatter", "d24", "att.proj", 2048, 4, 1024, 1024, 16))
 QUICK = ("gather_gemm", "d12", "mlp.fc1", 256, 4, 768, 3072, 12), ("gemm_scatter", "d12", "mlp.fc2", 256, 4, 768, 3072, 12)
-# Works, ratios, seconds of each point, about: at least ten repetitions.
+# Operations, ratios, approximate seconds of each point: at least ten repetitions.
 FULL_RUNS = (LAB, (0.1, 0.25, 0.5, 0.8, 1.0, 1.5, 3.0), 35), (DECISIVE, (0.25, 0.5, 0.8), 120), (WIDTHS, (0.25, 0.5, 1.5), 35)
 QUICK_RUNS = (QUICK, (0.5, 1.5), 8),
 REPETITIONS, DRAWINGS = 10, 400
-# Tables 1 and 4 of the paper (arXiv 2604.24013), which does not name its hardware and number of slices; it has four ranks, so its
-# CommFuse is compared with N·m = 4. T_comm of its attention is taken to be the time that Query-Split saves. Its ratio is its
-# collective's, ours the wire's, the harder test. Operation, case, ratio, hidden shares of its slicing and of its CommFuse:
+# Tables 1 and 4 of the paper (arXiv 2604.24013), which does not name its hardware and number of slices. It has four ranks, so its
+# CommFuse is compared with N·m = 4. T_comm of its attention is assumed to be the time that Query-Split saves. Its ratio is that of
+# the collective, ours that of the wire, which is harder. Operation, case, ratio, hidden shares of its slicing and of its CommFuse:
 PAPER = (("gemm_scatter", "MLP, 32 × 4096", 43.8 / (122.3 - 43.8), 1 - 7.1 / 43.8, 1 - 0.1 / 43.8),
          ("attention_scatter", "attention, 16 × 4096", (270.1 - 215.8) / 215.8, (270.1 - 246.1) / (270.1 - 215.8), 1.0),
          ("attention_scatter", "attention, 4 × 8192", (195.6 - 145.1) / 145.1, (195.6 - 279.7) / (195.6 - 145.1), 1.0))
@@ -72,19 +72,19 @@ def points(place, quick):
              for works, ratios, seconds in (QUICK_RUNS if quick else FULL_RUNS) for work in works for ratio in ratios]
     found += [dict(zip(FIELDS, work), ratio=ratio, seconds=FULL_RUNS[0][2])
               for operation, _, ratio, *_ in PAPER for work in LAB if work[0] == operation and not quick]
-    for point in found:  # as many ranks as have cores and divide the shapes
+    for point in found:  # the largest number of ranks that has cores and divides the shapes
         point["ranks"] = max(n for n in (2, 4, 8) if n <= place.ranks and point["H"] % n == 0)
         point["B"] //= 2 if point["ratio"] > 1 else 1
     return found
 
 
 def shape_of(point):
-    """As bench_fuse takes it."""
+    """In bench_fuse's format."""
     return ",".join(str(point[size]) for size in FIELDS[3:])
 
 
 def payload_bytes(point):
-    """What each rank sends in one run, headers left out."""
+    """Bytes that each rank sends in one run, without headers."""
     ranks, operation = point["ranks"], point["operation"]
     if operation == "wgrad_scatter":
         return (ranks - 1) * (point["columns"] // ranks) * point["C"] * ELEMENT
@@ -105,7 +105,7 @@ def run(place, point, only=None):
 
 
 def measure(place, point):
-    """Ten repetitions after ten, over links that follow the computation."""
+    """Measures ten repetitions at a time, over a link set by the last ten."""
     bits, end = 8 * payload_bytes(point), time.monotonic() + point["seconds"]
     samples, wires, found = {}, [], run(place, point, "compute")
     while not wires or time.monotonic() < end:
@@ -115,7 +115,7 @@ def measure(place, point):
         for name, line in found.items():
             samples.setdefault(name, []).extend(line["samples_ms"])
         wires += len(found["compute"]["samples_ms"]) * [1e3 * bits / place.rate]
-    # Of the repetitions that count in the computation's time.
+    # The wire's time in the repetitions that count in the computation's time.
     return accounts(point, samples, float(np.mean(np.array(wires)[faster_half(samples["compute"])])))
 
 
@@ -135,10 +135,10 @@ def undisturbed_ms(samples):
 
 def accounts(point, samples, wire_ms):
     """A row for each variant."""
-    count = min(map(len, samples.values()))  # some variants have several turns in each
+    count = min(map(len, samples.values()))  # some variants have several turns in each repetition
     drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
     turns = {name: np.reshape(one, (count, -1)).T for name, one in samples.items()}
-    # Turn by turn: the faster half of many is faster than that of a few.
+    # Turn by turn, because the faster half of many samples is faster than that of a few.
     times = {name: float(undisturbed_ms(one).mean()) for name, one in turns.items()}
     redrawn = {name: undisturbed_ms(one[:, drawn]).mean(axis=0) for name, one in turns.items()}
     rows = []
@@ -159,7 +159,7 @@ def accounts(point, samples, wire_ms):
 
 
 def threshold(row):
-    """e·F/(2B): columns per rank from which a GEMM hides the transfer of a slice (F flop/s measured, B bytes/s of the line)."""
+    """e·F/(2B): the columns per rank with which a GEMM hides the transfer of a slice (F measured flop/s, B bytes/s of the line)."""
     flops = 2 * row["T"] * row["B"] * row["C"] * row["columns"] / row["ranks"] / (row["compute_ms"] / 1e3)
     return ELEMENT * flops / (2 * payload_bytes(row) / (row["wire_ms"] / 1e3))
 
@@ -172,7 +172,7 @@ def cell(row):
 
 
 def beside_the_paper(rows):
-    """Here the cost of slices counts as exposed."""
+    """In this comparison the cost of slices counts as exposed."""
     lines = []
     for operation, case, ratio, slicing, commfuse in PAPER:
         by = {row["label"]: row for row in rows if (row["operation"], row["ratio_asked"]) == (operation, ratio)}
@@ -186,8 +186,8 @@ def beside_the_paper(rows):
 
 
 def tables(rows):
-    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and the cost of its slices "
-            "in ms. With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n of "
+    text = ["For each schedule: the hidden share of the wire's time in %, ± one standard error, and the cost of its slices in ms. "
+            "With one slice per rank a GEMM hides its transfer if its columns per rank (K of GEMM ▸ reduce-scatter, n of "
             "all-gather ▸ GEMM) are at least e·F/(2B).\n"]
     for operation, title in TITLES.items():
         points = {}

@@ -1,11 +1,11 @@
-"""Where an experiment runs: on the hosts of a lab (scripts/lab.py), or on this machine as it is.
+"""The place of an experiment: the hosts of a lab (scripts/lab.py), or this machine over shared memory.
 
     place = Place("auto")
     place.link(2e9)
     output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
 
-The rate of a lab's link can be set; the local place has shared memory, as fast as it is. Both give a rank one thread to compute,
-and both say whether it has two cores, one to compute and one for progress, or cores are shared (lab.SHARED).
+A lab's link has a settable rate; shared memory has not. In both a rank has one compute thread, and describe() reports whether it
+has two cores, one to compute and one to move bytes, or shares them (lab.SHARED).
 """
 import os
 import platform
@@ -15,8 +15,8 @@ import shlex
 import lab
 from runner import ROOT, Runner
 
-TIMEOUT_S = 7200    # ranks that hang end themselves after a minute
-FREE_LINK = 40e9    # bits per second: as good as none
+TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
+FREE_LINK = 40e9    # bits per second: practically unlimited
 
 
 class PlaceError(RuntimeError):
@@ -24,8 +24,8 @@ class PlaceError(RuntimeError):
 
 
 class Place:
-    """kind: lab, local, or auto (a lab where one can be had). ratio: of training's transfers to its ideal step. `commands` are
-    those that were run here, as they can be typed."""
+    """kind: lab, local, or auto (a lab if possible). ratio: of the transfers of `training` to its ideal step. commands: what was
+    run, in a form that can be typed."""
 
     def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
@@ -44,7 +44,7 @@ class Place:
 
     def describe(self):
         mpi, cpu = self.runner.printed("mpirun", "--version"), self.runner.printed("lscpu")
-        # A virtual machine's name may be no more than its maker's.
+        # In a virtual machine the model name may be only the vendor's.
         words = [re.search(rf"^{field}: *(.+)$", cpu, re.MULTILINE) for field in ("Model name", "CPU family", "Model")]
         return {"place": self.kind, "cores": self.cores,
                 "processor": "{} (family {}, model {})".format(*(word[1] for word in words)) if all(words) else platform.machine(),
@@ -52,7 +52,7 @@ class Place:
                 "enough": list(lab.enough(2, self.cores))}
 
     def run(self, ranks, command, timeout=TIMEOUT_S):
-        """Its output."""
+        """Runs a command on so many ranks and returns its output."""
         launcher = [f"{ROOT}/scripts/mpirun.sh", "-np", ranks]
         if self.kind == "lab":
             launcher = [f"{ROOT}/scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]

@@ -1,10 +1,9 @@
-"""Tables and figures of the runs that scripts/mfu_sweep has collected, over meshes, strategies, modes and models, on any machine.
-"""
+"""Tables and figures of the runs that scripts/mfu_sweep has collected."""
 import plots
 from tables import markdown, number, percent
 
 NAME, TITLE = "sweep", "Training over meshes, strategies and modes"
-KEY = "model", "tp", "dp", "strategy", "mode", "program", "options"  # which run it is
+KEY = "model", "tp", "dp", "strategy", "mode", "program", "options"  # identifies a run
 
 
 def key(row):
@@ -12,7 +11,7 @@ def key(row):
 
 
 def latest(rows):
-    """The last row of each run: a run that had failed may have been repeated."""
+    """The last row of each run: failed runs may have been repeated."""
     return list({key(row): row for row in rows}.values())
 
 
@@ -37,9 +36,9 @@ def tables(rows):
             "tokens/s": f"{row['tokens_per_s']:.0f}" if ok else "", "MFU": f"{percent(row['mfu_share'])} %" if ok else "",
             "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
             "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else ""})
-    return ("Median of the steps after the first, and after those of trials; spread from the 10th to the 90th percentile. The last "
-            "column is the step as a multiple of that without transfers and slices (ideal), whose losses are wrong by "
-            "construction.\n\n" + markdown(lines))
+    return ("Median of the steps after the first and the trials; spread: 10th to 90th percentile. Last column: the step as a "
+            "multiple of the step without transfers and slices (ideal), whose losses are wrong by construction.\n\n" +
+            markdown(lines))
 
 
 def figures(rows, folder):

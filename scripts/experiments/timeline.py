@@ -1,8 +1,8 @@
-"""One transformer layer in every mode, drawn from traces of training: the paper's picture, but measured.
+"""One transformer layer in every mode, drawn from traces of training: the paper's figure, measured.
 
-A mesh of two ranks, a link whose transfers take half as long as computing. Of all layers and steps of a trace, without the
-outermost layers, the one of median length is drawn, the same for all ranks. Both directions start at zero, so that panels of
-different modes can be laid over each other.
+Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace but the first and
+last layer, the one of median length is drawn, the same for all ranks. Forward and backward both start at zero, so that panels can
+be compared.
 """
 import collections
 import json
@@ -47,8 +47,7 @@ def measure(place, point):
 
 
 def layer_of(events):
-    """Rows of the median layer: the events between the beginning and the end of its block, in ms from that beginning. They may
-    end later."""
+    """Rows of the median layer: the events that overlap its block, in ms from the begin of the block."""
     events = [event for event in events if event["ph"] == "X"]
     blocks = collections.defaultdict(dict)  # (step, layer) → (rank, direction) → event
     for event in events:
@@ -57,7 +56,7 @@ def layer_of(events):
             blocks[key][event["pid"], event["name"].split()[1]] = event
     whole = {key: block for key, block in blocks.items() if len(block) == max(map(len, blocks.values()))}
     if not whole:
-        raise ValueError("the trace holds no layer: choose steps of the run with --trace-steps A:B")
+        raise ValueError("the trace has no layer: choose steps of the run with --trace-steps A:B")
     last = max(layer for _, layer in whole)
     inner = {key: block for key, block in whole.items() if 0 < key[1] < last} or whole
     length = {key: sum(event["dur"] for event in block.values()) for key, block in inner.items()}
@@ -83,12 +82,12 @@ def distinct(rows, name):
 
 
 def tables(rows):
-    return "One layer of one step, the one of median length: a picture, not a statistic."
+    return "One layer of one step, that of median length: an example, not a statistic."
 
 
 # --- picture ---
 
-# By the end of an event's name: the text on it, its colour, the text of the legend.
+# By the last word of an event's name: its label, its colour, its text in the legend.
 PLACES = {"att.qkv": ("QKV", "#7fb3d5", "QKV"), "att.proj": ("attention", "#76d7c4", "attention and projection"),
           "mlp.fc1": ("MLP 1", "#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("MLP 2", "#d7a8e0", "MLP 2: second product")}
 KINDS = {"block": ("", "#e6e8ea", "layer norm, GELU, sums"), "wait": ("", "#d62718", "waiting: exposed communication")}
@@ -100,7 +99,7 @@ PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
 def lanes(events):
-    """Each transfer with the first free lane, and how many lanes there are: transfers overlap one another."""
+    """Puts transfers, which overlap, in lanes: (lane, event) of each, and the number of lanes."""
     free, placed = [], []
     for event in sorted(events, key=lambda event: event["begin_ms"]):
         lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
@@ -110,7 +109,7 @@ def lanes(events):
 
 
 def draw_panel(axes, rows, title, width):
-    """For each of two ranks two rows: the compute thread (waiting in red) and the wire."""
+    """Draws two rows for each of two ranks: the compute thread (waiting in red) and the wire."""
     def box(event, bottom, height, **style):
         text, colour, _ = KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], OTHER))
         begin, until = max(0, event["begin_ms"]), min(event["end_ms"], width)
@@ -141,7 +140,7 @@ def draw_panel(axes, rows, title, width):
 
 
 def figures(rows, folder):
-    """Forward above, backward below, a panel for each mode, one time axis in each direction."""
+    """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     from matplotlib.patches import Patch
     legend = {text: Patch(facecolor=colour) for _, colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)

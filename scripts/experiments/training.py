@@ -1,18 +1,18 @@
-"""Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing,
-or as --ratio says.
+"""Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as the ideal step, or
+`--ratio` times as long.
 
-A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
-(bench_train), so that seconds are between the steps compared, and a drift of the machine meets all modes; after some rounds
-another process goes on, with other memory and other choices of its libraries. A process's first round is not counted. Mode auto
-finds its plan in trials before the first round; the other processes read it. The bytes of a step over the line rate are `ratio`
-times the step of mode ideal, whole computations without transfers: a machine's speed moves within minutes, so each process has a
-link set anew, by the ideal step of the one before. Other work only ever adds to a step, so modes are compared by the mean of the
-faster half of their steps. The standard error is the ratio's deviation over drawings of blocks of eight rounds from those
-measured: it is of one report, and another report's ratio may be 1 or 2 % apart. Medians and percentiles are of all steps.
+A point is one mesh. All modes take turns in one process (bench_train), a step each in an order drawn again for each round, so that
+the steps compared are seconds apart and a drift of the machine affects all modes. After some rounds another process continues, with
+other memory and other choices of its libraries. The first round of a process is not counted. Mode auto finds its plan in trials
+before the first round; later processes read it. The bytes of a step over the line rate take `ratio` times the step of mode ideal
+(whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
+of the process before. Other work can only lengthen a step, so modes are compared by the mean of the faster half of their steps. The
+standard error is the deviation of this ratio over bootstrap samples of blocks of eight rounds. It describes one report; another
+report may differ by 1 or 2 %. Medians and percentiles are of all steps.
 
-Where the time goes that a mode takes longer than ideal: chunking, the cost of as many slices without transfers (nowire); exposed
-time, as the trainer logs it for the mean of the ranks, beyond that of the mode without transfers; and the rest, computation made
-slower by the bytes that move beside it. A rank has two cores, one of them for its transfers in all modes.
+The time of a mode beyond ideal has three parts: chunking, the cost of the slices without transfers (nowire); exposed time in the
+log, the mean over ranks, beyond that of the mode without transfers; and the rest, computation slowed down by transfers. A rank has
+two cores in every mode, one of them for transfers.
 """
 import json
 import tempfile
@@ -32,21 +32,22 @@ from .place import FREE_LINK, PlaceError
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = f"{ROOT}/build/release"
 PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
-# As bench_train writes them: overlap, route and slices (slice: 4). In the order of the tables.
+# In bench_train's format: overlap, route and slices (slice: 4). In the order of the tables.
 MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "commfuse", "auto", "nowire", "ideal"
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24)}  # layers, channels, heads
-LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
-LOSS_ROUNDS = 30       # whose losses are compared: rounding alone drives trainings apart, by 4e-8 in 50 steps, 5e-5 in 100
+LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
+LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 DRAWINGS = 200
-BLOCK_ROUNDS, QUICK_ROUNDS, SECONDS, QUICK_SECONDS = 8, 4, 900, 12  # of one process, and in all, about
-NO_PEAK = "--peak-tflops", 1  # measures none, where MFU is not needed
+BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
+SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
+NO_PEAK = "--peak-tflops", 1  # skips the measurement of the peak, where MFU is not needed
 
 
 def size_for(place, size):
-    """Where cores are shared: wide layers, with more computation for every byte and so a slower link, so that moving bytes
-    takes the least part of the cores."""
+    """Where cores are shared: wide layers, which compute more per byte and so have a slower link, so that moving bytes takes little
+    of the cores."""
     return size if lab.enough(2, place.cores)[0] else {**size, "model": "wide", "seq": 512, "batch": 2}
 
 
@@ -54,8 +55,8 @@ def points(place, quick):
     meshes = [("tpsp", 2, 1), *[("up", 2, 1)] * (not quick), ("tpsp", 1, 2), *[("tpsp", 2, 2)] * (not quick and place.ranks >= 4)]
     # GPT-2's sequence: attention hides as much as in a real run.
     size = size_for(place, dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=1024))
-    ratio = place.ratio if place.kind == "lab" else None  # None: shared memory, as fast as it is
-    # Gradients travel bucket by bucket, in however many pieces activations do; two ranks have one route.
+    ratio = place.ratio if place.kind == "lab" else None  # None: shared memory
+    # Left out: more slices on tp 1, where buckets of gradients are not cut; another route on two ranks, where both are the same.
     return [{"batch": dp, **size, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio,
              "rounds": QUICK_ROUNDS if quick else BLOCK_ROUNDS, "seconds": QUICK_SECONDS if quick else SECONDS,
              "modes": [mode for mode in (QUICK_MODES if quick else MODES)
@@ -78,7 +79,7 @@ def model_options(point):
 
 
 def take_turns(place, point, modes, rounds, *options):
-    """Configuration, and the steps of all modes, in turns, without the first round."""
+    """Runs all modes in turns. Returns the configuration and all steps but those of the first round."""
     text = place.run(point["tp"] * point["dp"], [f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point),
                                                  *options, "--rounds", rounds, "--json"])
     events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -94,7 +95,7 @@ LOOKED_AT = "commfuse", "ideal"
 
 
 def first_look(place, point):
-    """Configuration, the ideal step in ms and the bits of a step, over a link that is as good as none."""
+    """Configuration, the ideal step in ms and the bits of a step, over a practically unlimited link."""
     if point["ratio"]:
         place.link(FREE_LINK)
     config, steps = take_turns(place, point, LOOKED_AT, QUICK_ROUNDS, *NO_PEAK)
@@ -102,7 +103,7 @@ def first_look(place, point):
 
 
 def set_link(place, point, ideal_ms, bits):
-    """The rate at which the bits of a step take `ratio` of the ideal step; None over shared memory."""
+    """Sets and returns the rate with which the bits of a step take `ratio` of the ideal step; None over shared memory."""
     if not point["ratio"]:
         return None
     place.link(1e3 * bits / (point["ratio"] * ideal_ms))
@@ -110,7 +111,7 @@ def set_link(place, point, ideal_ms, bits):
 
 
 def check_memory(config, modes):
-    """Each mode has a model; a machine short of memory kills any process."""
+    """Each mode has a model in memory; a machine that runs out of memory may kill any process."""
     need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, memory.available_mib()
     if need > have:
         raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
@@ -118,7 +119,7 @@ def check_memory(config, modes):
 
 
 def measure(place, point):
-    """A row for each step, of processes that go on for as long as the point says."""
+    """A row for each step, of one process after another until the seconds of the point are over."""
     config, ideal_ms, bits = first_look(place, point)
     check_memory(config, len(point["modes"]))
     rows, end = [], time.monotonic() + point["seconds"]
@@ -162,8 +163,8 @@ def ratio_to_ideal(modes, mode):
 
 
 def standard_error(modes, figure):
-    """Of figure(modes): its standard deviation over drawings of as many rounds from those measured, in blocks of consecutive ones,
-    since a machine's disturbances last."""
+    """The standard deviation of figure(modes) over bootstrap samples of the rounds, in blocks of consecutive ones because
+    disturbances last longer than a round."""
     count, draw = len(modes["ideal"]["step_ms"]), np.random.default_rng(1)
     length = max(1, min(BLOCK_ROUNDS, count // 4))
     found = []
@@ -176,12 +177,12 @@ def standard_error(modes, figure):
 
 
 def loss_difference(columns, reference):
-    """The largest relative one of the first LOSS_ROUNDS steps."""
+    """The largest relative difference in the first LOSS_ROUNDS steps."""
     return max(abs(columns["loss"] / reference["loss"] - 1)[columns["round"] <= LOSS_ROUNDS])
 
 
 def account(modes, mode):
-    """Where a mode's time goes beyond ideal's, in ms: (chunking, exposed, rest); see above. None: not known."""
+    """The parts of a mode's time beyond ideal's, in ms: (chunking, exposed, rest), see above. None: not known."""
     exposed, ideal = undisturbed(modes[mode], "exposed_ms"), undisturbed(modes["ideal"])
     if mode == "none":
         same = "ideal"
@@ -195,7 +196,7 @@ def account(modes, mode):
 
 
 def compared(modes):
-    """Those whose losses are right."""
+    """The modes whose losses are right."""
     return [mode for mode in modes if plots.overlap(mode) not in WITHOUT_TRANSFERS]
 
 
@@ -236,7 +237,7 @@ def describe_mesh(modes):
             f"{len(ideal['step_ms'])} steps a mode, in turns. A rank sends "
             f"{np.median(modes['commfuse']['bytes_sent_per_step']) / 1e6:.1f} MB a step ")
     if not row["link_bits_per_s"]:
-        return text + "through shared memory, as fast as it is."
+        return text + "through shared memory."
     rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal, "line_ms")
     return text + (f"over a link of {min(rates):.0f} to {max(rates):.0f} Mbit/s each way, which takes {line:.0f} ms, "
                    f"{line / ms:.2f} of the ideal step.")

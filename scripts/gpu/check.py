@@ -1,4 +1,4 @@
-"""The whole check: options, programs, and its findings, which are on the disk at any moment."""
+"""The state of a check: options, programs, and findings, which are always on the disk."""
 import contextlib
 import itertools
 import json
@@ -13,8 +13,8 @@ TYPES = "fp32", "bf16"
 
 
 class Check:
-    """A stage is a function of this: it reports by verdict(), say() and show(), and puts its figures into `data`, which becomes
-    results.json. When its time is over, the runner raises Late out of its command."""
+    """A stage is a function that gets a Check, reports by verdict(), say() and show(), and puts its figures in `data`, which
+    becomes results.json. When its time is over, the runner raises Late."""
 
     def __init__(self, options):
         self.o = options
@@ -25,7 +25,7 @@ class Check:
         self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
         self.reaper = Reaper(self.scratch)
         self.runner = Runner(self.log, self.reaper)
-        with contextlib.suppress(OSError):  # a driver that nobody has open takes seconds to start the GPU for the next program
+        with contextlib.suppress(OSError):  # keeps the driver open: otherwise each program waits seconds for the GPU to start
             self.gpu = os.open("/dev/nvidia0", os.O_RDWR)
         self.rows, self.data = [], {"complete": False, "stages": {}}
         self.begin, self.stage = time.monotonic(), ""
@@ -37,7 +37,7 @@ class Check:
         print(text, file=self.report, flush=True)
 
     def show(self, lines):
-        """Figures, indented below the verdict that they belong to."""
+        """Prints figures, indented below their verdict."""
         self.say("\n".join("        " + line for line in lines))
 
     def verdict(self, what, verdict, detail=""):
@@ -53,7 +53,7 @@ class Check:
         return path if os.access(path, os.X_OK) else None
 
     def program(self, kind, name="train_gpt"):
-        """A built program, or None, which is reported."""
+        """The path of a built program; None, and a verdict, if it is not built."""
         path = self.built(kind, name)
         if not path:
             self.verdict(f"{kind} {name}", SKIP, f"{self.build[kind]}/{name} is not built")
@@ -63,7 +63,7 @@ class Check:
         return os.path.join(self.scratch, f"{next(self.names):03d}-{name}")
 
     def save(self):
-        """Written beside, synced and renamed, so that results.json is whole at any moment."""
+        """Writes beside, syncs and renames, so that results.json is always whole."""
         self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
         path = os.path.join(self.o.out, "results.json")
         with open(path + ".new", "w", encoding="utf-8") as file:

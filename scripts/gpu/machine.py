@@ -1,4 +1,4 @@
-"""The stages build and device: the programs that the other stages run, for both element types; and the machine."""
+"""The stages build (the programs of the other stages) and device (the machine)."""
 import contextlib
 import os
 import platform
@@ -13,7 +13,7 @@ REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any 
 
 @contextlib.contextmanager
 def memory_in_use(check):
-    """A list, filled at the end: MiB in use on the GPU, twice a second. Empty: nobody knows."""
+    """A list, filled at the end: MiB in use on the GPU, twice a second. Empty: unknown."""
     seen, look = [], "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
     with tempfile.TemporaryFile() as output:
         process = check.runner.start(["sh", "-c", f"while {look}; do sleep 0.5; done"], output)
@@ -32,7 +32,7 @@ def build(check):
     wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
     make = ["make", "-k", "-j", os.cpu_count()]
     result = check.runner.run([*make, *wanted])
-    if result.status:  # perhaps for a warning that this compiler alone has
+    if result.status:  # perhaps only because of a new compiler's warning
         check.verdict("make, warnings as errors", FAIL, "\n".join(result.output.splitlines()[-20:]))
         result = check.runner.run([*make, "WERROR=", *wanted])
     check.judge("make", result.status == 0, trouble(result) if result.status else f"{result.seconds:.0f} s")
@@ -50,7 +50,7 @@ def trouble(result):
 
 
 def starts(check, kind):
-    """The linker finds libraries in places of which the loader knows nothing."""
+    """The linker may find libraries in directories that the loader does not search."""
     program = check.built(kind)
     result = check.runner.run([program, "--help"], limit=60)
     lost = re.findall(r"\S+ => not found", check.runner.printed("ldd", program)) if result.status else []
@@ -59,7 +59,7 @@ def starts(check, kind):
 
 
 def device(check):
-    """And the facilities that the transports rely on, which no emulator knows."""
+    """Also measures the facilities that the transports rely on, which no emulator can."""
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
     program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)

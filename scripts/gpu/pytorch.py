@@ -1,4 +1,4 @@
-"""The same models in PyTorch (tests/bench/torch_gpt.py): a Python that has it, and its times."""
+"""The same models in PyTorch (tests/bench/torch_gpt.py)."""
 import json
 import os
 import shutil
@@ -12,11 +12,11 @@ from .models import SEQ, VOCABULARY_PADDED
 INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
 ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
                    TORCHINDUCTOR_FX_GRAPH_CACHE="1", TORCHINDUCTOR_AUTOGRAD_CACHE="1", TORCHINDUCTOR_COMPILE_THREADS="4")
-LIMIT_S = 200  # of a run: compiling takes most of it, where the cache has nothing
+LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 
 
 def find():
-    """A Python that has PyTorch; None: there is none. It is not imported, which takes a minute from a cold disk."""
+    """A Python that has PyTorch, or None. PyTorch is not imported, which takes a minute from a cold disk."""
     for python in dict.fromkeys((sys.executable, shutil.which("python3"), "/usr/bin/python3")):
         if python and Runner().printed(python, "-c", "import importlib.metadata as m; print(m.version('torch'))"):
             return python

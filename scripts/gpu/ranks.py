@@ -1,4 +1,4 @@
-"""The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits again."""
+"""The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run."""
 import dataclasses
 import os
 import time
@@ -9,15 +9,15 @@ from tokens import write_tokens
 from .check import FAIL, LATE, SKIP, TYPES
 from .training import relative, train
 
-# 12 heads of 16: for tp 4 three a rank. Of the vocabulary the last of four has five tokens, all else is padding. With a
-# larger lr losses jump on such tokens, and another order of rounding differs by more than the band.
+# 12 heads of 16 channels: three a rank with tp 4. The last of four ranks has five tokens of the vocabulary; the rest is padding.
+# With a larger lr losses jump on such tokens, and another order of rounding exceeds the band.
 RANKS_MODEL = dict(layers=2, channels=192, heads=12, vocab=101, seq=40, batch=8, steps=5, lr=1e-3, timeout=15)
 MESH_LIMIT_S = 25  # the program's --timeout ends before
 MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
-HANGS_MAX = 2  # a transport that has hung so often is not tried again
-# The most telling ones come first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
-# process, is what hosts of several GPUs get. ipc refuses native collectives, and does so once. Processes take turns on the one
-# GPU, so meshes run one after another.
+HANGS_MAX = 2  # after so many hangs a transport is not tried again
+# The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
+# collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
+# so meshes run one after another.
 AUTO_MESHES = "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (
     "tpsp 2 1 commfuse", "up 2 1 commfuse:direct", "tpsp 2 1 none", "tpsp 2 2 commfuse", "tpsp 2 1 commfuse bf16",
@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def same_bits(self):
-        """Runs that promise each other's bits: commfuse by any route over any transport, again and again."""
+        """Runs with the same key must have the same bits: commfuse by any route over any transport, however often."""
         return (self.strategy, self.tp, self.dp, self.options["slices"], self.kind)
 
 
@@ -79,7 +79,7 @@ def train_mesh(check, mesh, tokens):
 
 
 def train_alone(check, kind, tokens):
-    """Losses of one rank, run twice; None if they are not to be had."""
+    """The losses of one rank, run twice; None if a run fails."""
     program, name = check.program(kind), f"{kind} one rank"
     if not program:
         return None

@@ -1,11 +1,10 @@
-"""The stages times and kernels. times: steps of this program, then of PyTorch, each of those beside one of ours.
+"""The stages times and kernels. times: steps of this program, then of PyTorch, each beside one of this program.
 
-The most important comes first, as time may end anywhere. All of ours come before PyTorch, which must not cost a figure of
-this program: each model with one micro-batch a step, larger and larger ones until they do not pay; then the best of
-these with several a step, as GPT-2 is really trained, where the update of all weights counts for less; then with
-backward's recomputation. PyTorch has the same order, with a run of ours right after each of its runs.
+Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
+larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
+less; then with recomputation in backward. PyTorch has the same order, with a run of this program right after each.
 
-kernels: the time of each kernel of a step, and its share of the peak; the cost of slicing and fusing.
+kernels: the time of each kernel of a step and its share of the peak; the cost of slicing and fusing.
 """
 import contextlib
 import dataclasses
@@ -70,7 +69,7 @@ def line(check, row):
 
 
 def table(check):
-    """With the meaning of its columns; nothing before the stage has begun."""
+    """The lines of the table with the meaning of its columns; [] before the stage has begun."""
     if "times" not in check.data:
         return []
     (before, counted), (before_long, counted_long) = Step(1).repeated, Step(1, ACCUMULATION).repeated
@@ -96,7 +95,7 @@ def add_row(check, row):
 
 
 def one_more(check, program, model, tokens, step, can_be_full=True):
-    """The row of one of our runs, which is in the table then; None: there is none."""
+    """Measures this program and adds the row to the table. Returns the row, or None if the run fails."""
     row, result = measure(check, program, model, step, tokens)
     if row:
         add_row(check, row)
@@ -107,7 +106,7 @@ def one_more(check, program, model, tokens, step, can_be_full=True):
 
 
 def search(check, program, model, tokens):
-    """The best micro-batch of ours: larger ones are tried until they do not pay."""
+    """Tries larger and larger micro-batches until they do not pay."""
     best = 0
     for step in map(Step, model.batches):
         row = one_more(check, program, model, tokens, step, best > 0)
@@ -117,7 +116,7 @@ def search(check, program, model, tokens):
 
 
 def accumulated(check, program, model, tokens):
-    """The best of the search, several times a step."""
+    """Runs the best micro-batch of the search several times a step."""
     rows = [row for row in check.data["times"] if (row["model"], row["accumulation"]) == (model.name, 1)]
     best = max(rows, key=lambda row: row["tokens_per_s"], default=None)
     if best:
@@ -125,7 +124,7 @@ def accumulated(check, program, model, tokens):
 
 
 def beside_torch(check, program, python, model, tokens, accumulation):
-    """PyTorch's time and, right after it, ours: their ratio is of neighbours."""
+    """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
     peak = next((row["peak_tflops"] for row in check.data["times"] if row["program"] == "commfuse"), None)
     step = Step(model.torch_batch, accumulation)
     theirs, result = pytorch.measure(check, python, model, step, peak)
@@ -157,7 +156,7 @@ def for_each(check, what, models, work):
 
 
 def gemm_rate(check):
-    """TFLOP/s of the largest products that this GPU keeps up, for the share that a step reaches; None: not known."""
+    """TFLOP/s of large products on this GPU, of which a step reaches a share; None: not known."""
     bench = check.program("bf16", "tests/bench/bench_gpu")
     result = check.runner.run([bench, "gemm", *GEMM_SIZES], limit=40) if bench else None
     best = re.search(r"^best ([\d.e+-]+) TFLOP/s", result.output, re.M) if result else None
@@ -198,11 +197,11 @@ def kernels(check):
         try:
             result = check.runner.run([bench, *sizes, 10, file])
             check.show(result.output.splitlines())
-        finally:  # the rows so far, if it was late
+        finally:  # if it was late, the rows so far
             rows = check.data.setdefault("kernels", {})[model.name] = []
             with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8") as lines:
                 rows += [json.loads(re.sub(r":-?(nan|inf)", ":null", line)) for line in lines if line.endswith("\n")]
             check.save()
-        total = sum(row.get("step_ms") or 0 for row in rows)  # others are there to be compared
+        total = sum(row.get("step_ms") or 0 for row in rows)  # other rows are not of a step, only for comparison
         check.judge(f"{model.name}: kernels timed", result.status == 0,
                     f"micro-batch {model.torch_batch}: those of a step take {total:.1f} ms, one after another")

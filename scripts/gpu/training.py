@@ -1,6 +1,5 @@
-"""Runs of train_gpt, of one rank or of several on the one GPU; and the stage losses: ten steps of training against an
-independent reference in float64; and, at the size of the timed models, steps of one large micro-batch against the same
-of several small ones."""
+"""Runs of train_gpt with one or several ranks on the one GPU; and the stage losses: ten steps against an independent reference in
+float64, and, at the size of the timed models, steps of one large micro-batch against the same steps of several small ones."""
 import contextlib
 import importlib.util
 import json
@@ -9,15 +8,11 @@ import socket
 import sys
 
 import run_log
-from runner import ROOT
+from runner import ROOT, words_of
 from tokens import write_tokens
 
 from .check import FAIL, SKIP, TYPES
 from .models import MODELS, OUT_OF_MEMORY, VOCABULARY, Step, implausible
-
-
-def words_of(**options):
-    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 def free_port():
@@ -26,8 +21,8 @@ def free_port():
         return s.getsockname()[1]
 
 
-# Several ranks as processes of one NCCL communicator on one GPU: it must take them for different hosts, which then
-# talk through sockets on the loopback device. Few blocks each: a kernel that waits for a peer's must leave it some.
+# NCCL accepts several ranks on one GPU only if it takes them for different hosts, which use sockets on the loopback device. Each
+# gets few thread blocks, because a kernel that waits for a peer's kernel must leave it some.
 def environment(rank, size, port, transport):
     e = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1",
          "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
@@ -49,7 +44,7 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
 
 
 def read_log(path):
-    """Events up to the first line that is none: whoever writes it may have been killed."""
+    """The events before the first damaged line: the writer may have been killed."""
     events = []
     with contextlib.suppress(FileNotFoundError, run_log.Damaged):
         events.extend(run_log.events(path))
@@ -62,7 +57,7 @@ def figures_of(steps):
 
 
 def relative(found, expected):
-    """Largest relative difference of two lists of losses; infinite if they do not match at all."""
+    """The largest relative difference of two lists; infinite if they have different lengths or missing values."""
     pairs = list(zip(found, expected))
     if not pairs or len(found) != len(expected) or any(x is None or x != x for x in found):
         return float("inf")
@@ -77,13 +72,13 @@ SMALL = {"d2 of 128 channels, T 64": dict(layers=2, channels=128, heads=2, vocab
          "d6, T 256": dict(layers=6, channels=384, heads=6, vocab=256, seq=256, batch=2, lr=1e-3)}
 SMALL_STEPS, RECIPE = 10, dict(schedule="cosine", warmup=3, clip=1.5, weight_decay=0.1)
 BANDS = {"fp32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1)}  # of losses and of norms
-LARGE, PARTS = Step(64), Step(16, 4)  # of d12's logits 3.3e9 elements, more than 31 bits count, and a quarter of them
+LARGE, PARTS = Step(64), Step(16, 4)  # d12 has 3.3e9 logits, more than 2^31, and a quarter of them
 LARGE_STEPS, LARGE_BANDS = 3, (1e-3, 1e-2)
 
 
 def reference(name, tokens, model):
-    """In a separate process: writes the model file, then prints losses and norms of an independent implementation in
-    float64 (tests/train/reference.py)."""
+    """Runs in a separate process: writes the model file, then prints losses and norms of an independent implementation in float64
+    (tests/train/reference.py)."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "train"))
     import reference as gpt
     o = SMALL[name]
@@ -96,7 +91,7 @@ def reference(name, tokens, model):
 
 
 def agree(check, what, found, expected, bands, more=True):
-    """Losses and norms, each within its band; and the loss falls."""
+    """Checks that losses and norms are within their bands and the loss falls."""
     (losses, _), (loss, norm) = found, map(relative, found, expected)
     return check.judge(what, loss <= bands[0] and norm <= bands[1] and losses[-1] < losses[0] and more,
                        f"loss {loss:.1e} (band {bands[0]:.0e}), norm {norm:.1e} (band {bands[1]:.0e}), "
@@ -128,7 +123,7 @@ def losses_of(check, name):
 
 
 def large_against_parts(check):
-    """Nothing else looks at what products of such sizes compute."""
+    """The only check of the results of such large products."""
     model, what = MODELS[0], f"{MODELS[0].name}: {LARGE.name} and {PARTS.name}"
     program, tokens = check.program("bf16"), check.path("tokens.bin")
     if not program:

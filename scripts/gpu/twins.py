@@ -1,22 +1,21 @@
-"""The stages twins and sanitizer: every kernel against the CPU's on the same random inputs, and twice for the same bits; then
-kernels and a training step under compute-sanitizer."""
+"""The stages twins (every kernel against the CPU's on the same random inputs, and twice for the same bits) and sanitizer (kernels
+and a training step under compute-sanitizer)."""
 import concurrent.futures
 import os
 import re
 import shutil
 import sys
 
-from runner import ROOT, Late
+from runner import ROOT, Late, words_of
 from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
 from .machine import REFERENCE
-from .training import words_of
 
-# cuDNN takes up to a second to plan each shape, so that attention may be late; the others must not be late with it.
+# cuDNN takes up to a second to plan each shape, so attention may be late; it runs last, so that the others are not.
 KERNELS, ATTENTION = "linear,layernorm,elementwise,embedding,crossentropy,adamw,device", "attention"
-# Why cuDNN is not asked (layers/attention_cudnn.cu): of some shapes here that is meant to be.
-MEANT = "address is not a multiple", "a range of one query", "before 9.15.1 its backward is wrong"
+# Reasons not to use cuDNN (layers/attention_cudnn.cu) that are expected for some shapes here.
+EXPECTED = "address is not a multiple", "a range of one query", "before 9.15.1 its backward is wrong"
 
 
 def run(check):
@@ -25,7 +24,7 @@ def run(check):
         check.verdict("twins", SKIP, f"{REFERENCE} is not built")
         return
     works = [(kind, only, check.o.seed) for only in (KERNELS, ATTENTION) for kind in TYPES]
-    # Addresses of every second case are odd, with another seed those of the others; odd ones cuDNN does not take.
+    # The addresses of every second case are odd, which cuDNN does not accept; another seed makes those of the others odd.
     works.append(("bf16", ATTENTION, check.o.seed + 1))
     for kind, only, seed in works:
         name, tool = f"{kind} {'kernels' if only == KERNELS else only}, seed {seed}", check.program(kind, "tests/layers/tool_twins")
@@ -46,7 +45,7 @@ def twins(check, name, tool, reference, words):
     notes = [line for line in made.output.splitlines() if line.startswith("note:")]
     check.judge(f"{name}: written where it should be, same bits twice", made.status == 0,
                 "; ".join(faults[:5] + notes) or made.last)
-    refused = [note for note in notes if "cuDNN" in note and not any(reason in note for reason in MEANT)]
+    refused = [note for note in notes if "cuDNN" in note and not any(reason in note for reason in EXPECTED)]
     if refused:
         check.verdict(f"{name}: by cuDNN", FAIL, "; ".join(refused))
     if cpu.status:
@@ -63,7 +62,7 @@ def twins(check, name, tool, reference, words):
 
 
 def commands(check, sanitizer):
-    """(name, command) of everything that is run."""
+    """Yields the (name, command) of each run."""
     tokens = check.path("tokens.bin")
     write_tokens(tokens, 200, 101)
     for tool in ("memcheck", "racecheck"):  # initcheck is blind here: all memory is zeroed, then poisoned
@@ -72,9 +71,9 @@ def commands(check, sanitizer):
             if not twins_tool:
                 continue
             line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5", "--launch-timeout", "60"]
-            line += ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries try things that may fail
-            ours = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # which is the library's
-            only = f"{ours},{ATTENTION}" if kind == "fp32" else ours  # in bf16 it is cuDNN's
+            line += ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries make calls that may fail
+            ours = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # `linear` is a library's
+            only = f"{ours},{ATTENTION}" if kind == "fp32" else ours  # in bf16 attention is cuDNN's
             yield f"{tool}, {kind} kernels", [*line, twins_tool, check.path("twins.bin"), "--small",
                                               *["--round"] * (kind == "bf16"), "--only", only]
             if tool == "memcheck" and kind == "fp32":
@@ -94,7 +93,7 @@ def judge(check, name, result):
 
 
 def judge_late(check, name, output):
-    """Its findings so far count."""
+    """The findings so far count."""
     found = [line for line in output.splitlines() if re.match(r"=+ (Invalid|Error: |Warning: |.*hazard)", line)]
     check.verdict(name, FAIL if found else LATE, "; ".join(["did not end in time", *found[:5]]))
 

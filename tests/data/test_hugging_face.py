@@ -238,7 +238,7 @@ class Import(Case):
     def test_other_tensors_are_refused(self):
         tensors = their_tensors(SHAPE, self.model)
         cases = (("h.1.ln_2.bias", None, "no tensor h.1.ln_2.bias"), ("h.2.ln_2.bias", np.ones(96), "h.2.ln_2.bias"),
-                 ("score.attn.bias", np.ones(96), "holds score.attn.bias"), ("h.0.attn.bias2", np.ones(96), "h.0.attn.bias2"),
+                 ("score.attn.bias", np.ones(96), "has score.attn.bias"), ("h.0.attn.bias2", np.ones(96), "h.0.attn.bias2"),
                  ("lm_head.weight", tensors["wte.weight"] + 1, "lm_head.weight is not the token table"),
                  ("lm_head.weight", tensors["wte.weight"][1:], "lm_head.weight is not the token table"),
                  ("h.0.mlp.c_fc.weight", tensors["h.0.mlp.c_fc.weight"].T, "h.0.mlp.c_fc.weight is F32 [384, 96]"),
@@ -264,7 +264,7 @@ class Import(Case):
             with self.subTest(number=number):
                 self.refused(damage, **wrong)
         self.refused("8 bytes cannot be F32 of shape [48, 96]", **with_entry(data_offsets=[0, 8]))
-        self.refused("no object", change=lambda header: [header])
+        self.refused("not a JSON object", change=lambda header: [header])
         for shape in [101, 96] + [1] * 90, [0, 1 << 70]:  # more than numpy can have
             end = 4 * 101 * 96 if 0 not in shape else 0
             head = {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
@@ -277,11 +277,11 @@ class Import(Case):
             whole = file.read()
         length, = struct.unpack("<Q", whole[:8])
         for content, word in ((b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
-                              (b"", "no safetensors"), (whole[:7], "no safetensors"),
-                              (b"\xff" * 8 + whole[8:], "no safetensors"),
-                              (whole[:8 + length - 1], "no safetensors"), (whole[:-1], "damaged, or the file was not copied"),
-                              (whole[:8] + b"\xff" * length + whole[8 + length:], "no text"),
-                              (whole[:8] + b"[" * length + whole[8 + length:], "no JSON")):
+                              (b"", "not a safetensors"), (whole[:7], "not a safetensors"),
+                              (b"\xff" * 8 + whole[8:], "not a safetensors"),
+                              (whole[:8 + length - 1], "not a safetensors"), (whole[:-1], "damaged, or the file was not copied"),
+                              (whole[:8] + b"\xff" * length + whole[8 + length:], "not text"),
+                              (whole[:8] + b"[" * length + whole[8 + length:], "not JSON")):
             with self.subTest(word=word, bytes=len(content)):
                 with open(weights, "wb") as file:
                     file.write(content)
@@ -297,7 +297,7 @@ class Import(Case):
             self.assertIn("weight_map", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         with open(config, "wb") as file:
             file.write(b"\xff")
-        self.assertIn("config.json is no text", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        self.assertIn("config.json is not text", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         os.remove(config)
         error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
         self.assertIn("there is no " + config, error)
@@ -344,7 +344,7 @@ class Export(Case):
     def test_damaged_files_are_refused(self):
         with open(self.ours(), "rb") as file:
             whole = file.read()
-        for at, value, word in ((0, 1, "no model file"), (1, 4, "version is 4"), (2, 0, "n_positions"),
+        for at, value, word in ((0, 1, "not a model file"), (1, 4, "version is 4"), (2, 0, "n_positions"),
                                 (3, 65537, "vocab_size"), (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
                                 (7, 129, "promises"), (1, 5, "promises")):
             with self.subTest(at=at, value=value):

@@ -395,7 +395,7 @@ static void test_two_writers(void **state) {
     char *path = write_model("two", &tiny, 3);
     model_writer *w = model_writer_open(path, &small, false);
     ASSERT_REFUSED(model_writer_open(path, &tiny, false), "model file: cannot create", "two.tmp", "another process writes it",
-                   "wait for that process", "writes it anew");
+                   "wait for that process", "writes it again");
     append_all(w, &small);
     model_writer_commit(w);
     model_file *file = model_file_open(path);

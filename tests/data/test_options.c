@@ -191,7 +191,7 @@ static void test_words(void **state) {
     assert_refused("--train --val x", "--train needs a value, but the next argument is --val", "");
     assert_refused("--dry-run=yes", "--dry-run takes no value", "");
     assert_refused("--seq x --lr 1 --seq=2", "--seq 'x'", ""); // the first must be one, too
-    assert_refused("--train a_1.bin a_2.bin", "unexpected argument 'a_2.bin' (argument 3)", "quote a pattern");
+    assert_refused("--train a_1.bin a_2.bin", "unexpected argument 'a_2.bin' (argument 3)", "quote patterns");
     assert_refused("-- x", "unexpected argument '--'", "");
     options o;
     problem wrong;
@@ -267,7 +267,7 @@ static void test_config_refused(void **state) {
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
         {"{\"overlap\": \"all\"}", "--overlap 'all' is none of", ""},
-        {"{\"config\": \"other\"}", "a file names no other one", "one"},
+        {"{\"config\": \"other\"}", "in a file is not allowed", "one"},
         {"[1]", "does not begin with a JSON object", "write {"},
         {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
         {"", "does not begin with a JSON object", "write {"},

@@ -224,7 +224,7 @@ class Errors(PrepareCase):
         none = self.path("none")
         self.assertIn("No such file or directory: " + none, self.refused("--input", none))
         self.assertIn("is a directory", self.refused("--input", self.directory))
-        self.assertIn("is not a file", self.refused("--input", os.devnull))
+        self.assertIn("is not a regular file", self.refused("--input", os.devnull))
         self.assertIn("the input is empty", self.refused("--input", self.write("a", "")))
         self.assertIn("too small to split", self.refused("--input", self.write("a", "x")))
         self.assertEqual(self.listing(), [])

@@ -187,8 +187,8 @@ class GPT2(PrepareCase):
             with self.subTest(bad=bad[:20]):
                 path = self.write("a.jsonl", good + bad + b"\n" + good)
                 error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
-                self.assertIn(f"{path}: the line at byte {len(good)} is no JSON object with a \"text\"", error)
-        self.assertIn("leave --documents away", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
+                self.assertIn(f"{path}: the line at byte {len(good)} is not a JSON object with a \"text\"", error)
+        self.assertIn("leave out --documents", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
                                                              "--bpe-dir", BPE, "--documents", "blank-line"))
 
     def test_errors_replaced(self):

@@ -249,29 +249,29 @@ static void headers_that_are_others(void **state) {
         {"[]", 0, "does not say how many"},
         {"{}", 0, "does not say how many"},
         {" " SOUND(""), 96, "does not say how many"},
-        {"{" R "," W "," M "}", 64, "not the one for"},
-        {"{" R "," W "," V "}", 64, "not the one for"},
+        {"{" R "," W "," M "}", 64, "does not fit its"},
+        {"{" R "," W "," V "}", 64, "does not fit its"},
         {"{" W "," M "," V "}", 96, "does not say how many"},
-        {"{" R "," W "," V "," M "}", 96, "not the one for"},
-        {SOUND("," TENSOR("x", "F32", "8", "96", "128")), 128, "not the one for"},
-        {SOUND(",\"__metadata__\":{\"format\":\"pt\"}"), 96, "not the one for"},
-        {SOUND("") "{}", 96, "not the one for"},
+        {"{" R "," W "," V "," M "}", 96, "does not fit its"},
+        {SOUND("," TENSOR("x", "F32", "8", "96", "128")), 128, "does not fit its"},
+        {SOUND(",\"__metadata__\":{\"format\":\"pt\"}"), 96, "does not fit its"},
+        {SOUND("") "{}", 96, "does not fit its"},
         {"{" TENSOR("run", "I64", "0,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "F64", "0,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "0", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "0,4", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "-1,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
-        {"{" TENSOR("runs", "I64", "00,5", "0", "0") "," W "," M "," V "}", 96, "not the one for"},
+        {"{" TENSOR("runs", "I64", "00,5", "0", "0") "," W "," M "," V "}", 96, "does not fit its"},
         {"{" TENSOR("runs", "I64", "9999999999999,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "10000000000000,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
-        {"{" TENSOR("runs", "I64", "0,5", "0", "40") "," W "," M "," V "}", 136, "not the one for"},
+        {"{" TENSOR("runs", "I64", "0,5", "0", "40") "," W "," M "," V "}", 136, "does not fit its"},
         {"{" R "," TENSOR("weight", "I64", "4", "0", "32") "," M "," V "}", 96, "does not say how many"},
-        {"{" R "," TENSOR("weight", "F32", "8,1", "0", "32") "," M "," V "}", 96, "not the one for"},
-        {"{" R "," TENSOR("weight", "F32", "1.5", "0", "32") "," M "," V "}", 96, "not the one for"},
-        {"{" R "," TENSOR("weight", "F32", "1e1", "0", "32") "," M "," V "}", 96, "not the one for"},
-        {"{" R "," TENSOR("weight", "F32", "8", "0", "36") "," M "," V "}", 96, "not the one for"},
-        {"{" R "," W "," TENSOR("m", "F32", "9", "32", "68") "," V "}", 96, "not the one for"},
-        {"{" R "," W "," M "," TENSOR("v", "BF16", "8", "64", "96") "}", 96, "not the one for"},
+        {"{" R "," TENSOR("weight", "F32", "8,1", "0", "32") "," M "," V "}", 96, "does not fit its"},
+        {"{" R "," TENSOR("weight", "F32", "1.5", "0", "32") "," M "," V "}", 96, "does not fit its"},
+        {"{" R "," TENSOR("weight", "F32", "1e1", "0", "32") "," M "," V "}", 96, "does not fit its"},
+        {"{" R "," TENSOR("weight", "F32", "8", "0", "36") "," M "," V "}", 96, "does not fit its"},
+        {"{" R "," W "," TENSOR("m", "F32", "9", "32", "68") "," V "}", 96, "does not fit its"},
+        {"{" R "," W "," M "," TENSOR("v", "BF16", "8", "64", "96") "}", 96, "does not fit its"},
         {SOUND(""), 95, "truncated"},
         {SOUND(""), 97, "too long"},
         {"{" TENSOR("runs", "I64", "1000000000000,5", "0", "40000000000000") "," TENSOR(
@@ -308,7 +308,7 @@ static void lengths_that_are_wrong(void **state) {
             scratch_write("step_00000012/rank_00001.safetensors", bytes, size);
             bytes[at] = right;
             assert_refused("a wrong length");
-            ASSERT_SAYS("not the one for");
+            ASSERT_SAYS("does not fit its");
         }
     for (size_t length = 0; length < size; length++) {
         scratch_write("step_00000012/rank_00001.safetensors", bytes, length);

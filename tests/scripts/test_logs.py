@@ -72,8 +72,8 @@ class Plot(Logs):
         self.assertEqual([event["loss"] for event in run_log.events(path) if event["event"] == "step"], [5, 4])
 
     def test_damage_is_named_with_its_line(self):
-        for line, what in ((b'{"event":"st\n', "no JSON object"), (b"\n", "no JSON object"), (b"7\n", "no event"),
-                           (b'{"loss":3}\n', "no event")):
+        for line, what in ((b'{"event":"st\n', "not a JSON object"), (b"\n", "not a JSON object"), (b"7\n", "not an event"),
+                           (b'{"loss":3}\n', "not an event")):
             with self.subTest(line):
                 self.fails(os.path.join(self.folder, "log") + ", line 2: " + what,
                            script=self.plot(b'{"event":"config"}\n' + line + log_of([5])))

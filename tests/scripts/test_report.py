@@ -215,7 +215,7 @@ class ReportOfAFakeExperiment(Case):
         self.make(FAKE_POINTS="1")
         with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
             file.write("<<<<<<<\n")
-        self.assertIn("line 3: no JSON object", self.make(status=report.REFUSED))
+        self.assertIn("line 3: not a JSON object", self.make(status=report.REFUSED))
 
     def test_two_reports_do_not_write_one_file(self):
         (self.folder / "hold").write_text("0")
@@ -592,7 +592,7 @@ class Sweep(Case):
             process.terminate()
             output, _ = process.communicate(timeout=30)
         self.assertNotEqual(process.returncode, 0)
-        self.assertIn("interrupted; the same command goes on from there", output)
+        self.assertIn("interrupted; the same command continues from there", output)
         self.assertFalse(pathlib.Path(f"/proc/{began.read_text().strip()}").exists(), output)
 
 

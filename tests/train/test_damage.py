@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged: named, passed over, and never gone on with.
+"""Checkpoints that are damaged: named, skipped, and never used.
 
 One byte, anywhere in any file of a checkpoint, changes what the run was; so does a file that is cut short, missing or
 another's. The run goes on from the checkpoint before, and comes to the same end.
@@ -67,7 +67,7 @@ class Damage(checkpoints.Case):
         for share in (0, 0.02, 0.3, 0.6, 0.9, 0.98, 1):
             with self.subTest(share=share):
                 out, (path,) = self.damaged("manifest.json", flipped(share))
-                self.goes_on(out, OLD, path, "passed over")
+                self.goes_on(out, OLD, path, "is skipped")
 
     def test_one_byte_of_a_rank(self):
         for rank in (0, 1):
@@ -89,7 +89,7 @@ class Damage(checkpoints.Case):
             for how in (cut, longer, empty, os.remove, a_directory):
                 with self.subTest(name=name, how=how.__name__):
                     out, (path,) = self.damaged(name, how)
-                    self.goes_on(out, OLD, path, "passed over")
+                    self.goes_on(out, OLD, path, "is skipped")
 
     def test_files_of_another_step(self):
         """Each file is sound, but not of this checkpoint."""
@@ -118,7 +118,7 @@ class Damage(checkpoints.Case):
         self.assertTrue(os.path.exists(os.path.join(out, "step_9")))
 
     def test_all_are_damaged(self):
-        """It is for a person to say that the run begins anew; nothing is touched before."""
+        """It is for a person to say that a new run begins; nothing is touched before."""
         out, paths = self.damaged("rank_00000.safetensors", flipped(0.5), (OLD, NEW))
         found, log = {step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}, self.fresh("log.jsonl")
         with open(log, "w", encoding="ascii") as file:
@@ -129,9 +129,9 @@ class Damage(checkpoints.Case):
         with open(log, encoding="ascii") as file:
             self.assertEqual(file.read(), "the log so far\n")
         result = self.goes_on(out, 0, *paths, force=True)
-        self.assertIn(f"none of the checkpoints in {out} is sound: a run begins anew there", result.err, str(result))
+        self.assertIn(f"none of the checkpoints in {out} is sound: a new run begins there", result.err, str(result))
 
-    def test_what_was_passed_over_counts_no_more(self):
+    def test_what_was_skipped_counts_no_more(self):
         """A checkpoint that looks complete and is not is set aside, for a person to look at: the sound ones are kept until
         there are as many newer ones, however often the run ends."""
         more = dict(schedule="constant", save_every=1, tp=2)  # may be made longer
@@ -150,7 +150,7 @@ class Damage(checkpoints.Case):
         self.assertEqual(checkpoints.steps_in(out), [2, 3])
         result = self.run_with(out=out, log=path, steps=NEW, **more)
         self.assertIn(f"resume    from step 3 in {out}", result.out)
-        self.assertNotIn("passed over", result.err)
+        self.assertNotIn("is skipped", result.err)
         self.assertEqual(checkpoints.steps_in(out), [NEW - 1, NEW])
         checkpoints.damage(os.path.join(checkpoints.directory(out, NEW), "rank_00000.safetensors"), 0.5)
         result = self.run_with(out=out, log=path, steps=NEW + 1, **more | dict(save_every=0))

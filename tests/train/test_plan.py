@@ -77,13 +77,13 @@ class Plan(harness.Case):
                 for ours, theirs in zip(self.losses(log), self.losses(plain), strict=True):
                     self.assertLess(abs(ours / theirs - 1), 1e-5)
 
-    def test_ways_that_do_not_fit_are_left_out(self):
-        """A rank that is far larger than any machine takes staging for the first way of each operation alone, and says so."""
+    def test_choices_that_do_not_fit_are_left_out(self):
+        """A rank that is far larger than any machine has staging for the first choice of each operation alone, and says so."""
         def staging(steps, **shape):
             result = harness.run(harness.options(dry_run=True, tp=2, layers=2, vocab=512, steps=steps, **shape), 2)
             self.assertEqual(result.status, 0, str(result))
             mib = float(re.search(r"^communication staging +(\S+)", result.out, re.M).group(1))
-            return mib, re.search(r"\d+ ways are not tried", result.out) is not None
+            return mib, re.search(r"\d+ choices are not tried", result.out) is not None
         small = dict(channels=128, heads=2, seq=128, micro_batch=4, batch=4)
         large = dict(channels=4096, heads=64, seq=8192, micro_batch=4096, batch=4096)
         for shape, left_out in ((small, False), (large, True)):
@@ -100,8 +100,8 @@ class Plan(harness.Case):
         """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits."""
         plan = json.loads(self.printed(tp=2))
         names = list(plan["operations"])
-        for name, way in zip(names, ("ring:2", "direct:4", "once", "slice:2", "none"), strict=False):
-            plan["operations"][name] = way
+        for name, choice in zip(names, ("ring:2", "direct:4", "once", "slice:2", "none"), strict=False):
+            plan["operations"][name] = choice
         path = self.written(json.dumps(plan))
         first, _ = self.go(tp=2, plan=path, steps=30)
         second, _ = self.go(tp=2, plan=path)
@@ -119,7 +119,7 @@ class Plan(harness.Case):
             "is damaged": good[:len(good) // 2],
             "names an operation that this run does not have": good.replace(name, "forward all-gather nothing"),
             "lacks the operation": re.sub(r'\n\t\t"' + name + '":[^\n]*', "", good),
-            "has no way for this operation": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
+            "has no valid choice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
             "names an operation twice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring",', 1),
             "this run is tp 2": good.replace("2 layers", "3 layers"),
         }

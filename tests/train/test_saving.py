@@ -219,7 +219,7 @@ class Logs(checkpoints.Case):
         for again in (1, 2):
             out = self.with_only(expected, AT)
             result = self.run_with(out=out, log=theirs)
-            self.assertIn(f"log       of another run is kept as {theirs}.{again}" if again == 1 else "resume", result.out)
+            self.assertIn(f"log       of another run renamed to {theirs}.{again}" if again == 1 else "resume", result.out)
             self.assertEqual(pathlib.Path(f"{theirs}.1").read_bytes(), lines)
             self.assertSameRun(theirs, expected_log, AT)
             self.assertFalse(os.path.exists(f"{theirs}.2"))  # it is this run's log now
@@ -365,7 +365,7 @@ class Disk(checkpoints.Case):
         pathlib.Path(trace).write_text("earlier")
         result = self.start(dp=2, out=out, trace=trace, env=self.full(0, "trace.json")).wait()
         self.assertEqual(result.status, 1, str(result))
-        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; training goes on")
+        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; training continues")
         self.assertEqual(pathlib.Path(trace).read_text(), "earlier")
         self.assertSameEnd(out, expected)
         self.assertFails(self.start(trace="/dev/full").wait(), "--trace: cannot create /dev/full", "not a regular file")
