@@ -20,8 +20,8 @@ SEED = int(os.environ.get("FREEZE_SEED", str(random.randrange(1 << 31))))
 TIMEOUT, GRACE = 6, 30  # on a busy machine a step may wait seconds for a rank that does its part
 MESHES = (dict(strategy="tpsp", tp=3, dp=1), dict(strategy="tpsp", tp=2, dp=2, micro_batch=4),
           dict(strategy="up", tp=2, dp=1), dict(strategy="up", tp=1, dp=3, batch=9, micro_batch=3))
-WORD = r"error: rank {rank} of \d \(.+?\): rank {rank} waits for (?:rank \d|the other ranks): \S.*?, step \d+; " \
-       r"nothing came for [\d.]+ s.*; .*rank {frozen} does not answer: frozen"
+WORD = r"error: rank {rank} of \d \(.+?\): rank {rank} waits for (?:rank \d|the other ranks): " \
+       r"(?:\S.*?, step \d+|all-gather of reports); nothing came for [\d.]+ s.*; .*rank {frozen} does not answer: frozen"
 
 
 class Freeze(harness.Case):

@@ -23,7 +23,8 @@ import launcher
 TIMEOUT, GRACE = 3, 5
 TERMINATED = r"{who}: SIGTERM: ends after this step; a second signal ends it at once"
 WAITS = r".*; it waits for (?:rank \d|the other ranks): \S.*"
-GIVES_UP = r"error: {who}: rank {rank} waits for (?:rank \d|the other ranks): \S.*?, step \d+; nothing came for [\d.]+ s"
+GIVES_UP = r"error: {who}: rank {rank} waits for (?:rank \d|the other ranks): " \
+           r"(?:\S.*?, step \d+|all-gather of reports); nothing came for [\d.]+ s"
 KILLED = 128 + signal.SIGKILL
 
 # mpirun signals the process group of what it has started, and the program is in it as always. The witness is its
