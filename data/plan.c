@@ -74,11 +74,11 @@ typedef struct shared_text {
     char text[PLAN_MAX_BYTES];
 } shared_text;
 
-// A file that rank 0 reads, on all ranks. NULL: see why.
-static char *read_shared(const char *path, cf_transport *transport, problem *why) {
+// A file that rank 0 reads, on all ranks; a prediction's ranks, which have no others beside them, each read it. NULL: see why.
+static char *read_shared(const char *path, cf_transport *transport, bool alone, problem *why) {
     shared_text *mine = cf_host_alloc(1, sizeof *mine, "a plan");
     int64_t bytes = 0;
-    char *text = transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
+    char *text = alone || transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
     mine->found = text != NULL;
     if (text) memcpy(mine->text, text, (size_t)bytes);
     free(text);
@@ -101,11 +101,11 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
              transport->name, transport->size, transport->local_size, transport->local_cores, (long long)o->threads,
              cf_device_name(), version);
     if (*o->plan && !p->search_again) {
-        p->given = read_shared(o->plan, transport, &why);
+        p->given = read_shared(o->plan, transport, *o->predict, &why);
         if (!p->given) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
     }
     if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
-    if (!*o->plan && *p->path) p->cached = read_shared(p->path, transport, &why);
+    if (!*o->plan && *p->path) p->cached = read_shared(p->path, transport, *o->predict, &why);
 }
 
 void plan_free(run_plan *p) {

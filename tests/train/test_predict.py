@@ -87,6 +87,20 @@ class Predict(harness.Case):
                 native = self.assertGreater if ranks == 8 and copied else self.assertLess
                 native(ratio, 0.5, found)
 
+    def test_a_plan_is_predicted(self):
+        """That of the dry run, with every operation blocking: all replicas' ranks read it, and the step takes longer."""
+        shape = dict(FEW, vocab=512, tp=2, dp=2, threads=1)
+        shown = harness.run(harness.options(dry_run=True, **shape)).out
+        plan = json.loads(shown[shown.index("\n{") + 1:shown.rindex("}") + 1])
+        plan["operations"] = dict.fromkeys(plan["operations"], "none")
+        path = self.written(plan)
+        for every in (False, True):
+            with self.subTest(predict_all=every):
+                given = self.predicted("laptop", plan=path, predict_all=every, **shape)
+                free = self.predicted("laptop", predict_all=every, **shape)
+                self.assertGreater(given["auto"]["exposed"], 1.5 * free["auto"]["exposed"])
+                self.assertEqual(given["none"], free["none"])
+
     def test_sums_and_bounds(self):
         """Parts add up to the step, nothing is shorter than ideal, and ideal is what the kernels take."""
         found = self.predicted(tp=2, dp=2, model="d12", micro_batch=8)
