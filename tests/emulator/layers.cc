@@ -134,6 +134,13 @@ int __wrap_MPI_Allgather(const void *mine, long count, long type, void *all, lon
     return code;
 }
 
+// Here a host waits for all others, and its polls must not pass for work that the clock has to wait for.
+int __real_MPI_Finalize();
+int __wrap_MPI_Finalize() {
+    host_is_away(false);
+    return __real_MPI_Finalize();
+}
+
 // Words that hosts share: the clock finds when a host that waits for one continues.
 decltype(cf_word_write) __real_cf_word_write, __wrap_cf_word_write;
 

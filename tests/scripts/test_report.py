@@ -397,9 +397,9 @@ class Measured(Case):
             self.assertEqual(training.problems(training.measure(place.Place("local"), {**self.point, **mesh})), [])
 
     def test_bytes_by_which_a_link_is_set_are_those_of_a_step(self):
-        """Of activations alone: 10 exchanges of a layer and two of the head, of half of (B, T, C); beside them the lookup."""
+        """Of activations alone: 8 exchanges of a layer and two of the head, of half of (B, T, C); beside them the lookup."""
         _, ideal_ms, bits = training.first_look(place.Place("local"), self.point)
-        activations = 8 * (10 * 6 + 2) * 2 * 32 * 384 * 4 / 2
+        activations = 8 * (8 * 6 + 2) * 2 * 32 * 384 * 4 / 2
         self.assertTrue(activations < bits < 1.2 * activations, (bits, activations))
         self.assertGreater(ideal_ms, 0)
 

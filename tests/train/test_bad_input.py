@@ -200,7 +200,7 @@ class Tokens(BadInput):
 
         run = dict(train=path, out=out, schedule="constant", verify_data=True)
         _, result = self.train(**run)
-        self.assertRegex(result.out, r"verify +--train: all 0.268 GB")
+        self.assertRegex(result.out, r"verify +--train: reading and hashing 0.268 GB")
         put(1)
         self.fails("would be changed by: content of --train, by --verify-data", **run)
         self.train(**{**run, "verify_data": None})
