@@ -649,7 +649,7 @@ with open(words["--log"], "w") as log:
         self.stage()
         for i in range(300):
             self.check.verdict(f"a check {i}", FAIL, "a word of it " * 40)
-        text = gpu_check.last_words(self.check)
+        text = gpu_check.summary(self.check)
         self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
         self.assertIn("d36   torch", text[text.index("of GEMM"):])
         self.assertIn("n/a", text[text.index("of GEMM"):])  # unknown memory
