@@ -15,7 +15,6 @@ import argparse
 import csv
 import functools
 import json
-import math
 import os
 import pathlib
 import re

@@ -8,7 +8,6 @@ default a second each, and its own status is no longer that of the ranks.
 # limit: 240
 import json
 import os
-import re
 import signal
 import sys
 import time
