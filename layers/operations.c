@@ -104,11 +104,10 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     fprintf(out, "\n");
     cf_memory_report(out);
     if (strcmp(cf_device_name(), "CPU") != 0)
-        fprintf(
-            out,
-            "not counted, allocated when the run begins: for matrix products 32 MiB a stream; for attention's backward at most\n"
-            "2 bytes for each query, key and head of a micro-batch; for exchanges by ipc 32 MiB for each other member of a\n"
-            "group; for connections by nccl what it prints\n");
+        fprintf(out,
+                "not counted, allocated when the run begins: 32 MiB a stream for matrix products; for attention's backward at\n"
+                "most 2 bytes for each query, key and head of a micro-batch; for exchanges by ipc 32 MiB for each other member\n"
+                "of a group; for connections by nccl what it prints\n");
     fprintf(out, "\n");
     zero_explain(&g->zero, out);
     fprintf(out, "  ");
