@@ -8,7 +8,8 @@
 
 enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, CHOICE_REPEATS = 3, PLAN_REPEATS = 5, FINALISTS = 2 };
 static const double HOPELESS = 2; // times the shortest prediction: not tried
-static const double FAR = 1.3;    // times the best: dropped
+static const double FAR = 1.3;    // times the best: dropped after one measurement
+static const double BEHIND = 1.1; // times the best: dropped after two
 static const double CLEAR = 0.02; // of an operation's time: another choice must save at least this
 static const double WORTH = 0.01; // of a step: another plan must save at least this
 
@@ -33,6 +34,7 @@ typedef struct operation {
     cf_fuse *fuse;
     bool set; // by cf_tuner_set()
     cf_choice choice[CF_CHOICES];
+    double predicted_ms[CF_CHOICES];
     contest contest; // of its choices
     int best;        // choice
     int current;     // choice of this step
@@ -83,7 +85,7 @@ static void measure(contest *c, int i, double ms) {
     for (int k = 1; k < c->candidates; k++) {
         int better = 0;
         for (int other = 1; other < c->candidates; other++) better += !c->dropped[other] && median_ms(c, other) < median_ms(c, k);
-        if (median_ms(c, k) > FAR * best || better >= FINALISTS) c->dropped[k] = true;
+        if (median_ms(c, k) > (c->measured[k] > 1 ? BEHIND : FAR) * best || better >= FINALISTS) c->dropped[k] = true;
     }
 }
 
@@ -145,6 +147,11 @@ static int find_native(const operation *o) {
     return blocking >= 0 ? blocking : find_choice(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
 }
 
+static void add_choice(operation *o, cf_choice c, double predicted_ms) {
+    o->choice[o->contest.candidates] = c;
+    o->predicted_ms[o->contest.candidates++] = predicted_ms;
+}
+
 // Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
 // make trials too expensive; the simplest rounds and the baselines are always tried.
 void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
@@ -163,10 +170,11 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
     double ms[CF_CHOICES], best = INFINITY;
     const int count = cf_choices(&work, costs, list);
     for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
-    o->choice[o->contest.candidates++] = (cf_choice){plan->mode, plan->route, plan->slices};
+    const cf_choice first = {plan->mode, plan->route, plan->slices};
+    add_choice(o, first, cf_choice_ms(first, &work, costs));
     for (int i = 0; i < count && o->contest.candidates < CF_CHOICES; i++)
         if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].mode != CF_MODE_COMMFUSE || ms[i] < HOPELESS * best))
-            o->choice[o->contest.candidates++] = list[i];
+            add_choice(o, list[i], ms[i]);
 }
 
 int cf_tuner_operations(const cf_tuner *t) {
@@ -262,12 +270,24 @@ bool cf_tuner_trying(const cf_tuner *t) {
     return t && t->phase != DONE;
 }
 
+// Choice `measured` was. If it is far from the best, those of its mode that are predicted to take as long are not tried either.
+static void drop_worse(operation *o, int measured) {
+    double best = INFINITY;
+    for (int k = 0; k < o->contest.candidates; k++) best = fmin(best, median_ms(&o->contest, k)); // fmin ignores NAN
+    if (!(median_ms(&o->contest, measured) > FAR * best)) return;
+    for (int k = 1; k < o->contest.candidates; k++)
+        o->contest.dropped[k] |= o->contest.measured[k] == 0 && k != find_native(o) &&
+                                 o->choice[k].mode == o->choice[measured].mode &&
+                                 o->predicted_ms[k] >= o->predicted_ms[measured];
+}
+
 // ms: of each operation and of the step, the same on all ranks.
 static void end_search_step(cf_tuner *t, const double *ms) {
     bool more = false;
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
         measure(&o->contest, o->current, isnan(ms[i]) ? INFINITY : ms[i]);
+        drop_worse(o, o->current);
         more |= least_measured(&o->contest, 0) >= 0;
     }
     if (more) return;
