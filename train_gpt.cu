@@ -71,9 +71,7 @@ static void make_mesh(trainer *t) {
     t->report.accumulation = recipe_accumulation(o);
     if (t->transport->size < ranks && !*o->predict) return; // a dry run: one process, as rank 0 of the mesh
     t->transport->collectives = strcmp(o->overlap, "none") == 0 || strcmp(o->overlap, "slice") == 0;
-    t->transport->bind(t->transport, &t->mesh.tp_group); // first, because it moves the most bytes and queues may run out
-    t->transport->bind(t->transport, &t->mesh.dp_group);
-    t->transport->bind(t->transport, &t->mesh.world_group);
+    cf_mesh_bind(t->transport, &t->mesh);
 }
 
 static void make_context(trainer *t) {

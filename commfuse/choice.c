@@ -56,7 +56,7 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
     const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
     const cf_choice native = {w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
     int count = 0;
-    if (alone && c->native && c->in_order) { // messages keep their order anyway, and the library's sums take no kernels
+    if (alone && w->native && c->in_order) { // messages keep their order anyway, and the library's sums take no kernels
         list[0] = native;
         return 1;
     }
@@ -65,7 +65,7 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
             if ((m == 1 && !other) || w->ranks <= SLICES_RANKS)
                 list[count++] = (cf_choice){CF_MODE_COMMFUSE, other ? second : first, m};
     list[count++] = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1};
-    if (!c->native || (alone && w->bytes > SMALL_BYTES)) return count;
+    if (!w->native || (alone && w->bytes > SMALL_BYTES)) return count;
     list[count++] = native;
     for (int m = 2; m <= SLICES_MOST && !alone; m *= 2) list[count++] = (cf_choice){CF_MODE_SLICE, c->route, m};
     return count;
@@ -113,7 +113,6 @@ void cf_costs_agree(cf_transport *t, int threads) {
         c->piece_s = fmax(c->piece_s, all[i].piece_s);
         c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);
         c->flops_per_s = fmin(c->flops_per_s, all[i].flops_per_s);
-        c->native &= all[i].native;
         c->spare &= all[i].spare;
     }
     free(all);

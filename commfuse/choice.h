@@ -33,6 +33,7 @@ typedef struct cf_work { // of one operation
     double bytes; // of one shard
     double flops; // of all slices on one rank
     bool early;   // begun well before it is finished: a collective must not block
+    bool native;  // native collectives may be chosen
     bool folds;   // see schedule.h
 } cf_work;
 

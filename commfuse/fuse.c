@@ -79,6 +79,7 @@ cf_work cf_fuse_work(const cf_fuse *f) {
                      .bytes = (double)(f->plan.capacity * cf_dtype_size(f->plan.dtype)),
                      .flops = f->plan.flops,
                      .early = f->plan.early || f->plan.bulk,
+                     .native = f->plan.group->collectives && !f->context->check, // which have no checksums
                      .folds = f->plan.folds};
 }
 
@@ -88,7 +89,6 @@ static cf_choice predicted_choice(const cf_fuse *f) {
     if (context->transport) costs = context->transport->costs;
     if (f->plan.group->size > 1 && costs.flops_per_s <= 0)
         cf_die("call cf_costs_agree() first", "%s: mode auto needs the costs of transfers and computation", f->plan.name);
-    costs.native &= context->check == NULL; // native collectives have no checksums
     cf_work work = cf_fuse_work(f);
     return cf_choose(&work, &costs);
 }

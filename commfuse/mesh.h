@@ -14,6 +14,8 @@ typedef struct cf_group {
     int rank;         // this process's rank in it
     int *world;       // world[i]: world rank of member i
     bool slack;       // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
+    bool collectives; // native collectives may be chosen for it; set by cf_transport.bind
+    bool hierarchy;   // these send a shard to a host once, exchanges to each of several members there; set by bind
     void *native;     // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 

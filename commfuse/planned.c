@@ -164,7 +164,7 @@ static uint64_t player(const cf_group *g, int member) {
     return UINT64_C(1) << g->world[member] % record.players;
 }
 
-// Adds the bytes of a ring over the members. Each forwards the data of all others; in a block of ranks only the last forwards them
+// Adds the bytes and steps of a ring over the members. Each forwards the data of all others; in a block of ranks only the last forwards them
 // to the next block.
 static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
@@ -177,13 +177,15 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
         int size = level > 0 ? h->link[level - 1].ranks : 1;
         mine[level] += bytes / together;
         block[level] += bytes / together * (size < record.world ? size : record.world);
-        u->latency_ms += MS * h->link[level].step_s * (double)(g->size - 1) * (1.0 / together - 1.0 / here);
+        const bool tree = together == 1 && level > 0; // NCCL's PAT (arXiv 2506.20252), for one member a host
+        const double steps = tree ? ceil(log2(g->size)) : (g->size - 1) * (1.0 / together - 1.0 / here);
+        u->latency_ms += MS * h->link[level].step_s * steps;
         u->taken = fmax(u->taken, h->link[level].taken);
         together = here;
     }
 }
 
-// An exchange, an all-to-all as a message to each member, or another collective as a ring.
+// A native collective is a ring or a message to each member: always on CPUs, as in Open MPI, but for a blocking all-gather.
 static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     const cf_group *g = r->group;
@@ -201,15 +203,20 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
             u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->lane == 0 ? 1 : REPLICAS_LESS));
         return;
     }
-    bytes /= cf_curve_at(&h->native, (g->size - 1) * bytes), u->latency_ms += MS * h->native_s;
+    double latency_s = 0; // of messages on CPUs: a GPU's library starts them together
+    bytes /= cf_curve_at(&h->native, (g->size - 1) * bytes);
     for (int peer = 0; peer < g->size; peer++) u->sends_to |= player(g, peer);
     u->receives_from = u->sends_to;
-    if (r->kind != CF_REQUEST_ALLTOALL) add_ring(u, g, (g->size - 1) * bytes, mine, block);
-    for (int peer = 0; r->kind == CF_REQUEST_ALLTOALL && peer < g->size; peer++) {
-        if (peer == g->rank) continue;
+    const bool ring = h->gpu ? r->kind != CF_REQUEST_ALLTOALL : r->kind == CF_REQUEST_ALLGATHER && r->blocking;
+    if (ring) add_ring(u, g, (g->size - 1) * bytes, mine, block);
+    for (int peer = 0; peer < g->size; peer++) {
+        if (ring || peer == g->rank) continue;
+        const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
         add_bytes(g, peer - g->rank, bytes, mine, block);
-        u->taken = fmax(u->taken, h->link[level_of(g->world[g->rank], g->world[peer])].taken);
+        u->taken = fmax(u->taken, l->taken);
+        if (!h->gpu) latency_s = fmax(latency_s, l->latency_s);
     }
+    u->latency_ms += MS * (h->native_s + latency_s);
 }
 
 // Each group has two lanes. The second is for native collectives, which have their own communicator, on GPUs, for bulk on CPUs.
@@ -278,10 +285,9 @@ static cf_costs estimate_costs(const cf_transport *t, int threads) {
     return (cf_costs){.latency_s = h->link[0].latency_s,
                       .message_s = h->message_s,
                       .piece_s = h->kernel_s + 2 * h->call_s,
-                      .bytes_per_s = h->link[0].bytes_per_s,
+                      .bytes_per_s = h->link[h->gpu ? 0 : level_of(0, record.world - 1)].bytes_per_s,
                       .flops_per_s = h->product.y[h->product.points - 1],
                       .route = h->gpu ? CF_DIRECT : CF_RING,
-                      .native = !record.copies,
                       .spare = true,
                       .in_order = h->gpu};
 }
@@ -292,7 +298,11 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 
 static void bind_group(cf_transport *t, cf_group *group) {
     t->in_order = record.hardware->gpu;
-    record.copies |= group->size > 1 && record.hardware->link[level_of(group->world[0], group->world[group->size - 1])].copied;
+    const cf_link *link = record.hardware->link;
+    const int first = group->world[0], level = level_of(first, group->world[group->size - 1]);
+    group->collectives = !link[level].copied;
+    group->hierarchy = record.hardware->gpu && level > 0 && group->size > 1 &&
+                       group->world[1] / link[level - 1].ranks == first / link[level - 1].ranks;
 }
 
 static int64_t bytes_sent(cf_transport *t) {

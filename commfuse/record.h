@@ -64,7 +64,6 @@ typedef struct cf_record {
     int64_t entries, units, afters, room[3];
     double host_ms;
     int lane_units[CF_LANES];
-    bool copies; // copy engines serve one of the groups
     // 1 + the last unit posted in lane 0 that takes multiprocessors; 1 + the last unit of each lane that was waited for, on stream
     // `waiter`
     int64_t posted, done[CF_LANES];

@@ -93,7 +93,6 @@ typedef struct cf_costs {
     double bytes_per_s; // of a rank's link, in each direction
     double flops_per_s; // of a rank
     cf_route route;     // of rounds
-    bool native;        // native collectives may be chosen
     bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
     bool in_order;      // each exchange waits for the one before it, except within a unit
 } cf_costs;
@@ -166,6 +165,17 @@ static inline double cf_sum_host(cf_transport *t, double mine) {
 // Rank 0's value. Collective.
 static inline int64_t cf_root_host(cf_transport *t, int64_t mine) {
     return cf_min_host(t, t->rank == 0 ? mine : INT64_MAX);
+}
+
+// Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first, because
+// it moves the most bytes and queues may run out.
+static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
+    cf_group *groups[] = {&mesh->tp_group, &mesh->dp_group, &mesh->world_group};
+    for (int i = 0; i < 3; i++) {
+        t->bind(t, groups[i]);
+        groups[i]->collectives = cf_min_host(t, groups[i]->collectives) != 0;
+        groups[i]->hierarchy = cf_min_host(t, groups[i]->hierarchy) != 0;
+    }
 }
 
 CF_EXTERN_C_END

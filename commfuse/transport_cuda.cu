@@ -269,8 +269,9 @@ typedef struct card { // a rank's GPU
 } card;
 
 typedef struct neighbourhood { // of the members of a group
-    bool one_host, one_gpu;    // all are on one host; two share a GPU:
-    int a, b;                  // these, as world ranks
+    int hosts;
+    bool one_gpu; // two share a GPU:
+    int a, b;     // these, as world ranks
 } neighbourhood;
 
 static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *group) {
@@ -282,24 +283,26 @@ static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *gr
     CF_CUDA(cudaGetDevice(&device));
     CF_CUDA(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device));
     bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
-    neighbourhood n = {true, false, 0, 0};
+    neighbourhood n = {0, false, 0, 0};
     for (int i = 0; i < group->size; i++) {
         const card *one = &all[group->world[i]];
-        if (strcmp(one->host, mine.host) != 0) n.one_host = false;
-        for (int j = 0; j < i && !n.one_gpu; j++) {
-            n.a = group->world[j], n.b = group->world[i];
-            n.one_gpu = memcmp(&all[n.a], one, sizeof *one) == 0;
+        bool first = true; // of its host
+        for (int j = 0; j < i; j++) {
+            const card *other = &all[group->world[j]];
+            first &= strcmp(other->host, one->host) != 0;
+            if (!n.one_gpu && memcmp(other, one, sizeof *one) == 0) n.one_gpu = true, n.a = group->world[j], n.b = group->world[i];
         }
+        n.hosts += first;
     }
     free(all);
     return n;
 }
 
-static void choose(cuda_state *s, binding *b, const cf_group *group, bool collectives) {
+static void choose(cuda_state *s, binding *b, cf_group *group, bool collectives) {
     char why[128] = "";
     const neighbourhood n = meet_neighbours(s->bootstrap, group);
     bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
-    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.one_host, why);
+    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
     if (s->ipc && !s->nccl && !b->exchange)
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
     if (s->nccl && shared && !b->exchange)
@@ -312,6 +315,8 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
         cf_wire_nccl(s->bootstrap, group, can && !b->exchange, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, s->timeout_ms / 1e3);
     if (!b->exchange) b->exchange = nccl;
     b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
+    group->collectives = is_nccl(b->exchange);
+    group->hierarchy = group->collectives && n.hosts > 1 && n.hosts < group->size;
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
@@ -391,12 +396,10 @@ static void set_timeout(cf_transport *t, double timeout_s) {
 
 // Those of an H100 with NVLink.
 static cf_costs estimate_costs(const cf_transport *t, int threads) {
-    (void)threads;
-    const cuda_state *s = (const cuda_state *)t->state;
+    (void)t, (void)threads;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
-    c.route = CF_DIRECT, c.native = true, c.spare = true, c.in_order = true;
-    for (int i = 0; i < s->bindings; i++) c.native &= !s->bound[i]->exchange || is_nccl(s->bound[i]->exchange);
+    c.route = CF_DIRECT, c.spare = true, c.in_order = true;
     return c;
 }
 

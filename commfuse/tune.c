@@ -128,9 +128,9 @@ void cf_tuner_free(cf_tuner *t) {
     free(t);
 }
 
-static operation *find(cf_tuner *t, const char *name) {
-    for (operation *o = t->operation; o < t->operation + t->operations; o++)
-        if (strcmp(o->name, name) == 0) return o;
+static operation *find(const cf_tuner *t, const char *name) { // NULL: none has this name
+    for (int i = 0; i < t->operations; i++)
+        if (strcmp(t->operation[i].name, name) == 0) return (operation *)&t->operation[i];
     return NULL;
 }
 
@@ -191,13 +191,14 @@ cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
                       .native_ms = median_ms(&o->contest, find_native(o))};
 }
 
-bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
-    return cf_mode_is_fused(c.mode) || (t->context->transport->costs.native && !t->context->check);
+bool cf_tuner_can(const cf_tuner *t, const char *name, cf_choice c) {
+    const operation *o = find(t, name);
+    return o && (cf_mode_is_fused(c.mode) || cf_fuse_work(o->fuse).native);
 }
 
 void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
     operation *o = find(t, name);
-    if (!o || !cf_tuner_can(t, c)) cf_die(NULL, "%s cannot be set", name);
+    if (!cf_tuner_can(t, name, c)) cf_die(NULL, "%s cannot be set", name);
     int i = find_choice(o, c);
     if (i < 0) i = o->contest.candidates < CF_CHOICES ? o->contest.candidates++ : CF_CHOICES - 1;
     o->choice[i] = c, o->best = i, o->set = true;
@@ -277,8 +278,7 @@ static void drop_worse(operation *o, int measured) {
     if (!(median_ms(&o->contest, measured) > FAR * best)) return;
     for (int k = 1; k < o->contest.candidates; k++)
         o->contest.dropped[k] |= o->contest.measured[k] == 0 && k != find_native(o) &&
-                                 o->choice[k].mode == o->choice[measured].mode &&
-                                 o->predicted_ms[k] >= o->predicted_ms[measured];
+                                 o->choice[k].mode == o->choice[measured].mode && o->predicted_ms[k] >= o->predicted_ms[measured];
 }
 
 // ms: of each operation and of the step, the same on all ranks.

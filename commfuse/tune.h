@@ -44,7 +44,8 @@ void cf_tuner_add(cf_tuner *tuner, const char *place, cf_fuse *fuse);
 
 int cf_tuner_operations(const cf_tuner *tuner);
 cf_tuned cf_tuner_operation(const cf_tuner *tuner, int operation);
-bool cf_tuner_can(const cf_tuner *tuner, cf_choice choice); // false: it needs native collectives, which are not available
+// false: the operation's group has no native collectives, which this choice needs
+bool cf_tuner_can(const cf_tuner *tuner, const char *name, cf_choice choice);
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
 
 // After the last add and set. search: try choices in the steps that follow (if any was set, only compare plans); otherwise the plan

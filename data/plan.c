@@ -45,7 +45,7 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
         int i = 0;
         while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
         if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
-        if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, choice))
+        if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, item->string, choice))
             return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for the operation ", item->string);
     }
     for (int i = 0; i < count; i++) {

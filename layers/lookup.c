@@ -42,10 +42,13 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     // Rows travel in addition to the table, whose transfer the layers then hide. Where nothing can be hidden, since no core of
-    // the only host is left to move bytes, they are only more bytes. The baselines send the table.
+    // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows (of English
+    // text, eight times as many tokens as it has rows: a third, as many: an eighth), which nothing hides either; and several ranks of
+    // a host would all fetch theirs from other hosts, where a collective fetches each row once. The baselines send the table.
     const cf_transport *t = context->transport;
-    bool hides = o.mode != CF_MODE_AUTO || (t && (t->costs.spare || t->local_size < t->size));
-    l->by_rows = cf_mode_is_fused(o.mode) && hides && l->owners->size > 1;
+    const bool hides = t && (t->costs.spare || t->local_size < t->size);
+    const bool few = l->owners->hierarchy ? 2 * tokens <= l->owned : tokens <= 8 * l->owned;
+    l->by_rows = cf_mode_is_fused(o.mode) && ((hides && few) || o.mode != CF_MODE_AUTO) && l->owners->size > 1;
     if (l->by_rows) create_exchange(l, tokens, o);
 }
 

@@ -23,9 +23,9 @@ static bool alike(const zero_shards *z, int i, int j) {
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
 // the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So mode auto
-// chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that
-// are left: the last ones or, on a slow link, all; and all where no core is left to move bytes, which makes transfers longer
-// than estimated.
+// chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
+// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is left
+// to move bytes, which makes transfers longer than estimated.
 static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
@@ -35,7 +35,7 @@ static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
         z->bucket[i].fused = cf_mode_is_fused(mode) && b->group->size > 1 && b->tensor >= 0 &&
                              (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                             (mode != CF_MODE_AUTO || !costs->spare || sent_s > computed_s);
+                             (mode != CF_MODE_AUTO || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
@@ -176,7 +176,9 @@ void zero_updated(zero_shards *z, int bucket) {
 }
 
 void zero_send_first(zero_shards *z, int bucket) {
-    if (!cf_mode_is_fused(z->mode) || gather_layer(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
+    const cf_fuse *gather = z->bucket[bucket].gather;
+    const bool native = gather && !cf_mode_is_fused(cf_fuse_schedule(gather)->mode);
+    if (native || gather_layer(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
 }
 
 void zero_wait_for_everything(zero_shards *z) {

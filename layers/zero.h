@@ -12,8 +12,9 @@
 //              zero_updated()         the shard's weights may be gathered: by zero_send_first() those that forward needs
 //                                     first, by zero_prefetch() all others
 //
-// Gathers begin no earlier because transfers queue: what forward needs now must not wait for all the weights. (Over MPI it
-// passes them; on GPUs only in another group.) In mode none both are native collectives, after backward and after the update.
+// Exchanges begin no earlier because transfers queue: what forward needs now must not wait for all the weights. (Over MPI it
+// passes them; on GPUs only in another group.) Native gathers all begin at once: one after another they slow fewer products than
+// spread over forward. In mode none both are native collectives, after backward and after the update.
 #ifndef ZERO_H
 #define ZERO_H
 

@@ -466,8 +466,7 @@ int main(int argc, char **argv) {
     cf_device_threads(1);
     b.context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
     cf_mesh_init(&b.mesh, N, transport->rank, N, 1);
-    transport->bind(transport, &b.mesh.world_group);
-    transport->bind(transport, &b.mesh.tp_group);
+    cf_mesh_bind(transport, &b.mesh);
     b.gather = cf_fuse_create(&b.context, (cf_fuse_plan){.name = "times",
                                                          .group = &b.mesh.world_group,
                                                          .mode = CF_MODE_COMMFUSE,

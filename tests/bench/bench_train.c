@@ -158,9 +158,7 @@ static void make_mesh(bench *b) {
         b->transport->collectives |= mode == CF_MODE_NONE || mode == CF_MODE_SLICE;
     }
     cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
-    b->transport->bind(b->transport, &b->mesh.tp_group);
-    b->transport->bind(b->transport, &b->mesh.dp_group);
-    b->transport->bind(b->transport, &b->mesh.world_group);
+    cf_mesh_bind(b->transport, &b->mesh);
 }
 
 static void make_context(bench *b) {

@@ -62,9 +62,7 @@ static int ranks_run(int rank, const ranks_case *cases, int count) {
 static inline cf_mesh ranks_mesh(cf_transport *transport, int tp, int dp) {
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, tp, dp);
-    transport->bind(transport, &mesh.world_group);
-    transport->bind(transport, &mesh.tp_group);
-    transport->bind(transport, &mesh.dp_group);
+    cf_mesh_bind(transport, &mesh);
     return mesh;
 }
 

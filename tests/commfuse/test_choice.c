@@ -11,16 +11,15 @@
 #include "commfuse/choice.h"
 #include "commfuse/transport.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true, true, false};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, false, true, true}; // by ipc
-static const cf_costs by_nccl = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, true, true, true};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true, false};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, true, true};
 
 static bool is_rounds(cf_choice c) {
     return c.mode == CF_MODE_COMMFUSE && c.route != CF_ONCE;
 }
 
 static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
-    return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rows / ranks * in * 4, 2 * rows * in * out / ranks, false, false};
+    return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rows / ranks * in * 4, 2 * rows * in * out / ranks, false, true, false};
 }
 
 static void large_slices_travel_in_rounds(void **state) {
@@ -30,7 +29,7 @@ static void large_slices_travel_in_rounds(void **state) {
         cf_choice c = cf_choose(&w, &cpu);
         assert_true(is_rounds(c));
         assert_int_equal(c.route, CF_RING);
-        w.flops *= 1000; // a GPU's
+        w.flops *= 1000, w.native = false; // a GPU's, by ipc
         assert_int_equal(cf_choose(&w, &gpu).route, CF_DIRECT);
     }
 }
@@ -40,6 +39,7 @@ static void small_slices_do_not(void **state) {
     for (int ranks = 8; ranks <= 4096; ranks *= 2) {
         cf_work w = product(ranks, 512, 128, 384);
         assert_false(is_rounds(cf_choose(&w, &cpu)));
+        w.native = false;
         assert_false(is_rounds(cf_choose(&w, &gpu)));
     }
 }
@@ -48,15 +48,16 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 4096; ranks *= 2)
         for (double bytes = 8; bytes < 1e9; bytes *= 10) {
-            cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, bytes, 0, true, false};
+            cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, bytes, 0, true, true, false};
             cf_choice c = cf_choose(&w, &cpu);
             assert_false(is_rounds(c));
             assert_int_not_equal(c.mode, CF_MODE_NONE); // it is begun early, and must not block
             if (bytes > 1e5) assert_int_equal(c.mode, CF_MODE_COMMFUSE);
+            assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_SLICE); // NCCL adds within its one kernel
+            w.native = false;                                          // by ipc
             assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_COMMFUSE);
-            assert_int_equal(cf_choose(&w, &by_nccl).mode, CF_MODE_SLICE); // which adds within its one kernel
         }
-    cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 64, 0, false, false};
+    cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 64, 0, false, true, false};
     assert_int_equal(cf_choose(&report, &cpu).mode, CF_MODE_NONE); // log2(N) messages rather than N - 1
 }
 
@@ -68,7 +69,7 @@ static void the_choice_is_monotone(void **state) {
         for (double latency = 1e-6; latency < 1; latency *= 2) {
             cf_costs c = cpu;
             c.latency_s = latency;
-            cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1e5, flops, false, false};
+            cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1e5, flops, false, true, false};
             bool now = is_rounds(cf_choose(&w, &c));
             assert_true(rounds || !now);
             rounds = now;
@@ -79,7 +80,7 @@ static void the_choice_is_monotone(void **state) {
 static void one_rank_needs_no_costs(void **state) {
     (void)state;
     const cf_costs nothing = {0};
-    cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1e6, 1e9, false, false};
+    cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1e6, 1e9, false, true, false};
     assert_int_equal(cf_choose(&w, &nothing).mode, CF_MODE_COMMFUSE);
 }
 
@@ -121,9 +122,9 @@ static void names_of_choices(void **state) {
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, CF_RING, true, true, false},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, CF_RING, true, false, false},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, CF_RING, false, true, false}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, CF_RING, true, false},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, CF_RING, false, false},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, CF_RING, true, false}};
 
 static cf_costs estimate_costs(const cf_transport *t, int threads) {
     (void)threads;
@@ -143,7 +144,7 @@ static void the_worst_costs_are_everybodys(void **state) {
         const cf_costs *c = &t.costs;
         assert_true(c->latency_s == 3e-5 && c->message_s == 5e-6 && c->piece_s == 7e-6);
         assert_true(c->bytes_per_s == 2e9 && c->flops_per_s == 6e10);
-        assert_false(c->native || c->spare);
+        assert_false(c->spare);
     }
 }
 

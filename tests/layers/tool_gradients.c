@@ -47,9 +47,7 @@ int main(int argc, char **argv) {
     cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, atoi(argv[5]), atoi(argv[6]));
-    transport->bind(transport, &mesh.world_group);
-    transport->bind(transport, &mesh.tp_group);
-    transport->bind(transport, &mesh.dp_group);
+    cf_mesh_bind(transport, &mesh);
     cf_device_threads(1);
 
     overlap how = parse_overlap(argv[8], argv[9], argv[10]);

@@ -57,6 +57,13 @@ class Plan(harness.Case):
                          all_of_a_layer)  # the table travels whole there
         self.assertEqual(len(owner_by_owner(seq=128, micro_batch=64, batch=128, overlap="commfuse")), 5)
 
+    def test_rows_of_the_table_travel_if_they_are_few(self):
+        for sequence, travels in ((64, "rows travel"), (256, "the table travels")):  # 1024 and 4096 tokens, 256 rows of an owner
+            result = harness.run(harness.options(dry_run=True, dp=2, train=self.tokens, channels=48, heads=3, layers=1, vocab=512,
+                                                 seq=sequence, micro_batch=16, batch=32), 1)
+            self.assertEqual(result.status, 0, str(result))
+            self.assertIn(f"token embedding: {travels}", result.out)
+
     def test_trials_train_as_ever(self):
         """The same losses, a bounded number of marked steps, each operation once in plan, file and log."""
         for mesh in (dict(tp=2), dict(tp=2, strategy="up")):

@@ -71,7 +71,8 @@ class Predict(harness.Case):
                 with self.subTest(machine=name, field=field):
                     for mode in MODES[1:4]:  # auto changes its plan with the costs
                         self.assertLessEqual(steps[0][mode]["step"], steps[1][mode]["step"] + 0.01)
-                        if field == "gb_per_s" or (field == "latency_us") == (mode == "commfuse"):  # exchanges; native rings
+                        messages = mode == "commfuse" or (mode == "slice" and name == "laptop")  # the others are rings
+                        if field == "gb_per_s" or (field == "latency_us") == messages:
                             self.assertLess(steps[0][mode]["step"], steps[2][mode]["step"])
 
     def test_auto_takes_native_collectives_where_NCCL_serves_all_groups(self):
