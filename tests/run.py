@@ -1,9 +1,8 @@
-"""Run the tests and count them, case by case.
+"""Build the tests, run them and count them, case by case. scripts/test.sh starts this, after it has installed missing packages.
 
-    python3 tests/run.py                                    all tests
-    python3 tests/run.py --quick                            the essential ones of every part
-    python3 tests/run.py --only mesh                        one alone (make test T=mesh)
-    python3 tests/run.py --builds release san-thread        of several builds, counted together
+    scripts/test.sh                                    the essential tests of every part: at most 8 minutes on two cores
+    scripts/test.sh --all                              everything, sanitizer builds included: at most 25 minutes
+    scripts/test.sh --only mesh                        one alone (make test T=mesh)
 
 A test program is one of
   tests/*/test_*.c, tests/*/gradient_*.c   cmocka programs, built by make under BUILD/tests/
@@ -11,7 +10,7 @@ A test program is one of
                                            which build to look at
 and may say in a comment line how it is to be run:
   ranks: 1 2 4        once with each number of ranks; 1 is a plain start without mpirun. Default: 1
-  quick: 2            of these, only these numbers of ranks with --quick; of a Python file the cases whose names
+  quick: 2            of these, only these numbers of ranks in the essential tests; of a Python file the cases whose names
                       contain one of these words; "none": nothing. Default: everything
   limit: 300          seconds that it may take on a free machine (default 120). It is ended, and has failed, after four
                       times that, since others may use the machine; in a sanitizer build after twenty times that
@@ -488,37 +487,45 @@ def targets(programs, build):
     return binaries
 
 
+def give_up(why):
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    print("0 passed, 1 failed")
+    return 1
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--builds", nargs="+", default=["release"], metavar="VARIANT", help="as make names them: build/VARIANT")
-    parser.add_argument("--only", metavar="PATTERN", help="programs, or else cases, whose name contains or matches it")
-    parser.add_argument("--quick", action="store_true", help="the essential ones of every part")
+    parser = argparse.ArgumentParser("scripts/test.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="everything, sanitizer builds included")
+    parser.add_argument("--only", metavar="PATTERN", help="programs whose name contains or matches it (fuse, layers/, gradient_*), "
+                        "or else single cases")
+    parser.add_argument("--san", metavar="LIST", help="all of a sanitizer build: address,undefined; or thread, which runs "
+                        "tests/commfuse alone")
     parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),
                         help="programs at a time (default: as many as there are cores, at least 4: many of them wait)")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
-    parser.add_argument("--targets", metavar="VARIANT", help="print what make has to build of this one, run nothing")
-    parser.add_argument("--need-venv", action="store_true", help="status 0 if one of them needs build/venv, run nothing")
     parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
     o = parser.parse_args()
     os.chdir(ROOT)
     if o.unittest:
         return run_unittest(o.unittest[0], o.unittest[1:])
-    found = discover()
-    chosen = [(program, f"build/{variant}") for variant in o.builds
-              for program in select(found, o.only, o.quick, variant.partition("san-")[2], len(o.builds) == 1)]
-    if o.need_venv:
-        return 0 if any(program.venv for program, _ in chosen) else 1
+    sanitizers = [o.san] if o.san else ["", "thread", "address,undefined"] if o.all else [""]
+    builds = {"build/" + (f"san-{one.replace(',', '-')}" if one else "release"): one for one in sanitizers}
+    found, quick = discover(), not (o.all or o.only or o.san or o.list)
+    chosen = [(program, build) for build, one in builds.items() for program in select(found, o.only, quick, one, len(builds) == 1)]
     if not chosen:
-        print(f"no test matches {o.only!r}" if o.only else "no tests found", file=sys.stderr)
-        return 1
-    if o.targets:
-        print(*targets([program for program, build in chosen if build == f"build/{o.targets}"], f"build/{o.targets}"))
-        return 0
+        return give_up(f"no test matches {o.only!r}" if o.only else "no tests found")
     if o.list:
         for program, build in chosen:
             print(f"{full_name(program, build):<46} ranks {' '.join(map(str, program.ranks))}"
                   f"{'  cases ' + ' '.join(program.cases) if program.cases else ''}")
         return 0
+    if any(program.venv for program, _ in chosen) and subprocess.run(["scripts/install_deps.sh", "--bpe", "--log-to"]).returncode:
+        print("the tests of the GPT-2 encoding, or of log_to.py, will be skipped", flush=True)
+    for build, one in builds.items():
+        wanted = targets([program for program, of in chosen if of == build], build)
+        if wanted and subprocess.run(["make", "--no-print-directory", "-s", "-O", f"-j{os.cpu_count()}", f"SAN={one}",
+                                      *wanted]).returncode:
+            return give_up("the build failed, see above")
     python = subprocess.run(["scripts/find_python.sh"], capture_output=True, text=True, check=True).stdout.strip()
     start = time.monotonic()
     return summary(run_all(chosen, python, max(1, o.jobs)), time.monotonic() - start)

@@ -129,7 +129,7 @@ class Documents(unittest.TestCase):
 
     def test_options(self):
         table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/option_list.h").read_text())
-        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/.*\.py", name)]
+        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/.*\.py|tests/run\.py", name)]
         scripts = "".join((ROOT / name).read_text() for name in programs)
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):
