@@ -71,7 +71,7 @@ program  := $(commfuse) $(layers) $(data)
 
 programs := train_gpt train_gpt_bf16 train_gpt_predict train_gpt_predict_bf16
 ifeq ($(SAN),)
-all: $(programs) compile_commands.json ## build ./train_gpt, and beside it its bf16 form and what --predict starts (the default)
+all: $(programs) compile_flags.txt ## build ./train_gpt, and beside it its bf16 form and what --predict starts (the default)
 $(programs): %: $(B)/%
 	cp -f $< $@
 else
@@ -127,7 +127,7 @@ $(B)/version build/machine: FORCE
 include scripts/cuda.mk scripts/lib.mk tests/tests.mk scripts/tools.mk
 
 clean: ## remove everything that was built
-	rm -rf build $(programs) train_gpt_cuda train_gpt_cuda_fp32 compile_commands.json
+	rm -rf build $(programs) train_gpt_cuda train_gpt_cuda_fp32 compile_flags.txt
 
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
