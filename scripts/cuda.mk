@@ -65,17 +65,4 @@ $(name_bf16) $(name_fp32):
 	cp -f $< $@
 endif
 
-# Benchmarks of the device alone.
-device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
-build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
-	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
-	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
-# These query cuDNN about GPUs that are not here, with a replacement for the driver.
-build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
-build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
-build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
-
 .PHONY: cuda bench-cuda

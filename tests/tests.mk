@@ -44,6 +44,19 @@ build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=bui
 build/ref/%.o: %.c build/machine
 	$(call compile)
 
+# Benchmarks of the GPU alone.
+device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
+build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
+	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
+# These query cuDNN about GPUs that are not here, with a replacement for the driver.
+build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
+build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
+build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
+
 bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
 cuda-tests: $(if $(NVCC),cuda cuda-tools)
 cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
