@@ -34,6 +34,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import traffic
 from experiments import memory
+from runner import words_of
 from tokens import write_tokens
 
 VOCAB, T, B = 50257, 1024, 4
@@ -41,13 +42,19 @@ TURNS_MIB = 22 * 1024  # that bench_train's d12 takes
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
 
 
+def run_ranks(ranks, *command, stdout=None, **options):
+    """Returns what they print if stdout is a pipe. OMP_NUM_THREADS is for programs without the option --threads."""
+    return subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(ranks), *command, *words_of(**options)], check=True,
+                          stdout=stdout, text=True, env=dict(os.environ, OMP_NUM_THREADS="1")).stdout
+
+
 def log_of_one_process(build, steps, dtype):
     """The log of d12's steps."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = f"{folder}/tokens.bin", f"{folder}/log.jsonl"
         write_tokens(tokens, 8 * B * T + 1, VOCAB)
-        command = [f"{build}/train_gpt", "--model", "d12", "--vocab", str(VOCAB), "--train", tokens, "--batch", str(B),
-                   "--micro-batch", str(B), "--seq", str(T), "--steps", str(steps), "--dtype", dtype, "--log", log]
+        command = [f"{build}/train_gpt", *words_of(model="d12", vocab=VOCAB, train=tokens, batch=B, micro_batch=B, seq=T,
+                                                   steps=steps, dtype=dtype, log=log)]
         print("$", " ".join(command).replace(folder, "TMP"), flush=True)
         done = subprocess.run(command)
         if done.returncode != 0:
@@ -83,12 +90,9 @@ def bench_step(build, steps):
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
     """The trace of some steps of a run of tp x dp ranks."""
     trace = f"{folder}/trace"
-    command = [ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/train_gpt", "--strategy", strategy, "--tp",
-               str(tp), "--dp", str(dp), "--model", model, "--vocab", str(VOCAB), "--train", f"{folder}/tokens.bin",
-               "--batch", str(micro_batch * dp), "--micro-batch", str(micro_batch), "--seq", "256", "--steps", str(steps),
-               "--threads", "1", "--val-every", "0", "--overlap", mode, "--trace", trace, "--trace-steps",
-               trace_steps]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    run_ranks(tp * dp, f"{build}/train_gpt", stdout=subprocess.DEVNULL, strategy=strategy, tp=tp, dp=dp, model=model, vocab=VOCAB,
+              train=f"{folder}/tokens.bin", batch=micro_batch * dp, micro_batch=micro_batch, seq=256, steps=steps, threads=1,
+              val_every=0, overlap=mode, trace=trace, trace_steps=trace_steps)
     return traffic.Trace(trace)
 
 
@@ -106,10 +110,9 @@ def bench_train(build, steps):
           f"{'' if cores >= 4 else ', shared'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)
     for strategy, tp, dp in MESHES:
-        subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--modes",
-                        "none,slice,commfuse,commfuse:4,auto,nowire,ideal", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
-                        "--model", model, "--vocab", str(VOCAB), "--seq", "256", "--micro-batch", str(B // dp),
-                        "--threads", "1", "--rounds", str(steps - 1)], check=True)
+        run_ranks(tp * dp, f"{build}/tests/bench/bench_train", modes="none,slice,commfuse,commfuse:4,auto,nowire,ideal",
+                  strategy=strategy, tp=tp, dp=dp, model=model, vocab=VOCAB, seq=256, micro_batch=B // dp, threads=1,
+                  rounds=steps - 1)
         print(flush=True)
 
 
@@ -160,12 +163,10 @@ def bench_ranks(build, steps):
     print(f"ranks that take turns on {os.cpu_count()} cores, vocabulary 4096, micro-batch 4, {steps - 1} steps a mode in turns: "
           f"ms, median\n{'mesh':11}{'layers x C, T':>15}{''.join(f'{mode:>17}' for mode in RANKS_MODES)}  auto (quartiles)   auto / best")
     for strategy, tp, dp, layers, channels, heads, seq in MANY:
-        done = subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--json",
-                               "--modes", ",".join(RANKS_MODES), "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
-                               "--layers", str(layers), "--channels", str(channels), "--heads", str(heads), "--seq", str(seq),
-                               "--vocab", "4096", "--micro-batch", "4", "--threads", "1", "--rounds", str(steps)],
-                              check=True, stdout=subprocess.PIPE, text=True)
-        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        text = run_ranks(tp * dp, f"{build}/tests/bench/bench_train", "--json", stdout=subprocess.PIPE, modes=",".join(RANKS_MODES),
+                         strategy=strategy, tp=tp, dp=dp, layers=layers, channels=channels, heads=heads, seq=seq, vocab=4096,
+                         micro_batch=4, threads=1, rounds=steps)
+        rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         times = {mode: [row["step_ms"] for row in rows if row.get("mode") == mode and row["round"] > 0]
                  for mode in RANKS_MODES}
         middle = {mode: statistics.quantiles(ms, n=4) for mode, ms in times.items()}
@@ -183,11 +184,6 @@ def bench_counts(build):
         print(f"{dp:8}{counts[0][0]:18}{counts[0][1]:8}{counts[0][2]:13}{counts[1][0]:22}{counts[1][1]:8}", flush=True)
 
 
-def run_ranks(ranks, program):
-    subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(ranks), program], check=True,
-                   env=dict(os.environ, OMP_NUM_THREADS="1"))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
@@ -195,32 +191,16 @@ def main():
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     o = parser.parse_args()
-    if o.only in (None, "step"):
-        bench_step(o.build, o.steps)
-    if o.only in (None, "layers"):
-        subprocess.run([f"{o.build}/tests/bench/bench_layers"], check=True)
-        print()
-    if o.only in (None, "fuse"):
-        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_fuse")
-        print()
-    if o.only in (None, "causal"):
-        run_ranks(1, f"{o.build}/tests/bench/bench_causal")
-        print()
-        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_causal")
-        print()
-    if o.only in (None, "train"):
-        bench_train(o.build, o.steps)
-        bench_tail(o.build)
-        print()
-    if o.only in (None, "bytes"):
-        bench_bytes(o.build)
-        print()
-    if o.only in (None, "ranks"):
-        bench_ranks(o.build, o.steps)
-        bench_counts(o.build)
-        print()
-    if o.only in (None, "collectives"):
-        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_collectives")
+    bench = f"{o.build}/tests/bench/bench_"
+    parts = {"step": lambda: bench_step(o.build, o.steps), "layers": lambda: subprocess.run([f"{bench}layers"], check=True),
+             "fuse": lambda: run_ranks(o.ranks, f"{bench}fuse"),
+             "causal": lambda: [run_ranks(ranks, f"{bench}causal") for ranks in (1, o.ranks)],
+             "train": lambda: [bench_train(o.build, o.steps), bench_tail(o.build)], "bytes": lambda: bench_bytes(o.build),
+             "ranks": lambda: [bench_ranks(o.build, o.steps), bench_counts(o.build)],
+             "collectives": lambda: run_ranks(o.ranks, f"{bench}collectives")}
+    for part in [o.only] if o.only else parts:
+        parts[part]()
+        print(flush=True)
 
 
 if __name__ == "__main__":
