@@ -42,12 +42,12 @@ from runner import ROOT, Late
 @dataclasses.dataclass(frozen=True)
 class Stage:
     name: str
-    budget: float  # seconds of the default 540
+    share: float  # of the time that is left for this stage and the later ones
     run: object
     needs_build: bool = True
 
 
-STAGES = (Stage("build", 75, machine.build, False), Stage("device", 40, machine.device, False), Stage("twins", 50, twins.run),
+STAGES = (Stage("build", 100, machine.build, False), Stage("device", 40, machine.device, False), Stage("twins", 50, twins.run),
           Stage("losses", 30, training.losses), Stage("ranks", 85, ranks.run), Stage("sanitizer", 35, twins.sanitize),
           Stage("times", 145, times.run), Stage("kernels", 80, times.kernels))
 
@@ -59,37 +59,29 @@ def parse(words=None):
     parser.add_argument("--only", default="", metavar="STAGES",
                         help="these stages, with commas between them; build comes with all but device")
     parser.add_argument("--plan", action="store_true", help="print the stages and their times, run nothing")
-    parser.add_argument("--seed", type=int, default=1, help="of the twins' inputs (default 1)")
-    parser.add_argument("--transports", default="ipc,auto,nccl", help="of several ranks (default ipc,auto,nccl)")
-    parser.add_argument("--torch-compile", choices=("blocks", "model"), default="blocks",
-                        help="what PyTorch compiles: the repeated block, and head with loss (default); or all at once")
     parser.add_argument("--builds", default="build/cuda", metavar="PREFIX",
                         help="folders of the programs, before -fp32 and -bf16 (default build/cuda; without a GPU: build/emulated)")
-    parser.add_argument("--reference", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def plan_of(only, budget):
-    """(stage, seconds, second at which it should have ended)"""
+def selected(only):
     names = set(only.split(",") if only else [s.name for s in STAGES])
     if unknown := names - {s.name for s in STAGES}:
         sys.exit(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STAGES)}")
     if any(s.name in names and s.needs_build for s in STAGES):
         names.add("build")
-    stages, scale = [s for s in STAGES if s.name in names], budget / sum(s.budget for s in STAGES)
-    at, plan = budget - scale * sum(s.budget for s in stages), []  # stages that are not run leave their time
-    for stage in stages:
-        at += stage.budget * scale
-        plan.append((stage, stage.budget * scale, at))
-    return plan
+    return [s for s in STAGES if s.name in names]
 
 
-def run_stage(check, stage, seconds, planned):
-    """Runs a stage until its planned end, or, if earlier stages were late, for at least half of its time."""
-    begin = time.monotonic()
-    check.stage = stage.name
-    check.runner.deadline = min(check.begin + check.o.budget, max(check.begin + planned, begin + seconds / 2))
-    check.say(f"\n{stage.name}: from second {begin - check.begin:.0f}, at most {max(0, check.runner.left()):.0f} s")
+def first_share(stages, seconds):
+    """The first stage's part of the seconds that are left."""
+    return seconds * stages[0].share / sum(s.share for s in stages)
+
+
+def run_stage(check, stage, seconds):
+    check.stage, begin = stage.name, time.monotonic()
+    check.runner.deadline = begin + seconds
+    check.say(f"\n{stage.name}: from second {begin - check.begin:.0f}, at most {max(0, seconds):.0f} s")
     try:
         stage.run(check)
     except Late:  # a late build is a failure: nothing can be checked without programs
@@ -120,12 +112,11 @@ def summary(check):
 def main():
     options = parse()
     os.chdir(ROOT)
-    if options.reference:
-        return training.reference(*options.reference)
-    plan = plan_of(options.only, options.budget)
+    stages, end = selected(options.only), 0
     if options.plan:
-        for stage, seconds, planned in plan:
-            print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {planned:.0f}")
+        for i, stage in enumerate(stages):
+            end += (seconds := first_share(stages[i:], options.budget - end))
+            print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {end:.0f}")
         return 0
     check = Check(options)
 
@@ -135,8 +126,8 @@ def main():
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, give_up)
     try:
-        for stage, seconds, planned in plan:
-            run_stage(check, stage, seconds, planned)
+        for i, stage in enumerate(stages):
+            run_stage(check, stage, first_share(stages[i:], check.begin + options.budget - time.monotonic()))
         check.data["complete"] = True
     finally:  # also after a signal
         check.say(summary(check))

@@ -13,29 +13,21 @@ import os
 import pathlib
 import re
 import statistics
-import subprocess
+import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-BENCHES = ROOT / "build/release/tests/bench"
+from runner import Failed, Runner
+
+run, BENCHES = Runner().output, "build/release/tests/bench"
 SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V
 MEMORY = "layernorm forward", "layernorm backward", "gelu backward 4C", "residual", "adamw"
-
-
-def run(command, copies=1, **environment):
-    """Runs copies of a command at the same time; returns the output of the first."""
-    running = [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True,
-                                env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment)) for _ in range(copies)]
-    texts = [process.communicate()[0] for process in running]
-    if any(process.returncode for process in running):
-        raise SystemExit(f"error: {command[0]} failed, see above")
-    return texts[0]
 
 
 def kernels(ranks, threads):
     """Curves of TFLOP/s over flops in 10⁹, GB/s of kernels that memory limits, and the peak."""
     curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
     for C, H, B, T, V in SIZES:
-        text = run([BENCHES / "bench_layers", C, H, B, T, V, 10], ranks, OMP_NUM_THREADS=str(threads))
+        text = run([f"{BENCHES}/bench_layers", C, H, B, T, V, 10], copies=ranks, OMP_WAIT_POLICY="passive",
+                   OMP_NUM_THREADS=str(threads))
         peak = max(peak, float(re.search(r"GEMM peak ([\d.]+)", text).group(1)))
 
         def column(name, number):  # ms, spread, then GFLOP/s, its share, GB/s
@@ -53,7 +45,7 @@ def kernels(ranks, threads):
 
 def wire(ranks):
     """Latency in seconds and bytes/s of one exchange, and [MB, share of that rate] of native all-gathers."""
-    text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, BENCHES / "bench_collectives", "--rounds", 9])
+    text = run(["scripts/mpirun.sh", "-np", ranks, f"{BENCHES}/bench_collectives", "--rounds", 9], OMP_WAIT_POLICY="passive")
     sizes = [1024 * int(kib) for kib in re.findall(r"(\d+) KiB", text)]
 
     def times(name):
@@ -73,8 +65,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="that compute, of each rank (1)")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     o = parser.parse_args()
-    subprocess.run(["make", "-s", *(f"build/release/tests/bench/bench_{name}" for name in ("layers", "collectives"))], cwd=ROOT,
-                   check=True)
+    run(["make", "-s", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
     curves, memory, peak = kernels(o.ranks, o.threads)
     latency, rate, share = wire(o.ranks)
     cores = os.cpu_count()
@@ -98,4 +89,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as error:
+        sys.exit(f"error: {error}")

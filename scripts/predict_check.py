@@ -19,14 +19,13 @@ import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
 
 import plots
 import tables
-from runner import words_of
+from runner import ROOT, Failed, Runner, words_of
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+run = Runner().output
 MODES = "ideal", "none", "slice", "commfuse", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
@@ -34,17 +33,10 @@ PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
 
 
-def run(line, **environment):
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=dict(os.environ, **environment))
-    if done.returncode:
-        sys.exit(f"error: {' '.join(map(str, line))}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 @functools.lru_cache(maxsize=None)
 def predict(machine, **options):
-    path = machine if os.path.sep in machine else ROOT / "scripts/machines" / f"{machine}.json"
-    text = run([ROOT / "train_gpt", "--predict", path, *words_of(**options)])
+    path = machine if os.path.sep in machine else f"scripts/machines/{machine}.json"
+    text = run(["./train_gpt", "--predict", path, *words_of(**options)])
     rows = re.findall(rf"^({'|'.join(MODES)}) +([-\d. |%]+?) +[a-z]", text, re.M)
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
@@ -154,8 +146,8 @@ def scaling(o):
     figure, axes = plots.panels(across=2, size=(9, 3.6))
     text = ""
     for axis, micro in zip(axes[0], (16, 1)):
-        printed = run([ROOT / "train_gpt", "--predict", ROOT / "scripts/machines/h100x8.json", "--predict-ranks", "8:4096",
-                       "--model", "d48", "--heads", "16", "--micro-batch", micro])
+        printed = run(["./train_gpt", "--predict", "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model", "d48",
+                       "--heads", "16", "--micro-batch", micro])
         found = {}
         for ranks, tp, steps in re.findall(r"^ *(\d+) +(\d+) +\d+ +([\d.]+(?: +[\d.]+){4})  \S+ +[\d.]+% +[\d.]+  "
                                            r"(?!does not fit)", printed, re.M):
@@ -180,7 +172,7 @@ def measured_steps(program, what, machine, shape, meshes, modes, rounds, **envir
     lines, points = [], []
     for mesh in meshes:
         found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
-        text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
+        text = run(["scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
                     "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
                    EMULATOR_DEVICES=ranks, **environment)
         steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
@@ -194,34 +186,25 @@ def measured_steps(program, what, machine, shape, meshes, modes, rounds, **envir
 
 
 def here(o):
-    machine, bench = o.out / "here.json", ROOT / "build/release/tests/bench/bench_train"
-    run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", machine])
-    run(["make", "-s", "-C", ROOT, bench.relative_to(ROOT)])
+    machine, bench = o.out / "here.json", "build/release/tests/bench/bench_train"
+    run([sys.executable, "scripts/measure_machine.py", "--out", machine])
+    run(["make", "-s", bench])
     shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
     table, points = measured_steps(bench, "measured", machine, shape, (dict(tp=2, dp=1), dict(tp=1, dp=2)), MODES[:4], 7,
-                          OMP_WAIT_POLICY="passive")
+                                   OMP_WAIT_POLICY="passive")
     return f"{table}\n{os.cpu_count()} cores, perhaps shared with other work.\n", points
 
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
 
 def emulated(o):
-    program = ROOT / "build/emulated-bf16/tests/bench/bench_train"
-    if not program.exists():
-        return f"Skipped: {program.relative_to(ROOT)} is not built (make {program.relative_to(ROOT)})\n", []
-    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 400, "block_gb_per_s": 0, "latency_us": 8.5, "step_us": 0, "taken": 24 / 132,
-            "copied": 1}
-    machine = o.out / "imagined.json"
-    machine.write_text(json.dumps({
-        "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
-        "multiprocessors": 132, "persistent": 1, "tile_share": [[4096, 0.5], [8192, 0.75], [16384, 0.9], [32768, 1]], "tile_depth": 80,
-        "product_tflops": [[1, 770]], "attention_tflops": [[1, 257]], "attention_backward_tflops": [[1, 195]],
-        "kernel_us": 1.4, "moment_us": 2, "start_us": 3.5, "call_us": 3.5, "word_ns": 0, "message_us": 1.6, "native_us": 8.8,
-        "native_share": [[1, 0.925]], "links": [link]}))
+    program = "build/emulated-bf16/tests/bench/bench_train"
+    if not os.path.exists(f"{ROOT}/{program}"):
+        return f"Skipped: {program} is not built (make {program})\n", []
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
-    return measured_steps(program, "emulated", machine, shape,
-                 (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
-                 MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
+    return measured_steps(program, "emulated", "tests/emulator/imagined.json", shape,
+                          (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
+                          MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
 
 
 PARTS = {part.__name__: part for part in (published, megatron, emulated, here, scaling)}
@@ -230,9 +213,10 @@ PARTS = {part.__name__: part for part in (published, megatron, emulated, here, s
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--megatron", type=pathlib.Path, default=ROOT.parent / "shared/data/megatron_a100")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/predict")
+    parser.add_argument("--megatron", type=pathlib.Path, default=f"{ROOT}/../shared/data/megatron_a100")
+    parser.add_argument("--out", type=pathlib.Path, default=f"{ROOT}/build/predict")
     o = parser.parse_args()
+    o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
     text, points = "# Predictions beside measurements\n", {}
     for name in o.only.split(","):
@@ -254,4 +238,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as error:
+        sys.exit(f"error: {error}")

@@ -19,7 +19,6 @@ import argparse
 import datetime
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import pathlib
@@ -32,19 +31,21 @@ import lab
 import plots
 import run_log
 import tables
-from experiments.place import Place, PlaceError
-from runner import ROOT
+from runner import ROOT, Failed
 
-EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
-ROWS = "rows.jsonl"
+try:  # before hours are spent, not after them
+    import matplotlib  # noqa: F401
+    from experiments import operations, sweep, timeline, training
+    from experiments.place import Place
+except ImportError as error:
+    sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
+             "scripts/install_deps.sh installs it")
+
+EXPERIMENTS = {module.NAME: module for module in (operations, training, timeline)}  # in the order of the report
 NOT_OF_THE_SETUP = "date", "enough", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
-
-
-def load(name):
-    return importlib.import_module(f"experiments.{name}")
 
 
 def refuse(what, hint):
@@ -95,7 +96,7 @@ class Rows:
     """DIR/rows.jsonl, held by one report at a time."""
 
     def __init__(self, folder, setup, fresh):
-        self.path = folder / ROWS
+        self.path = folder / "rows.jsonl"
         self.file = open(self.path, "a", encoding="utf-8")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +124,7 @@ class Rows:
         os.fsync(self.file.fileno())
 
     def has(self, name, point):
-        plain = json.loads(json.dumps(point))  # JSON turns a tuple into a list
-        return any((line["experiment"], line["point"]) == (name, plain) for line in self.done)
+        return any((line["experiment"], line["point"]) == (name, point) for line in self.done)
 
 
 # --- running ---
@@ -134,7 +134,7 @@ def run(place, names, rows, o, failures):
     """Measures the missing points. Points that fail are added to `failures`, and the others are still measured."""
     todo = []
     for name in names:
-        points = load(name).points(place, o.quick)
+        points = EXPERIMENTS[name].points(place, o.quick)
         if not points:
             print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
         points = [{**point, "seconds": o.patience * point["seconds"]} for point in points]
@@ -146,7 +146,7 @@ def run(place, names, rows, o, failures):
         print(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more", file=sys.stderr, flush=True)
         place.commands, begin = [], time.monotonic()
         try:
-            found = load(name).measure(place, point)
+            found = EXPERIMENTS[name].measure(place, point)
         except Exception as error:  # any error: the other points are still useful
             failures.append(f"{name} {short}: {error}")
             print(f"failed: {failures[-1]}", file=sys.stderr)
@@ -174,7 +174,7 @@ def section(module, lines, folder, where):
 
 
 def write_report(folder, setup, done, failures, command, stopped=False):
-    present = {name: lines for name in EXPERIMENTS
+    present = {module: lines for name, module in EXPERIMENTS.items()
                if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
@@ -184,13 +184,13 @@ def write_report(folder, setup, done, failures, command, stopped=False):
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for name, lines in present.items() if hasattr(load(name), "problems")
-                for problem in load(name).problems([row for line in lines for row in line["rows"]])]
+    problems = [problem for module, lines in present.items() if hasattr(module, "problems")
+                for problem in module.problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
     plots.note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
-    text += [section(load(name), lines, folder, caption(setup)) for name, lines in present.items()]
+    text += [section(module, lines, folder, caption(setup)) for module, lines in present.items()]
     path = folder / "report.md"
     path.write_text("\n".join(text), encoding="utf-8")
     return path, problems
@@ -223,7 +223,6 @@ def options():
 
 
 def report_sweep(path, folder):
-    from experiments import sweep
     try:
         rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
     except (OSError, run_log.Damaged) as error:
@@ -235,12 +234,6 @@ def report_sweep(path, folder):
 
 def main():
     o = options()
-    try:  # before hours are spent, not after them
-        importlib.import_module("numpy")
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        refuse(f"{error}, in {sys.executable}", '"$(scripts/find_python.sh)" scripts/report.py uses a Python that has it; '
-               "scripts/install_deps.sh installs it")
     folder = pathlib.Path(o.out)
     folder.mkdir(parents=True, exist_ok=True)
     if o.sweep:
@@ -251,7 +244,7 @@ def main():
         signal.signal(number, signal.default_int_handler)
     try:
         place = Place(o.place, o.ratio)
-    except PlaceError as error:
+    except Failed as error:
         refuse(str(error), "--place local measures over shared memory")
     rows, failures, stopped = Rows(folder, setup_of(place, o), o.fresh), [], False
     if doubts(rows.setup):

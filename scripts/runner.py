@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -56,6 +57,21 @@ def words_of(**options):
     return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
 
+def shown(command):
+    """As it can be typed in the root of the repository."""
+    return shlex.join(map(str, command)).replace(f"{ROOT}/", "")
+
+
+class Failed(RuntimeError):
+    """A command that was expected to succeed."""
+
+
+def options_of_mode(mode):
+    """Options of train_gpt from the name of a mode, which is --overlap, --route and --slices joined by colons: commfuse:direct:4."""
+    overlap, *words = mode.split(":")
+    return {"overlap": overlap, **{"slices" if word.isdigit() else "route": word for word in words}}
+
+
 class Late(Exception):
     """The runner's deadline has passed. output: of the command so far."""
 
@@ -72,10 +88,15 @@ class Result:
     ended: bool = False  # the runner ended it at the limit
 
     @property
-    def last(self):
-        """The most useful line: the first with an error, else the last one."""
+    def reason(self):
+        """Why it failed: the program's error, else a launcher's between two lines of dashes, else the first line with "error" that
+        does not report the end of a rank, else the last line."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
+        errors = [line for line in lines if line.startswith("error: ")]
+        boxes = re.findall(r"^-{9,}\n(.+?)(?:\n\n|\n-{9,}$)", self.output, re.MULTILINE | re.DOTALL)
+        found = [line for line in lines if re.search(r"error\b(?! message)", line, re.IGNORECASE) and "xited with" not in line]
+        text = next(iter([*errors, *boxes, *found, *lines[-1:], "it printed nothing"]))
+        return re.sub(r"^error: rank \d+ of \d+ \([^)]*\): ", "", " ".join(text.split()))
 
 
 class Runner:
@@ -163,6 +184,15 @@ class Runner:
             found += file.read()
             file.close()
         return found.decode(errors="replace")
+
+    def output(self, command, limit=None, copies=1, **environment):
+        """The output of a command that must succeed; of copies that run at the same time, that of the first comes first."""
+        result = self.ranks([command] * copies, [environment] * copies, limit)
+        if result.status:
+            why = (f"ran past {limit:g} s" if result.ended else "killed, perhaps out of memory" if result.status == 137 else
+                   f"exit status {result.status}")
+            raise Failed(f"{why}: {shown(command)}\n{result.output[-4000:]}")
+        return result.output
 
     def printed(self, *command, limit=20):
         """The output of a command; "" if it fails or does not exist."""

@@ -10,17 +10,12 @@ has two cores, one to compute and one to move bytes, or shares them (lab.SHARED)
 import os
 import platform
 import re
-import shlex
 
 import lab
-from runner import ROOT, Runner
+from runner import Failed, Runner, shown
 
 TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
 FREE_LINK = 40e9    # bits per second: practically unlimited
-
-
-class PlaceError(RuntimeError):
-    pass
 
 
 class Place:
@@ -30,7 +25,7 @@ class Place:
     def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
         if kind == "lab" and obstacle:
-            raise PlaceError(obstacle)
+            raise Failed(obstacle)
         self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
         self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
         self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
@@ -38,8 +33,8 @@ class Place:
     def link(self, rate):
         """rate: bits per second, each way."""
         if self.kind == "local":
-            raise PlaceError(f"the link of this machine's shared memory cannot be set to {rate / 1e9:g} Gbit/s; "
-                             "a lab can: scripts/lab.py (Linux, root)")
+            raise Failed(f"the link of this machine's shared memory cannot be set to {rate / 1e9:g} Gbit/s; "
+                         "a lab can: scripts/lab.py (Linux, root)")
         self.rate = rate
 
     def describe(self):
@@ -52,17 +47,12 @@ class Place:
                 "enough": list(lab.enough(2, self.cores))}
 
     def run(self, ranks, command, timeout=TIMEOUT_S):
-        """Runs a command on so many ranks and returns its output."""
-        launcher = [f"{ROOT}/scripts/mpirun.sh", "-np", ranks]
+        """Runs a command on a number of ranks and returns its output."""
+        launcher = ["scripts/mpirun.sh", "-np", ranks]
         if self.kind == "lab":
-            launcher = [f"{ROOT}/scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]
-        command = list(map(str, [*launcher, *command]))
-        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", shlex.join(command)).replace(f"{ROOT}/", "")
+            launcher = ["scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]
+        command = [*launcher, *command]
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", shown(command))
         if text not in self.commands:
             self.commands.append(text)
-        result = self.runner.run(command, timeout, {"OMP_NUM_THREADS": "1"})
-        if result.status:
-            why = (f"ran past {timeout} s" if result.ended else "killed, perhaps out of memory"
-                   if result.status == 137 else f"exit status {result.status}")
-            raise PlaceError(f"{why}: {text}\n" + result.output[-4000:])
-        return result.output
+        return self.runner.output(command, timeout, OMP_NUM_THREADS="1")

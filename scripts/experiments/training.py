@@ -22,12 +22,12 @@ import numpy as np
 
 import lab
 import plots
-from runner import ROOT
+from runner import ROOT, Failed
 from tables import markdown, number
 
 from . import memory
 from .operations import faster_half
-from .place import FREE_LINK, PlaceError
+from .place import FREE_LINK
 
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = f"{ROOT}/build/release"
@@ -114,8 +114,7 @@ def check_memory(config, modes):
     """Each mode has a model in memory; a machine that runs out of memory may kill any process."""
     need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, memory.available_mib()
     if need > have:
-        raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
-                         "are available")
+        raise Failed(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB are available")
 
 
 def measure(place, point):

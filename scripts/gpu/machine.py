@@ -54,7 +54,7 @@ def starts(check, kind):
     program = check.built(kind)
     result = check.runner.run([program, "--help"], limit=60)
     lost = re.findall(r"\S+ => not found", check.runner.printed("ldd", program)) if result.status else []
-    why = f"{', '.join(lost)}; hint: set LD_LIBRARY_PATH to where it is (ldd {program})" if lost else result.last
+    why = f"{', '.join(lost)}; hint: set LD_LIBRARY_PATH to where it is (ldd {program})" if lost else result.reason
     check.judge(f"{kind} program starts", result.status == 0, why if result.status else "")
 
 
@@ -77,4 +77,4 @@ def device(check):
         result = check.runner.run([wires], limit=40)
         check.data["wires"] = result.output.splitlines()
         check.show(check.data["wires"])
-        check.judge("wires measured", result.status == 0, result.last if result.status else "")
+        check.judge("wires measured", result.status == 0, result.reason if result.status else "")

@@ -3,7 +3,7 @@ import dataclasses
 import os
 import time
 
-from runner import ROOT, Late
+from runner import ROOT, Late, options_of_mode
 from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
@@ -14,7 +14,7 @@ from .training import relative, train
 RANKS_MODEL = dict(layers=2, channels=192, heads=12, vocab=101, seq=40, batch=8, steps=5, lr=1e-3, timeout=15)
 MESH_LIMIT_S = 25  # the program's --timeout ends before
 MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
-HANGS_MAX = 2  # after so many hangs a transport is not tried again
+HANGS_MAX = 2  # then a transport is not tried again
 # The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
 # collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
 # so meshes run one after another.
@@ -34,7 +34,7 @@ class Mesh:
     strategy: str
     tp: int
     dp: int
-    mode: str  # --overlap, --route and --slices, joined by colons
+    mode: str
     kind: str = "fp32"
     again: str = ""
 
@@ -49,9 +49,7 @@ class Mesh:
 
     @property
     def options(self):
-        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, overlap=self.mode.split(":")[0],
-                    route="direct" if "direct" in self.mode else "ring",
-                    slices=next((int(word) for word in self.mode.split(":") if word.isdigit()), 0))
+        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, **{"route": "ring", "slices": 0, **options_of_mode(self.mode)})
 
     @property
     def name(self):
@@ -86,7 +84,7 @@ def train_alone(check, kind, tokens):
     runs = [train(check, program, train=tokens, micro_batch=8, **RANKS_MODEL) for _ in range(2)]
     for steps, _, result in runs:
         if result.status or len(steps) != RANKS_MODEL["steps"]:
-            check.verdict(name, FAIL, f"status {result.status}: {result.last}")
+            check.verdict(name, FAIL, f"status {result.status}: {result.reason}")
             return None
     first, again = [[(s["loss"], s["grad_norm"]) for s in steps] for steps, _, _ in runs]
     check.judge(name, first == again, "twice the same bits" if first == again else
@@ -95,7 +93,7 @@ def train_alone(check, kind, tokens):
 
 
 def run(check):
-    tokens, bits, transports = check.path("tokens.bin"), {}, check.o.transports.split(",")
+    tokens, bits, transports = check.path("tokens.bin"), {}, ("ipc", "auto", "nccl")
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
     alone = {kind: losses for kind in TYPES if (losses := train_alone(check, kind, tokens))}
     check.data["ranks"], end_of_stage = [], check.runner.deadline
@@ -125,9 +123,9 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
     if result.status and "native collectives need NCCL" in result.output and not mesh.commfuse:
-        return check.verdict(mesh.name, SKIP, "refused: " + result.last)
+        return check.verdict(mesh.name, SKIP, "refused: " + result.reason)
     if result.status or len(steps) != len(expected):
-        return check.judge(mesh.name, False, f"status {result.status}: {result.last}")
+        return check.judge(mesh.name, False, f"status {result.status}: {result.reason}")
     far = relative([s["loss"] for s in steps], expected)
     good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s"
     if mesh.commfuse:

@@ -9,21 +9,26 @@ kernels: the time of each kernel of a step and its share of the peak; the cost o
 import contextlib
 import dataclasses
 import json
+import os
 import re
+import shutil
 import statistics
+import sys
 
-from runner import Late
+from runner import ROOT, Late, Runner
 from tables import columns
 from tokens import write_tokens
 
-from . import pytorch
 from .check import FAIL, LATE, OK, SKIP
 from .machine import memory_in_use
-from .models import ACCUMULATION, CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible
-from .training import train
+from .training import (ACCUMULATION, CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train)
 
 GEMM_SIZES = 4096, 8192, 16384
 SEVERAL = f", {ACCUMULATION} micro-batches a step"
+INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
+ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
+                   TORCHINDUCTOR_FX_GRAPH_CACHE="1", TORCHINDUCTOR_AUTOGRAD_CACHE="1", TORCHINDUCTOR_COMPILE_THREADS="4")
+LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 
 
 # --- a run ---
@@ -51,6 +56,31 @@ def measure(check, program, model, step, tokens):
             "memory_mib": max(memory, default=None), "first_step_ms": steps[0]["step_ms"],
             "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3, "peak_tflops": peak,
             "losses": [s["loss"] for s in steps]}, result
+
+
+def find_torch():
+    """A Python that has PyTorch, or None. PyTorch is not imported, which takes a minute from a cold disk."""
+    for python in dict.fromkeys((sys.executable, shutil.which("python3"), "/usr/bin/python3")):
+        if python and Runner().printed(python, "-c", "import importlib.metadata as m; print(m.version('torch'))"):
+            return python
+    return None
+
+
+def measure_torch(check, python, model, step, peak_tflops):
+    """A row of the table, or None; and the Result."""
+    before, counted = step.repeated
+    command = [python, "tests/bench/torch_gpt.py", model.layers, model.channels, model.heads, step.batch, SEQ, "--vocab",
+               VOCABULARY_PADDED, "--steps", counted, "--warmup", before, "--accumulate", step.accumulation]
+    with memory_in_use(check) as memory:
+        result = check.runner.run(command, LIMIT_S, ENVIRONMENT)
+    lines = [line for line in result.output.splitlines() if line.startswith("{")]
+    if result.status or not lines:
+        return None, result
+    row = json.loads(lines[-1])
+    tflops = row["tokens_per_s"] * row["flops_per_token"] * 1e-12
+    return dict(row, model=model.name, program="torch", accumulation=step.accumulation, tflops=tflops,
+                mfu=tflops / peak_tflops if peak_tflops else None, memory_mib=max(memory, default=None),
+                start_s=result.seconds), result
 
 
 # --- the table ---
@@ -101,7 +131,7 @@ def one_more(check, program, model, tokens, step, can_be_full=True):
         add_row(check, row)
     else:
         full = can_be_full and OUT_OF_MEMORY.search(result.output)
-        check.verdict(f"{model.name}, {step.name}", SKIP if full else FAIL, result.last)
+        check.verdict(f"{model.name}, {step.name}", SKIP if full else FAIL, result.reason)
     return row
 
 
@@ -127,9 +157,9 @@ def beside_torch(check, program, python, model, tokens, accumulation):
     """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
     peak = next((row["peak_tflops"] for row in check.data["times"] if row["program"] == "commfuse"), None)
     step = Step(model.torch_batch, accumulation)
-    theirs, result = pytorch.measure(check, python, model, step, peak)
+    theirs, result = measure_torch(check, python, model, step, peak)
     if not theirs:
-        check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.last)
+        check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.reason)
         return
     add_row(check, theirs)
     row = one_more(check, program, model, tokens, step)
@@ -164,7 +194,7 @@ def gemm_rate(check):
         check.show([line for line in result.output.splitlines() if "TFLOP/s" in line])
         return float(best.group(1))
     if bench:
-        check.verdict("large products", FAIL, result.last)
+        check.verdict("large products", FAIL, result.reason)
     return None
 
 
@@ -180,7 +210,7 @@ def run(check):
     for_each(check, "ours" + SEVERAL, MODELS, lambda model: accumulated(check, program, model, tokens))
     for_each(check, "recomputing", CLOSER,
              lambda model: one_more(check, program, model, tokens, Step(model.torch_batch, recompute=1)))
-    python = pytorch.find()
+    python = find_torch()
     if not python:
         check.verdict("PyTorch", SKIP, "no Python here has it")
         return

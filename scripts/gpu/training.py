@@ -1,18 +1,80 @@
 """Runs of train_gpt with one or several ranks on the one GPU; and the stage losses: ten steps against an independent reference in
 float64, and, at the size of the timed models, steps of one large micro-batch against the same steps of several small ones."""
-import contextlib
+import dataclasses
 import importlib.util
 import json
+import math
 import os
+import re
 import socket
 import sys
 
 import run_log
-from runner import ROOT, words_of
+from runner import words_of
 from tokens import write_tokens
 
 from .check import FAIL, SKIP, TYPES
-from .models import MODELS, OUT_OF_MEMORY, VOCABULARY, Step, implausible
+
+
+# --- the models that are timed, and their steps ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    name: str
+    layers: int
+    channels: int
+    heads: int
+    batches: tuple  # micro-batches to try, the smallest first
+    torch_batch: int
+
+
+# By importance: if time runs out, the last ones are left out.
+MODELS = (Model("d12", 12, 768, 12, (16, 32, 64, 128), 32), Model("d48", 48, 1600, 25, (4, 8, 16), 8),
+          Model("d24", 24, 1024, 16, (8, 16, 32, 64), 16), Model("d36", 36, 1280, 20, (8, 16, 32), 16))
+CLOSER = MODELS[:2]  # measured in more detail
+SEQ, VOCABULARY, VOCABULARY_PADDED = 1024, 50257, 50304
+ACCUMULATION = 4  # micro-batches of a step as in real training, where the update counts for less
+OUT_OF_MEMORY = re.compile("no memory:|out of memory|cudaErrorMemoryAllocation")  # not an illegal access
+FIRST_LOSS_BAND = 0.5  # random weights add C · 0.02² / 2 to the loss: 0.32 for d48
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    batch: int  # sequences of a micro-batch
+    accumulation: int = 1  # micro-batches, whose gradients are summed before the update
+    recompute: int = 0
+
+    @property
+    def name(self):
+        several = f"{self.accumulation} micro-batches of {self.batch}"
+        return f"micro-batch {self.batch}" if self.accumulation == 1 else several
+
+    @property
+    def tokens(self):
+        return self.accumulation * self.batch * SEQ
+
+    @property
+    def repeated(self):
+        """The numbers of untimed and of timed steps; fewer of long ones."""
+        return (5, 12) if self.accumulation == 1 else (2, 5)
+
+    def options(self, model):
+        """The options of train_gpt."""
+        return dict(model=model.name, seq=SEQ, vocab=VOCABULARY, micro_batch=self.batch, batch=self.accumulation * self.batch,
+                    recompute=self.recompute)
+
+
+def implausible(losses):
+    """What is wrong with the losses of a training from random weights; "" if nothing is. The time of a wrong step does not count."""
+    if any(loss is None or not math.isfinite(loss) for loss in losses):
+        return f"a loss is not finite: {losses}"
+    if abs(losses[0] - math.log(VOCABULARY)) > FIRST_LOSS_BAND:
+        return f"the first loss is {losses[0]:.4f}, not near log {VOCABULARY} = {math.log(VOCABULARY):.4f}"
+    return "" if losses[-1] < losses[0] else f"the loss has not fallen: {losses}"
+
+
+# --- runs ---
 
 
 def free_port():
@@ -38,17 +100,9 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
     command = [program, *words_of(log=log, transport=transport, val_every=0, **options)]
     environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
     result = check.runner.ranks([command] * ranks, environments, limit)
-    events = read_log(log)
+    events = list(run_log.events(log)) if os.path.exists(log) else []
     config = next((event for event in events if event["event"] == "config"), {})
     return [event for event in events if event["event"] == "step"], config, result
-
-
-def read_log(path):
-    """The events before the first damaged line: the writer may have been killed."""
-    events = []
-    with contextlib.suppress(FileNotFoundError, run_log.Damaged):
-        events.extend(run_log.events(path))
-    return events
 
 
 def figures_of(steps):
@@ -68,26 +122,12 @@ def relative(found, expected):
 
 
 # Models that a reference in float64 trains in seconds, on one batch that every step sees whole.
-SMALL = {"d2 of 128 channels, T 64": dict(layers=2, channels=128, heads=2, vocab=101, seq=64, batch=8, lr=3e-3),
-         "d6, T 256": dict(layers=6, channels=384, heads=6, vocab=256, seq=256, batch=2, lr=1e-3)}
-SMALL_STEPS, RECIPE = 10, dict(schedule="cosine", warmup=3, clip=1.5, weight_decay=0.1)
+SMALL = {"d2 of 128 channels, T 64": (dict(layers=2, channels=128, heads=2, vocab=101, seq=64), 8, 3e-3),  # shape, batch, lr
+         "d6, T 256": (dict(layers=6, channels=384, heads=6, vocab=256, seq=256), 2, 1e-3)}
+RECIPE = dict(steps=10, schedule="cosine", warmup=3, clip=1.5, weight_decay=0.1)
 BANDS = {"fp32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1)}  # of losses and of norms
 LARGE, PARTS = Step(64), Step(16, 4)  # d12 has 3.3e9 logits, more than 2^31, and a quarter of them
 LARGE_STEPS, LARGE_BANDS = 3, (1e-3, 1e-2)
-
-
-def reference(name, tokens, model):
-    """Runs in a separate process: writes the model file, then prints losses and norms of an independent implementation in float64
-    (tests/train/reference.py)."""
-    sys.path.insert(0, os.path.join(ROOT, "tests", "train"))
-    import reference as gpt
-    o = SMALL[name]
-    shape = gpt.Shape(o["seq"], o["vocab"], o["layers"], o["heads"], o["channels"], (o["vocab"] + 127) // 128 * 128)
-    weights = gpt.random_model(shape, scale=0.05)
-    gpt.write_model(model, shape, weights)
-    batch = gpt.samples(gpt.read_tokens(tokens), o["seq"])
-    history = gpt.train(shape, weights, [batch] * SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, **RECIPE)
-    print(json.dumps([[h[0] for h in history], [h[1] for h in history]]))
 
 
 def agree(check, what, found, expected, bands, more=True):
@@ -99,12 +139,13 @@ def agree(check, what, found, expected, bands, more=True):
 
 
 def losses_of(check, name):
-    tokens, model, o = check.path("tokens.bin"), check.path("model.bin"), SMALL[name]
-    write_tokens(tokens, o["batch"] * o["seq"] + 1, o["vocab"])
-    result = check.runner.run([sys.executable, "scripts/gpu_check.py", "--reference", name, tokens, model],
+    tokens, model, (shape, batch, lr) = check.path("tokens.bin"), check.path("model.bin"), SMALL[name]
+    write_tokens(tokens, batch * shape["seq"] + 1, shape["vocab"])
+    recipe = dict(RECIPE, lr=lr, min_lr=lr / 10)
+    result = check.runner.run([sys.executable, "tests/train/reference.py", tokens, model, json.dumps(shape), json.dumps(recipe)],
                               limit=0.6 * check.runner.left())
     if result.status:
-        check.verdict(f"{name}: float64 reference", SKIP, result.last)
+        check.verdict(f"{name}: float64 reference", SKIP, result.reason)
         return
     expected = json.loads(next(line for line in result.output.splitlines() if line.startswith("[[")))
     record = check.data["losses"][name] = {"reference": expected[0]}
@@ -112,12 +153,12 @@ def losses_of(check, name):
         program = check.program(kind)
         if not program:
             continue
-        steps, _, result = train(check, program, train=tokens, seq=o["seq"], batch=o["batch"], micro_batch=o["batch"],
-                                 steps=SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, timeout=60, init_from=model, **RECIPE)
+        steps, _, result = train(check, program, train=tokens, seq=shape["seq"], batch=batch, micro_batch=batch, timeout=60,
+                                 init_from=model, **recipe)
         found = figures_of(steps)
         record[kind] = found[0]
-        if result.status or len(steps) != SMALL_STEPS:
-            check.judge(f"{name}: {kind}", False, result.last)
+        if result.status or len(steps) != RECIPE["steps"]:
+            check.judge(f"{name}: {kind}", False, result.reason)
         else:
             agree(check, f"{name}: {kind}", found, expected, BANDS[kind])
 
@@ -134,7 +175,7 @@ def large_against_parts(check):
         steps, _, result = train(check, program, train=tokens, steps=LARGE_STEPS, **step.options(model))
         if result.status or len(steps) != LARGE_STEPS:
             full = OUT_OF_MEMORY.search(result.output)
-            check.verdict(what, SKIP if full else FAIL, f"{step.name}: {result.last}")
+            check.verdict(what, SKIP if full else FAIL, f"{step.name}: {result.reason}")
             return
         found.append(figures_of(steps))
     check.data["losses"][what] = found

@@ -23,9 +23,8 @@ def run(check):
     if not os.access(reference, os.X_OK):
         check.verdict("twins", SKIP, f"{REFERENCE} is not built")
         return
-    works = [(kind, only, check.o.seed) for only in (KERNELS, ATTENTION) for kind in TYPES]
-    # The addresses of every second case are odd, which cuDNN does not accept; another seed makes those of the others odd.
-    works.append(("bf16", ATTENTION, check.o.seed + 1))
+    works = [(kind, only, 1) for only in (KERNELS, ATTENTION) for kind in TYPES]
+    works.append(("bf16", ATTENTION, 2))  # cuDNN refuses odd addresses, those of every second case: with this seed, of the others
     for kind, only, seed in works:
         name, tool = f"{kind} {'kernels' if only == KERNELS else only}, seed {seed}", check.program(kind, "tests/layers/tool_twins")
         try:
@@ -44,12 +43,12 @@ def twins(check, name, tool, reference, words):
     faults = [line for line in made.output.splitlines() if line.startswith("FAULT")]
     notes = [line for line in made.output.splitlines() if line.startswith("note:")]
     check.judge(f"{name}: written where it should be, same bits twice", made.status == 0,
-                "; ".join(faults[:5] + notes) or made.last)
+                "; ".join(faults[:5] + notes) or made.reason)
     refused = [note for note in notes if "cuDNN" in note and not any(reason in note for reason in EXPECTED)]
     if refused:
         check.verdict(f"{name}: by cuDNN", FAIL, "; ".join(refused))
     if cpu.status:
-        check.verdict(f"{name}: the CPU's side", FAIL, cpu.last)
+        check.verdict(f"{name}: the CPU's side", FAIL, cpu.reason)
         return
     compared = check.runner.run([sys.executable, "tests/layers/compare_twins.py", found, expected])
     check.show(compared.output.splitlines())
@@ -87,7 +86,7 @@ def judge(check, name, result):
         check.verdict(name, SKIP, "compute-sanitizer says: Device not supported")
         return
     summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY.*)", result.output)
-    check.judge(name, summary and result.status == 0, summary[-1] if summary else result.last)
+    check.judge(name, summary and result.status == 0, summary[-1] if summary else result.reason)
     if result.status:
         check.show(result.output.splitlines()[:25])
 

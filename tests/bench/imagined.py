@@ -7,8 +7,8 @@
 bench_train's ranks run here, in the bf16 program for GPUs, with its own streams, events and transports; kernels, products
 and copies take the time that tests/emulator/clock.cc says an H100 would take, and compute nothing. So this is arithmetic over
 the program's own order of things and over what is assumed: the table in tests/bench/README.md says what, and from where.
---tflops and --gbps set what products and links (each way) reach, --gbps 25 is a machine without NVLink; --host-gpus 2 puts so
-many GPUs on a host, with --hosts-gbps between hosts for each. Memory of this machine: what weights and one more copy of a
+--tflops and --gbps set what products and links (each way) reach, --gbps 25 is a machine without NVLink; --host-gpus 2 puts two
+GPUs on a host, with --hosts-gbps between hosts for each. Memory of this machine: what weights and one more copy of a
 tensor take on the host.
 
 Each mesh and transport: steps as multiples of ideal, which leaves out transfers and slices, and below them the milliseconds that
@@ -20,10 +20,11 @@ import argparse
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+from runner import ROOT, Failed, Runner
+
 FIXED = ("none", *(f"slice:{m}" for m in (1, 2, 4, 8)),
          *(f"commfuse:{route}:{m}" for route in ("ring", "direct") for m in (1, 2, 4)), "commfuse:once")
 SHOWN = (*FIXED, "auto")
@@ -46,17 +47,13 @@ def measure(o, ranks, words, transport):
 
 
 def measure_modes(o, ranks, words, transport, modes):
-    program = ROOT / o.build / "tests/bench/bench_train"
-    if not program.exists():
-        sys.exit(f"error: {program} is not built\nhint:  make {program.relative_to(ROOT)}")
-    environment = dict(os.environ, OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
-                       **{f"EMULATOR_{name.upper()}": str(value) for name, value in vars(o).items() if name in CLOCK and value})
-    command = [ROOT / "scripts/mpirun.sh", "-np", str(ranks), program, *COMMON, "--transport", transport, "--modes",
-               ",".join(modes), "--json", *words]
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"error: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    program = f"{o.build}/tests/bench/bench_train"
+    if not os.path.exists(f"{ROOT}/{program}"):
+        sys.exit(f"error: {program} is not built\nhint:  make {program}")
+    text = Runner().output(["scripts/mpirun.sh", "-np", ranks, program, *COMMON, "--transport", transport, "--modes",
+                            ",".join(modes), "--json", *words], OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
+                           **{f"EMULATOR_{name.upper()}": str(value) for name, value in vars(o).items() if name in CLOCK and value})
+    events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     rounds = {mode: [e for e in events if e["event"] == "step" and e["mode"] == mode and e["round"] > 0] for mode in modes}
     return {mode: sorted(steps, key=lambda e: e["step_ms"])[len(steps) // 2] for mode, steps in rounds.items()}
 
@@ -82,7 +79,7 @@ def print_row(name, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/emulated-bf16")
-    parser.add_argument("--ranks", type=int, help="with bench_train's options behind --")
+    parser.add_argument("--ranks", type=int, help="with bench_train's options after --")
     for name, what in CLOCK.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, help=what)
     parser.add_argument("--transports", default="nccl,auto")
@@ -100,4 +97,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failed as error:
+        sys.exit(f"error: {error}")

@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import machine, models, pytorch, ranks, times, training, twins
+from gpu import machine, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import Late, Result, Runner
 from tokens import write_tokens
@@ -117,7 +117,7 @@ class Plan(unittest.TestCase):
 
     def test_options_of_a_mesh(self):
         mesh = ranks.Mesh.of("ipc", "up 2 4 commfuse:direct:3 bf16 again")
-        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="commfuse", route="direct", slices=3))
+        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="commfuse", route="direct", slices="3"))
         self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc commfuse:direct:3, again"))
         self.assertEqual(ranks.Mesh.of("ipc", "tpsp 2 1 slice").options["slices"], 0)
 
@@ -174,9 +174,9 @@ class Judgement(unittest.TestCase):
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits; 7.0 MiB are allocated already", "CUDA out of memory. Tried",
                       "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
-            self.assertRegex("error: rank 0 of 1 (host): " + words, models.OUT_OF_MEMORY)
+            self.assertRegex("error: rank 0 of 1 (host): " + words, training.OUT_OF_MEMORY)
         for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):
-            self.assertNotRegex("error: rank 0 of 1 (host): " + words, models.OUT_OF_MEMORY)
+            self.assertNotRegex("error: rank 0 of 1 (host): " + words, training.OUT_OF_MEMORY)
 
 
 class Meshes(Quiet):
@@ -213,7 +213,7 @@ class Running(unittest.TestCase):
         begin = time.monotonic()
         result = self.runner.ranks(commands, [{"RANK": "0"}, {"RANK": "1"}])
         self.assertEqual(result.status, 3)
-        self.assertEqual(result.last, "error: no device")
+        self.assertEqual(result.reason, "error: no device")
         self.assertFalse(result.ended)
         self.assertIn("rank 1 did not end by itself", result.output)
         self.assertLess(time.monotonic() - begin, 30)
@@ -222,7 +222,7 @@ class Running(unittest.TestCase):
         commands = [["sh", "-c", "sleep 5; echo error: rank 1 is gone; exit 1"],
                     ["sh", "-c", "echo error: what was wrong; exit 4"]]
         result = self.runner.ranks(commands, [{}, {}])
-        self.assertEqual((result.status, result.last), (4, "error: what was wrong"))
+        self.assertEqual((result.status, result.reason), (4, "error: what was wrong"))
 
     def test_a_hang_is_reported_as_such_and_not_by_the_rank_that_was_ended_last(self):
         """Rank 1 says so when it loses its connection to rank 0, as the program does."""
@@ -337,7 +337,7 @@ def wait_until(condition, seconds=60):
 class Stages(Quiet):
     def run_stage(self, run, name="test"):
         with contextlib.redirect_stderr(io.StringIO()):
-            gpu_check.run_stage(self.check, gpu_check.Stage(name, 10, run), 10, 10)
+            gpu_check.run_stage(self.check, gpu_check.Stage(name, 10, run), 10)
         return self.verdicts()[-1]
 
     def test_a_stage_that_is_late_is_no_failure_unless_all_others_need_it(self):
@@ -361,9 +361,9 @@ class Stages(Quiet):
 
 class Files(Quiet):
     def test_a_torn_line_of_a_log_ends_it(self):
-        log = self.script("log.jsonl", '{"event":"config"}\n{"event":"step","loss":4}\n{"event":"st')
-        self.assertEqual([event["event"] for event in training.read_log(log)], ["config", "step"])
-        self.assertEqual(training.read_log(log + ".none"), [])
+        for line, count in ("false", 0), ("""printf '{"event":"config"}\\n{"event":"step","loss":4}\\n{"event":"st' >$2""", 1):
+            steps, config, result = training.train(self.check, self.script("program", f"#!/bin/sh\n{line}\nexit 1\n"))
+            self.assertEqual((len(steps), len(config), result.status), (count, count, 1))
 
     def test_tokens_are_as_uneven_as_words(self):
         path, count = os.path.join(self.folder, "tokens.bin"), 100000
@@ -485,8 +485,8 @@ class Times(Quiet):
 
     def stage(self):
         self.check.built = lambda *_: "/bin/true"
-        with mock.patch.multiple(pytorch, find=lambda: "python", measure=self.torch_time), \
-                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens, measure=self.our_time):
+        with mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens, measure=self.our_time,
+                                 find_torch=lambda: "python", measure_torch=self.torch_time):
             times.run(self.check)
 
     def write_tokens(self, path, count, vocabulary):
@@ -537,8 +537,8 @@ with open(words["--log"], "w") as log:
         print(json.dumps({"event": "step", "loss": 11 - 0.1 * step, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
 print(json.dumps(words))
 ''')
-        for step, sequences, steps in (models.Step(8), "8", 17), (models.Step(8, 4), "32", 7):
-            row, result = times.measure(self.check, program, models.MODELS[1], step, "tokens")
+        for step, sequences, steps in (training.Step(8), "8", 17), (training.Step(8, 4), "32", 7):
+            row, result = times.measure(self.check, program, training.MODELS[1], step, "tokens")
             words = json.loads(result.output)
             self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
             self.assertEqual((words["--model"], len(row["losses"])), ("d48", steps))
@@ -547,11 +547,11 @@ print(json.dumps(words))
             self.assertEqual((row["mfu"], row["tflops"], row["spread"]), (0.5, 500, 0))  # of the timed steps alone
 
     def test_steps_that_compute_nonsense_are_no_figure(self):
-        self.assertEqual(models.implausible([11.1, 12.0, 9.5]), "")
+        self.assertEqual(training.implausible([11.1, 12.0, 9.5]), "")
         for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"),
                             ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
-            self.assertIn(why, models.implausible(losses))
+            self.assertIn(why, training.implausible(losses))
         program = self.script("program", f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -559,9 +559,9 @@ with open(words["--log"], "w") as log:
     for step in range(int(words["--steps"])):
         print(json.dumps({"event": "step", "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
 ''')
-        row, result = times.measure(self.check, program, models.MODELS[0], models.Step(8), "tokens")
+        row, result = times.measure(self.check, program, training.MODELS[0], training.Step(8), "tokens")
         self.assertIsNone(row)
-        self.assertIn("error: the first loss is 3.0000", result.last)
+        self.assertIn("error: the first loss is 3.0000", result.reason)
 
     def test_a_large_micro_batch_is_held_against_several_small_ones(self):
         for wrong, verdict in ((0, OK), (0.1, FAIL)):
@@ -580,9 +580,9 @@ with open(words["--log"], "w") as log:
     def test_pytorch_is_asked_for_the_same_step(self):
         answer = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32))
         python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{answer}'\n")
-        row, result = pytorch.measure(self.check, python, models.MODELS[0], models.Step(32, 4), 1000)
+        row, result = times.measure_torch(self.check, python, training.MODELS[0], training.Step(32, 4), 1000)
         self.assertIn("torch_gpt.py 12 768 12 32 1024 ", result.output)
-        self.assertIn(" --steps 5 --warmup 2 --compile blocks --accumulate 4", result.output)
+        self.assertIn(" --steps 5 --warmup 2 --accumulate 4", result.output)
         self.assertEqual((row["program"], row["batch"], row["accumulation"]), ("torch", 32, 4))
         self.assertEqual((row["tflops"], row["mfu"]), (200, 0.2))
 

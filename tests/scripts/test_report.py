@@ -7,8 +7,6 @@ pictures of rows and traces written by hand, with known answers.
 # limit: 300
 import contextlib
 import csv
-import importlib.machinery
-import importlib.util
 import json
 import os
 import pathlib
@@ -32,6 +30,7 @@ try:
     import lab as laboratory
     import report
     from experiments import place, sweep, timeline, training
+    from runner import Failed, Result
     from tokens import write_tokens
 except ImportError as error:
     raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
@@ -70,7 +69,7 @@ DRIVER = """
 import sys
 sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]
 import report, fake
-report.EXPERIMENTS, report.load = ("fake",), {"fake": fake}.__getitem__
+report.EXPERIMENTS = {"fake": fake}
 sys.exit(report.main())
 """
 
@@ -421,13 +420,13 @@ class Measured(Case):
         wait_until(lambda: not runs(number.read_text().strip()), "a command is left running")
 
     def test_what_fails_is_reported_with_what_it_printed(self):
-        with self.assertRaisesRegex(place.PlaceError, r"(?s)^exit status 3: scripts/mpirun.sh -np 1 sh .*out\n.*err"):
+        with self.assertRaisesRegex(Failed, r"(?s)^exit status 3: scripts/mpirun.sh -np 1 sh .*out\n.*err"):
             place.Place("local").run(1, ["sh", "-c", "echo out; echo err >&2; exit 3"])
-        with self.assertRaisesRegex(place.PlaceError, "^ran past 1 s: scripts/mpirun.sh -np 1 sleep 60"):
+        with self.assertRaisesRegex(Failed, "^ran past 1 s: scripts/mpirun.sh -np 1 sleep 60"):
             place.Place("local").run(1, ["sleep", "60"], timeout=1)
 
     def test_too_little_memory_is_reported_before_it_is_taken(self):
-        with self.assertRaisesRegex(place.PlaceError, "3 modes on 2 ranks need 3072.0 GiB"):
+        with self.assertRaisesRegex(Failed, "3 modes on 2 ranks need 3072.0 GiB"):
             training.check_memory({"memory_mib": 2**20, "ranks": 2}, 3)
         with unittest.mock.patch.object(training.memory, "available_mib", return_value=100):
             training.check_memory({"memory_mib": 33, "ranks": 2}, 3)  # of the two modes of a first look
@@ -449,7 +448,7 @@ class Measured(Case):
         text = (self.folder / "plan.json").read_text()
         self.assertNotIn("found in trials", start(2))
         self.assertEqual((self.folder / "plan.json").read_text(), text)
-        with self.assertRaisesRegex(place.PlaceError, "not one of these modes, ranks and shapes"):
+        with self.assertRaisesRegex(Failed, "not one of these modes, ranks and shapes"):
             start(3)
 
     def test_timeline(self):
@@ -493,11 +492,8 @@ class FirstLine(Case):
         self.assertIn("P, 4 cores, load 0.10 at the start;", path.read_text())
 
 
-class ReasonsOfASweep(unittest.TestCase):
+class Reasons(unittest.TestCase):
     def test_the_line_that_says_why(self):
-        loader = importlib.machinery.SourceFileLoader("mfu_sweep", str(ROOT / "scripts/mfu_sweep"))
-        mfu_sweep = importlib.util.module_from_spec(importlib.util.spec_from_loader("mfu_sweep", loader))
-        loader.exec_module(mfu_sweep)
         rule = "-" * 74
         for output, reason in (
                 ("[a:7] OPAL ERROR: Unreachable in file x.c\n\nerror: rank 0 of 2 (a): no such file\nhint:  make it\n",
@@ -507,9 +503,9 @@ class ReasonsOfASweep(unittest.TestCase):
                 ("srun: error: n1: task 0: Exited with exit code 1\nsrun: error: no plugin\n", "srun: error: no plugin"),
                 ("Signal: 11\n[a:7] *** End of error message ***\nsrun: error: n1: task 0: Segmentation fault\n",
                  "srun: error: n1: task 0: Segmentation fault"),
-                ("one\ntwo\n\n", "two"), ("", "it printed nothing")):
+                ("Traceback\nRuntimeError: no GPU\nsrun: done\n", "RuntimeError: no GPU"), ("one\ntwo\n\n", "two"), ("", "it printed nothing")):
             with self.subTest(reason=reason):
-                self.assertEqual(mfu_sweep.reason_of(output), reason)
+                self.assertEqual(Result(1, output, 0).reason, reason)
 
 
 @unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} is not built")

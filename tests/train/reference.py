@@ -15,7 +15,9 @@ A model is a dict of arrays by tensor name, stacked over layers, matrices (out, 
 NAMES is the order in the file.
 """
 import dataclasses
+import json
 import math
+import sys
 
 import numpy as np
 
@@ -320,3 +322,19 @@ def train(shape, model, batches, schedule="constant", lr=1e-3, min_lr=0.0, warmu
         norm = optimizer.update(model, gradients, rate)
         history.append((loss, norm, rate))
     return history
+
+
+def main(tokens, model, shape, recipe):
+    """For scripts/gpu_check.sh: writes a random model file, trains it on all samples of a token file in each step, and prints
+    losses and norms. Shape and recipe are JSON of train_gpt's options."""
+    o, recipe = json.loads(shape), json.loads(recipe)
+    shape = Shape(o["seq"], o["vocab"], o["layers"], o["heads"], o["channels"], (o["vocab"] + 127) // 128 * 128)
+    weights = random_model(shape, scale=0.05)
+    write_model(model, shape, weights)
+    batch = samples(read_tokens(tokens), o["seq"])
+    history = train(shape, weights, [batch] * recipe.pop("steps"), **recipe)
+    print(json.dumps([[h[0] for h in history], [h[1] for h in history]]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
