@@ -1,6 +1,5 @@
 // CF_BF16 on the host: the upper half of a float.
-#ifndef CF_BF16_H
-#define CF_BF16_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -19,5 +18,3 @@ static inline uint16_t cf_bf16_of_float(float value) {
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
     return (uint16_t)(value != value ? quiet : rounded); // no branch: loops over it become vector code
 }
-
-#endif

@@ -5,8 +5,7 @@
 //                                rank 0 listens there, the others connect and prove that they know COMMFUSE_SECRET
 //                                (secret.h); a lost connection ends the run
 // Without either, the process is alone. (The program for CPUs uses MPI only.)
-#ifndef CF_BOOTSTRAP_H
-#define CF_BOOTSTRAP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,4 +38,3 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
 void cf_bootstrap_find_neighbours(cf_bootstrap *b);
 
 CF_EXTERN_C_END
-#endif

@@ -3,8 +3,7 @@
 // A process has one cf_check, in its cf_context; each operation has cf_checksums, which only the executor uses. A difference stays in
 // device memory until cf_check_verdict(). The program calls that where the host waits for the device anyway and before anything
 // irreversible: before the optimizer writes weights. Not covered: data that was wrong before it was sent, and native collectives.
-#ifndef CF_CHECK_H
-#define CF_CHECK_H
+#pragma once
 
 #include "device.h"
 #include "mesh.h"
@@ -42,4 +41,3 @@ cf_request *cf_checksums_request(cf_checksums *sums, int step);
 void cf_checksums_compare(cf_checksums *sums, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

@@ -1,6 +1,5 @@
 // The arithmetic of a checksum, shared by device_cpu.c and device_cuda.cu: both give the same bits.
-#ifndef CF_CHECKSUM_H
-#define CF_CHECKSUM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -22,5 +21,3 @@ static CF_EITHER_SIDE inline uint64_t cf_checksum_word(uint64_t word, uint64_t i
     x *= 0x94D049BB133111EBu;
     return x ^ x >> 32;
 }
-
-#endif

@@ -11,8 +11,7 @@
 // Where the latency exceeds what a slice hides, rounds are long and one of the other two is shorter. Rounds are kept unless
 // another choice saves a tenth. Without computation native collectives carry small messages, and over NCCL all of them, because
 // they add within one kernel. The tuner (tune.h) measures the same choices while training.
-#ifndef CF_CHOICE_H
-#define CF_CHOICE_H
+#pragma once
 
 #include "schedule.h"
 #include "transport.h"
@@ -53,4 +52,3 @@ bool cf_choice_parse(const char *name, cf_choice *choice);
 void cf_costs_agree(cf_transport *transport, int threads);
 
 CF_EXTERN_C_END
-#endif

@@ -24,8 +24,7 @@
 // Versions. CF_VERSION is MAJOR.MINOR.PATCH. While MAJOR and MINOR stay, a compiled program runs with a newer library: structs,
 // enumerations and functions keep their meaning, functions may be added. Otherwise MINOR goes up, and with it the library's file
 // name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
-#ifndef CF_CONTEXT_H
-#define CF_CONTEXT_H
+#pragma once
 
 #include "check.h"
 #include "device.h"
@@ -67,4 +66,3 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
 void cf_group_free(cf_group *group); // NULL is allowed
 
 CF_EXTERN_C_END
-#endif

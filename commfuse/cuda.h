@@ -2,8 +2,7 @@
 //
 // Every call is checked at once: CF_CUDA and its like report file, line and what to do. Only cf_launch launches kernels. Memory is
 // read and written sixteen bytes at a time through cf_pack where addresses allow.
-#ifndef CF_CUDA_H
-#define CF_CUDA_H
+#pragma once
 
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ template <typename T> struct alignas(16) cf_pack {
     enum { N = 16 / sizeof(T) };
     T value[N];
 };
-
-#endif

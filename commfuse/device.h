@@ -4,8 +4,7 @@
 // device_cuda.cu: functions that take a stream enqueue on it and return.
 // Callers need not know which: only kernels and cf_copy touch device memory (memory.h), and the host reads copied data only after
 // cf_stream_sync(). A cf_copy from host memory has read it when it returns.
-#ifndef CF_DEVICE_H
-#define CF_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -76,4 +75,3 @@ void *cf_device_malloc(int64_t bytes);
 void cf_device_free(void *memory);
 
 CF_EXTERN_C_END
-#endif

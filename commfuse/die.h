@@ -5,8 +5,7 @@
 //     hint:  WHAT TO DO NEXT
 // Then standard output and error are flushed, and the transport's abort hook ends the other ranks. The process exits with status 1
 // within four seconds, whatever that hook does.
-#ifndef CF_DIE_H
-#define CF_DIE_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdbool.h>
@@ -69,4 +68,3 @@ void cf_die_rank_0_ended(void);
 bool cf_die_has_reported(void);
 
 CF_EXTERN_C_END
-#endif

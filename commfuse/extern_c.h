@@ -1,6 +1,5 @@
 // Declarations between these have C linkage in C++ too.
-#ifndef CF_EXTERN_C_H
-#define CF_EXTERN_C_H
+#pragma once
 
 #ifdef __cplusplus
 #define CF_EXTERN_C_BEGIN extern "C" {
@@ -8,6 +7,4 @@
 #else
 #define CF_EXTERN_C_BEGIN
 #define CF_EXTERN_C_END
-#endif
-
 #endif

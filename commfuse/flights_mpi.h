@@ -7,8 +7,7 @@
 // posted, and end an operation only when its sends are complete.)
 //
 // Only the progress thread of transport_mpi.c uses this; other threads only read a request's `state` and `received`.
-#ifndef CF_FLIGHTS_MPI_H
-#define CF_FLIGHTS_MPI_H
+#pragma once
 
 #include <mpi.h>
 #include "bootstrap.h"
@@ -53,5 +52,3 @@ static inline bool cf_reached(const cf_request *r, cf_point point) {
     if (!r || __atomic_load_n(&r->state, __ATOMIC_SEQ_CST) == CF_DONE) return true;
     return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_SEQ_CST);
 }
-
-#endif

@@ -10,8 +10,7 @@
 // or begin, other computation, finish: the other computation then hides the remaining transfers.
 //
 // Threads, lifetimes, units and errors as values: context.h.
-#ifndef CF_FUSE_H
-#define CF_FUSE_H
+#pragma once
 
 #include "choice.h"
 #include "context.h"
@@ -100,4 +99,3 @@ void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_
 bool cf_barrier(cf_context *context, const cf_group *group);
 
 CF_EXTERN_C_END
-#endif

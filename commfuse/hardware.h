@@ -1,12 +1,8 @@
 // A machine for predictions: rates, costs and links, read from a file (data/machine.c).
-#ifndef CF_HARDWARE_H
-#define CF_HARDWARE_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 enum { CF_LINKS = 4, CF_CURVE_POINTS = 32 };
 
@@ -57,6 +53,3 @@ typedef struct cf_hardware {
     int links;
     cf_link link[CF_LINKS];
 } cf_hardware;
-
-CF_EXTERN_C_END
-#endif

@@ -1,8 +1,7 @@
 // Device memory. It is allocated before the first step (scratch of some GPU kernels: at their first call with a larger shape) and
 // freed at exit. Each allocation names its purpose, for the report of memory by purpose. In plan-only mode addresses are reserved
 // with mmap(PROT_NONE): the model is built as usual without memory, and a stray access faults.
-#ifndef CF_MEMORY_H
-#define CF_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,4 +40,3 @@ int64_t cf_memory_bytes(void);     // allocated now
 void cf_memory_report(FILE *file); // a table: purpose, bytes, share
 
 CF_EXTERN_C_END
-#endif

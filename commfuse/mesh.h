@@ -1,7 +1,6 @@
 // world = dp × tp. World rank = dp_rank · tp + tp_rank, so a tp group is a run of neighbouring ranks
 // (usually one host) and a dp group strides across them.
-#ifndef CF_MESH_H
-#define CF_MESH_H
+#pragma once
 
 #include <stdbool.h>
 #include "extern_c.h"
@@ -30,4 +29,3 @@ void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp)
 void cf_mesh_free(cf_mesh *mesh);
 
 CF_EXTERN_C_END
-#endif

@@ -13,14 +13,10 @@
 //
 // Ranks differ only by their place in a replica, so the players are the ranks of one replica and represent all (or, to test this,
 // all ranks are players). One clock; all rates are constant between two events.
-#ifndef CF_PLAYBACK_H
-#define CF_PLAYBACK_H
+#pragma once
 
 #include "record.h"
 #include "trace.h"
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 enum { CF_PLACES = 64 };
 typedef struct cf_place_exposed {
@@ -45,6 +41,3 @@ typedef struct cf_played_events { // of one player
 // records: of every player, the same steps. events: NULL, or one for each player, to be freed by the caller. Dies on a deadlock,
 // with player and operation.
 cf_played cf_playback(const cf_record *const *records, int players, cf_played_events *events);
-
-CF_EXTERN_C_END
-#endif

@@ -1,7 +1,6 @@
 // Text from elsewhere (files, other ranks, strangers) as it may be printed: a terminal obeys control characters. Whatever
 // goes through cf_die() or a problem has been through this.
-#ifndef CF_PRINTABLE_H
-#define CF_PRINTABLE_H
+#pragma once
 
 // Bytes of the character that begins there; 0: it is no valid UTF-8 (overlong, a surrogate, past U+10FFFF, cut short). A zero
 // follows the text.
@@ -27,5 +26,3 @@ static inline char *cf_printable(char *text) {
     }
     return text;
 }
-
-#endif

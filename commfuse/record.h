@@ -1,8 +1,7 @@
 // The work of one rank in its steps, recorded instead of done: kernels with their predicted times, and units of requests as they
 // are posted and waited for. The third twins of device, transport (planned.c) and kernels (layers/kernels_planned.c) write it;
 // playback.h predicts how long it takes when all ranks do it.
-#ifndef CF_RECORD_H
-#define CF_RECORD_H
+#pragma once
 
 #include <stdint.h>
 #include "hardware.h"
@@ -87,4 +86,3 @@ int cf_record_multiprocessors(void); // those for a product: it leaves room for 
 const cf_hardware *cf_record_hardware(void);
 
 CF_EXTERN_C_END
-#endif

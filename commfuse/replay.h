@@ -13,8 +13,7 @@
 //
 // One clock serves all ranks: everything that can happen now does, then the clock moves on to the next instant at which something
 // ends. If nothing will end any more, the run is complete or deadlocked.
-#ifndef CF_REPLAY_H
-#define CF_REPLAY_H
+#pragma once
 
 #include "schedule.h"
 #include "extern_c.h"
@@ -42,4 +41,3 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine 
 cf_replayed cf_replay_symmetric(cf_schedule *schedule, const cf_machine *machine);
 
 CF_EXTERN_C_END
-#endif

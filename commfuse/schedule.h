@@ -13,8 +13,7 @@
 //   CF_RESULT  all-to-all: slices by source. In commfuse mode the own slices do not move: with compute before they are computed
 //              here, with compute after alone they stay in FULL. reduce-scatter by a native collective: the reduced own shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
-#ifndef CF_SCHEDULE_H
-#define CF_SCHEDULE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -149,4 +148,3 @@ bool cf_route_parse(const char *name, cf_route *route);
 bool cf_mode_is_fused(cf_mode mode);
 
 CF_EXTERN_C_END
-#endif

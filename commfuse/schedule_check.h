@@ -26,8 +26,7 @@
 //
 // A schedule of your own (CF_MODE_OWN) need not satisfy unit (except for its form), volume, own slice, work order and tail, which
 // CommFuse promises of its own schedules. The others make any schedule correct.
-#ifndef CF_SCHEDULE_CHECK_H
-#define CF_SCHEDULE_CHECK_H
+#pragma once
 
 #include "schedule.h"
 #include "extern_c.h"
@@ -46,4 +45,3 @@ enum {
 const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]);
 
 CF_EXTERN_C_END
-#endif

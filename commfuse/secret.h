@@ -5,8 +5,7 @@
 //     COMMFUSE_SECRET_FILE   or a file that holds it, which only its owner may read
 //
 // Without either, codes are made with a public key: they detect damage, but do not keep strangers out.
-#ifndef CF_SECRET_H
-#define CF_SECRET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,4 +26,3 @@ bool cf_mac_equal(const cf_mac *a, const cf_mac *b); // takes the same time wher
 void cf_random(void *data, size_t bytes);            // at most 256 unpredictable bytes
 
 CF_EXTERN_C_END
-#endif

@@ -3,8 +3,7 @@
 // The first one is recorded and reported; the program checks for it between steps, and every rank ends after the same step. A
 // second one ends this rank at once with status 1. Repeats within half a second count as one signal, because launchers send it to
 // a process and to its group.
-#ifndef CF_STOP_H
-#define CF_STOP_H
+#pragma once
 
 #include <stddef.h>
 #include "extern_c.h"
@@ -32,4 +31,3 @@ enum { CF_WAIT_TEXT = 512 };
 const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers);
 
 CF_EXTERN_C_END
-#endif

@@ -7,8 +7,7 @@
 // Only the compute thread writes here: the executor copies the moments of a transfer after it has waited for it. On a GPU a moment
 // has a time only once it has passed, so the figures of a step are read during the next one, and events when the stream is
 // synchronised.
-#ifndef CF_TRACE_H
-#define CF_TRACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -76,4 +75,3 @@ void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const 
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 
 CF_EXTERN_C_END
-#endif

@@ -8,8 +8,7 @@
 // is complete. The sending half of an exchange lasts until its peer is ready to receive; a wait for the receiving half does not wait
 // for that peer. Messages to one peer, bulk and others separately, travel in the order posted: the peer must post its receives in
 // that order too, before it waits for any of them.
-#ifndef CF_TRANSPORT_H
-#define CF_TRANSPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -179,4 +178,3 @@ static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
 }
 
 CF_EXTERN_C_END
-#endif

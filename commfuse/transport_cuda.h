@@ -1,6 +1,5 @@
 // Shared by transport_cuda.cu and its two wires, transport_nccl.cu and transport_ipc.cu. Never included by C.
-#ifndef CF_TRANSPORT_CUDA_H
-#define CF_TRANSPORT_CUDA_H
+#pragma once
 
 #include "bootstrap.h"
 #include "cuda.h"
@@ -55,5 +54,3 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
 // Returns NULL on all members, with the reason in `why`, unless every member can map the memory of every other one. one_host:
 // the group's members are on one host; otherwise nothing is tried.
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);
-
-#endif

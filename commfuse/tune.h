@@ -12,8 +12,7 @@
 // An operation is judged by the time that it adds to the compute stream, waiting included: the median over layers on each rank,
 // then the maximum over ranks. Ranks exchange these times after each step, so all decide the same. All of it takes at most
 // CF_TRIAL_STEPS steps. If the choices are given from the start (cf_tuner_set), only the comparison runs.
-#ifndef CF_TUNE_H
-#define CF_TUNE_H
+#pragma once
 
 #include "fuse.h"
 #include "extern_c.h"
@@ -61,4 +60,3 @@ int cf_tuner_plans(const cf_tuner *tuner); // plans compared; 0: none yet
 cf_compared cf_tuner_plan(const cf_tuner *tuner, int plan);
 
 CF_EXTERN_C_END
-#endif

@@ -4,8 +4,7 @@
 // Every rank notes its position in the program and answers questions about it, whatever its other threads do. A rank that has
 // waited too long asks all others and prints what it found. For that each rank has a UDP socket and a thread that sleeps in it,
 // separate from the transport, because the transport is what hangs. Ranks that UDP does not reach (a firewall) seem cut off.
-#ifndef CF_WATCH_H
-#define CF_WATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include "bootstrap.h"
@@ -48,4 +47,3 @@ void cf_deadline_begin(const char *what, double timeout_s);
 void cf_deadline_end(void);
 
 CF_EXTERN_C_END
-#endif
