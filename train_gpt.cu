@@ -80,7 +80,6 @@ static void make_context(trainer *t) {
     int share = t->transport->local_cores / t->transport->local_size, spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
-    t->transport->set_threads(t->transport, (int)o->threads);
     // A dry run of a mesh that is not here assumes hosts where one core is left to move bytes.
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;
     cf_costs_agree(t->transport, (int)o->threads - elsewhere);

@@ -105,7 +105,7 @@ bool cf_choice_parse(const char *name, cf_choice *choice) {
 
 void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *c = &t->costs;
-    *c = t->estimate_costs(t, threads);
+    *c = t->set_threads(t, threads);
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         c->latency_s = fmax(c->latency_s, all[i].latency_s);

@@ -48,7 +48,7 @@ void cf_choice_print(cf_choice choice, char name[CF_CHOICE_NAME]);
 bool cf_choice_parse(const char *name, cf_choice *choice);
 
 // Gives all ranks the same costs, the worst of any rank, so that all make the same choices. Collective, once, before the first
-// operation with mode CF_MODE_AUTO is created. threads: compute threads of each rank (CPU).
+// operation with mode CF_MODE_AUTO is created. Sets the compute threads of each rank (CPU).
 void cf_costs_agree(cf_transport *transport, int threads);
 
 CF_EXTERN_C_END

@@ -12,7 +12,6 @@ cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     if (threads < 1 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
     cf_context *context = cf_host_alloc(1, sizeof *context, "a context");
     cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
-    t->set_threads(t, threads);
     cf_costs_agree(t, threads);
     context->stream = cf_stream_create(), context->second = cf_stream_create_second();
     context->trace = cf_trace_create();

@@ -276,11 +276,9 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     return (cf_moment){0, 0};
 }
 
-static void set_threads(cf_transport *t, int threads) {}
-
 static void set_timeout(cf_transport *t, double timeout_s) {}
 
-static cf_costs estimate_costs(const cf_transport *t, int threads) {
+static cf_costs set_threads(cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
     return (cf_costs){.latency_s = h->link[0].latency_s,
                       .message_s = h->message_s,
@@ -305,10 +303,6 @@ static void bind_group(cf_transport *t, cf_group *group) {
                        group->world[1] / link[level - 1].ranks == first / link[level - 1].ranks;
 }
 
-static int64_t bytes_sent(cf_transport *t) {
-    return 0;
-}
-
 static void close_transport(cf_transport *t) {
     free(t);
 }
@@ -323,13 +317,11 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .state = &record,
                         .set_threads = set_threads,
                         .set_timeout = set_timeout,
-                        .estimate_costs = estimate_costs,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,
                         .test = test,
                         .wait = wait,
-                        .bytes_sent = bytes_sent,
                         .close = close_transport};
     cf_die_setup(0, 1, NULL);
     return t;

@@ -105,10 +105,10 @@ struct cf_transport {
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
+    int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted
     void *state;
-    void (*set_threads)(cf_transport *, int threads);                           // compute threads of each rank (CPU); initially 1
+    cf_costs (*set_threads)(cf_transport *, int threads); // compute threads of each rank (CPU), 1 before; returns this rank's costs
     void (*set_timeout)(cf_transport *, double timeout_s);                      // longest wait for a peer from now on; 0: for ever
-    cf_costs (*estimate_costs)(const cf_transport *, int threads);              // of this rank
     void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepares its communicator
     // Moves the data once the work enqueued on `stream` so far is done. `count` exchanges of one group, adjacent in memory, are one
@@ -120,8 +120,7 @@ struct cf_transport {
     // in cf_stream_sync) dies, naming operation, layer, step and peer. Returns the end of the wait, for traces; on a GPU it may be
     // before the wait, if nothing had to wait.
     cf_moment (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
-    int64_t (*bytes_sent)(cf_transport *); // since start: cf_request_bytes() of all requests that this rank has posted
-    void (*close)(cf_transport *);         // collective; frees the transport
+    void (*close)(cf_transport *); // collective; frees the transport
 };
 
 // The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies (together) if the program does not have it.

@@ -73,7 +73,6 @@ typedef struct cuda_state {
     int64_t launches;          // of the requests from `oldest` on
     flight *held;              // a request that cannot be posted before a peer has come to it; NULL: none
     double look_ms;            // time of the last look
-    int64_t bytes;
 } cuda_state;
 
 // --- watch ---
@@ -233,7 +232,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     int64_t launches = LAUNCHES * (wire->meet ? count : 1);
     keep_pace(s, launches);
     if (wire->meet) meet(s, wire, r, count);
-    for (int i = 0; i < count; i++) s->bytes += cf_request_bytes(&r[i]);
+    for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(s);
@@ -256,10 +255,6 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     if (when.number == r->end.number && wire->waited < when.number) wire->waited = when.number;
     leave_multiprocessors((const cuda_state *)t->state);
     return when;
-}
-
-static int64_t bytes_sent(cf_transport *t) {
-    return ((cuda_state *)t->state)->bytes;
 }
 
 // --- bind ---
@@ -374,19 +369,15 @@ static void bind_group(cf_transport *t, cf_group *group) {
     binding *b = (binding *)cf_host_alloc(1, sizeof *b, "a group");
     group->native = s->bound[s->bindings++] = b;
     if (group->size == 1) return; // on all ranks: groups with one name have one size
-    int64_t bytes = s->bytes;
+    const int64_t bytes_sent = t->bytes_sent;
     choose(s, b, group, t->collectives);
     cf_deadline_begin("the first meeting", s->timeout_ms / 1e3);
     meet_all(t, group);
     cf_deadline_end();
-    s->bytes = bytes;
+    t->bytes_sent = bytes_sent;
 }
 
 // --- start and end ---
-
-static void set_threads(cf_transport *t, int threads) {
-    (void)t, (void)threads;
-}
 
 static void set_timeout(cf_transport *t, double timeout_s) {
     cuda_state *s = (cuda_state *)t->state;
@@ -395,7 +386,7 @@ static void set_timeout(cf_transport *t, double timeout_s) {
 }
 
 // Those of an H100 with NVLink.
-static cf_costs estimate_costs(const cf_transport *t, int threads) {
+static cf_costs set_threads(cf_transport *t, int threads) {
     (void)t, (void)threads;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
@@ -462,13 +453,11 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->state = s;
     t->set_threads = set_threads;
     t->set_timeout = set_timeout;
-    t->estimate_costs = estimate_costs;
     t->gather = gather;
     t->bind = bind_group;
     t->post = post;
     t->test = test;
     t->wait = wait;
-    t->bytes_sent = bytes_sent;
     t->close = close_transport;
     cf_device_watch(look, s);
     return t;

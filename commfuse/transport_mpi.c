@@ -78,7 +78,6 @@ typedef struct mpi_state {
     atomic_int waiters;
     atomic_bool crowded; // ranks · (threads + 1) > cores, on this host
     bool never_block;    // ranks > cores, on any host: all ranks must call the same function
-    atomic_llong bytes;
     cf_bootstrap *ranks;
     cf_watch *watch;
     MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the bound groups
@@ -216,7 +215,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
     cf_stream_sync(stream); // the data to send is complete
     cf_watch_posted(s->watch, r->label, r->layer, r->step);
-    for (int i = 0; i < count; i++) atomic_fetch_add(&s->bytes, cf_request_bytes(&r[i]));
+    for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     enqueue(s, r, count);
 }
 
@@ -268,10 +267,6 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
     return cf_moment_now(stream);
-}
-
-static int64_t bytes_sent(cf_transport *t) {
-    return (int64_t)atomic_load(&((mpi_state *)t->state)->bytes);
 }
 
 // --- start and end ---
@@ -329,18 +324,15 @@ static void close_transport(cf_transport *t) {
     free(t);
 }
 
-static void set_threads(cf_transport *t, int threads) {
-    atomic_store(&((mpi_state *)t->state)->crowded, t->local_size * (threads + 1) > t->local_cores);
-}
-
 static void set_timeout(cf_transport *t, double timeout_s) {
     ((mpi_state *)t->state)->ranks->timeout_s = timeout_s;
 }
 
 // If `turns` threads share a core, everything takes that many times longer. A rank with a core for each of its threads notices a
 // message within some ten microseconds.
-static cf_costs estimate_costs(const cf_transport *t, int threads) {
+static cf_costs set_threads(cf_transport *t, int threads) {
     const double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
+    atomic_store(&((mpi_state *)t->state)->crowded, turns > 1);
     return (cf_costs){.latency_s = 30e-6 * turns,
                       .message_s = 2e-6 * turns,
                       .piece_s = 3e-6 * turns,
@@ -365,13 +357,11 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .state = s,
                         .set_threads = set_threads,
                         .set_timeout = set_timeout,
-                        .estimate_costs = estimate_costs,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,
                         .test = test,
                         .wait = wait,
-                        .bytes_sent = bytes_sent,
                         .close = close_transport};
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
         cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);

@@ -289,7 +289,7 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
             FIELD("total_s", (cf_now_ms() - begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
-            FIELD("bytes_sent_rank0", context->transport->bytes_sent(context->transport)));
+            FIELD("bytes_sent_rank0", context->transport->bytes_sent));
     accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)

@@ -164,7 +164,6 @@ static void make_mesh(bench *b) {
 static void make_context(bench *b) {
     if (b->o.threads == 0) b->o.threads = 1;
     cf_device_threads((int)b->o.threads);
-    b->transport->set_threads(b->transport, (int)b->o.threads);
     cf_costs_agree(b->transport, (int)b->o.threads);
     b->context.transport = b->transport;
     b->context.stream = cf_stream_create(), b->context.second = cf_stream_create_second();

@@ -228,11 +228,11 @@ static void price_is_known(void) {
             const cf_schedule *s = cf_fuse_schedule(on.fuse);
             for (int i = 0; i < s->count; i++) exchanges += s->step[i].kind == CF_EXCHANGE && s->step[i].send_to >= 0;
             CHECK(more == (exchanges ? 24 * s->count : 0), "%s: checksums take %lld bytes", describe(&on), (long long)more);
-            sent[0] = transport->bytes_sent(transport);
+            sent[0] = transport->bytes_sent;
             job_run(&off, 17, 67, 1);
-            sent[1] = transport->bytes_sent(transport);
+            sent[1] = transport->bytes_sent;
             job_run(&on, 17, 67, 1);
-            sent[2] = transport->bytes_sent(transport);
+            sent[2] = transport->bytes_sent;
             CHECK(sent[2] - sent[1] == sent[1] - sent[0] + 8 * exchanges, "%s: %lld bytes, then %lld", describe(&on),
                   (long long)(sent[1] - sent[0]), (long long)(sent[2] - sent[1]));
             job_release(&off), job_release(&on);

@@ -351,7 +351,7 @@ static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
         bool mine = j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : !computes(j, CF_COMPUTE_BEFORE);
         if (mine || j->accumulates) fill_row(j, j->full + row * row_bytes(j), row, j->accumulates ? earlier : whole);
     }
-    j->sent_before = context.transport ? context.transport->bytes_sent(context.transport) : 0;
+    j->sent_before = context.transport ? context.transport->bytes_sent : 0;
     cf_fuse_begin(j->fuse, j->full, rows, elements, j->plan.side == CF_NO_COMPUTE ? NULL : compute, j, 7);
 }
 
@@ -671,7 +671,7 @@ static void volume_is_what_must_travel(void) {
                 computing c = every_computing[of];
                 job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 3, CF_FP64, 17 * 9);
                 job_run(&j, 17, 9, 4);
-                int64_t sent = context.transport->bytes_sent(context.transport) - j.sent_before;
+                int64_t sent = context.transport->bytes_sent - j.sent_before;
                 int64_t expected = mode == CF_MODE_NOWIRE ? 0 : (mesh.tp - 1) * 17 * 9 * 8;
                 CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent, (long long)expected);
                 cf_fuse_free(j.fuse);

@@ -301,13 +301,13 @@ static void one_byte_to_64_mib(void) {
 
 static void bytes_are_counted(void) {
     float out[10] = {0}, in[10];
-    int64_t before = transport->bytes_sent(transport);
+    int64_t before = transport->bytes_sent;
     cf_request request = exchange(ring(1), out, ring(-1), in, 10, 0);
     request.dtype = CF_FP32;
     run(request);
     run(exchange(-1, NULL, -1, NULL, 0, 1));
     barrier();
-    int64_t sent = transport->bytes_sent(transport) - before;
+    int64_t sent = transport->bytes_sent - before;
     CHECK(sent == 40, "%lld bytes counted for 10 floats", (long long)sent);
 }
 
@@ -440,7 +440,7 @@ static void ranks_report_to_each_other_at_any_time(void) {
     enum { COUNT = 1 << 20, REPORTS = 1000 };
     unsigned char *out = allocate(COUNT), *in = allocate(COUNT);
     fill(out, ring(0), ring(1), 3, COUNT);
-    const int64_t sent = transport->bytes_sent(transport);
+    const int64_t sent = transport->bytes_sent;
     cf_request send = exchange(ring(1), out, -1, NULL, COUNT, 3), receive = exchange(-1, NULL, ring(-1), in, COUNT, 3);
     post(&send);
     for (int64_t count = 0; count <= REPORTS; count = 10 * count + (count == 0)) {
@@ -456,7 +456,7 @@ static void ranks_report_to_each_other_at_any_time(void) {
     finish(&receive);
     finish(&send);
     expect(in, ring(-1), ring(0), 3, COUNT);
-    CHECK(transport->bytes_sent(transport) == sent + COUNT, "reports count as payload");
+    CHECK(transport->bytes_sent == sent + COUNT, "reports count as payload");
     double alone = 7, same = 0;
     cf_allgather_host(NULL, &alone, &same, sizeof alone);
     CHECK(same == alone, "a rank alone reports %g", same);
