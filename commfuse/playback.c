@@ -45,17 +45,15 @@ typedef struct playback {
     int players;
     player *player;
     double now_ms;
-    cf_played_events *events;
+    cf_trace_list *events;
 } playback;
 
 static void add_event(playback *b, const player *p, int row, const char *name, int layer, int64_t bytes, double begin, double end) {
     if (!b->events) return;
-    cf_played_events *e = &b->events[p - b->player];
-    e->event = cf_host_grow(e->event, &e->room, e->count + 1, sizeof *e->event, "a timeline");
-    cf_trace_event *at = &e->event[e->count++];
-    *at = (cf_trace_event){.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
-    at->posted_ms = begin;
-    snprintf(at->name, sizeof at->name, "%.39s", name);
+    cf_trace_event e = {.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
+    e.posted_ms = begin;
+    snprintf(e.name, sizeof e.name, "%.39s", name);
+    cf_trace_append(&b->events[p - b->player], e);
 }
 
 // --- units ---
@@ -359,7 +357,7 @@ static cf_played result_of(playback *b) {
     return result;
 }
 
-cf_played cf_playback(const cf_record *const *records, int players, cf_played_events *events) {
+cf_played cf_playback(const cf_record *const *records, int players, cf_trace_list *events) {
     playback b = {.hardware = records[0]->hardware, .players = players, .events = events};
     start(&b, records);
     for (double next = 0; next < INFINITY;) {

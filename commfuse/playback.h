@@ -34,10 +34,6 @@ typedef struct cf_played { // of the last step that begins and ends
     cf_place_exposed place[CF_PLACES]; // exposed, by operation; the longest first
 } cf_played;
 
-typedef struct cf_played_events { // of one player
-    cf_trace_event *event;
-    int64_t count, room;
-} cf_played_events;
-// records: of every player, the same steps. events: NULL, or one for each player, to be freed by the caller. Dies on a deadlock,
+// records: of every player, the same steps. events: NULL, or a list for each player, to be freed by the caller. Dies on a deadlock,
 // with player and operation.
-cf_played cf_playback(const cf_record *const *records, int players, cf_played_events *events);
+cf_played cf_playback(const cf_record *const *records, int players, cf_trace_list *events);

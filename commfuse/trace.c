@@ -26,8 +26,7 @@ struct cf_trace {
     const cf_stream *stream;                        // of the current step
     span *span;                                     // of the step before and of the current one
     int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; [0, resolved) have times
-    cf_trace_event *event;                          // recorded
-    int64_t events, event_capacity;
+    cf_trace_list recorded;
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
     int64_t total_steps;
@@ -43,8 +42,13 @@ cf_trace *cf_trace_create(void) {
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
     free(trace->span);
-    free(trace->event);
+    free(trace->recorded.event);
     free(trace);
+}
+
+void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
+    list->event = cf_host_grow(list->event, &list->room, list->count + 1, sizeof event, purpose);
+    list->event[list->count++] = event;
 }
 
 // --- between moments ---
@@ -82,10 +86,9 @@ static void resolve(cf_trace *trace, int64_t count, bool others) {
         e->posted_ms = trace->record && s->posted.number >= 0 ? cf_moment_ms(s->posted) : e->begin_ms;
         if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
         if (!trace->record || (e->row == CF_TRACE_WAIT && e->begin_ms == e->end_ms)) continue;
-        trace->event = cf_host_grow(trace->event, &trace->event_capacity, trace->events + 1, sizeof *e, purpose);
-        cf_trace_event *recorded = &trace->event[trace->events++];
-        *recorded = *e;
-        recorded->begin_ms -= trace->zero_ms, recorded->end_ms -= trace->zero_ms, recorded->posted_ms -= trace->zero_ms;
+        cf_trace_event recorded = *e;
+        recorded.begin_ms -= trace->zero_ms, recorded.end_ms -= trace->zero_ms, recorded.posted_ms -= trace->zero_ms;
+        cf_trace_append(&trace->recorded, recorded);
     }
 }
 
@@ -200,10 +203,9 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
     return trace->total;
 }
 
-const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
+const cf_trace_list *cf_trace_events(cf_trace *trace) {
     resolve(trace, trace->spans, false);
-    *count = trace->events;
-    return trace->event;
+    return &trace->recorded;
 }
 
 // --- Chrome trace ---
@@ -229,11 +231,11 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
     fprintf(file, "}}");
 }
 
-static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t count) {
+static void write_rank(FILE *file, int rank, const cf_trace_list *events) {
     double end_ms[COMM_ROWS_MAX];                                  // of the last event of each comm row
     for (int i = 0; i < COMM_ROWS_MAX; i++) end_ms[i] = -INFINITY; // a transfer may begin before zero
-    if (count > 0) qsort(events, (size_t)count, sizeof *events, ascending);
-    for (const cf_trace_event *e = events; e < events + count; e++) {
+    if (events->count > 0) qsort(events->event, (size_t)events->count, sizeof *events->event, ascending);
+    for (const cf_trace_event *e = events->event; e < events->event + events->count; e++) {
         int row = e->second ? SECOND_ROW : e->row;
         if (e->row == CF_TRACE_COMM) {
             int free = 0;
@@ -244,7 +246,7 @@ static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t cou
     }
 }
 
-void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts) {
+void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row <= SECOND_ROW; row++)
@@ -256,25 +258,23 @@ void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const 
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");
     }
-    for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
+    for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, &events[rank]);
     fprintf(file, "\n]}\n");
 }
 
 // All ranks send blocks of equal size: that of the rank with the most events.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
-    const int64_t most = -cf_min_host(t, -trace->events);
-    trace->event = cf_host_grow(trace->event, &trace->event_capacity, most + 1, sizeof *trace->event, purpose);
-    int64_t *counts = cf_allgather_alloc(t, &trace->events, sizeof *counts);
-    cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
-    cf_trace_event *all = cf_allgather_alloc(t, trace->event, most * (int64_t)sizeof *all);
+    const int64_t most = -cf_min_host(t, -trace->recorded.count);
+    cf_trace_list *lists = cf_allgather_alloc(t, &trace->recorded, sizeof *lists);
+    cf_trace_event *mine = cf_host_grow(trace->recorded.event, &trace->recorded.room, most + 1, sizeof *mine, purpose);
+    cf_trace_event *all = cf_allgather_alloc(t, trace->recorded.event = mine, most * (int64_t)sizeof *all);
     char *text = NULL;
     FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
     if (t->rank == 0 && !memory) cf_die(NULL, "out of memory for the trace");
-    for (int rank = 0; rank < t->size; rank++) lists[rank] = all + rank * most;
-    if (memory) cf_trace_write(memory, t->size, lists, counts);
+    for (int rank = 0; rank < t->size; rank++) lists[rank].event = all + rank * most;
+    if (memory) cf_trace_write(memory, t->size, lists);
     if (memory && fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
-    free(counts);
     free(lists);
     free(all);
     return text;

@@ -31,6 +31,12 @@ typedef struct cf_trace_event {
     int64_t bytes;
 } cf_trace_event;
 
+typedef struct cf_trace_list { // of one rank
+    cf_trace_event *event;
+    int64_t count, room;
+} cf_trace_list;
+void cf_trace_append(cf_trace_list *list, cf_trace_event event);
+
 cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
@@ -68,9 +74,8 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none
 
-const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
-// Chrome trace of several ranks. Sorts the events of rank i: events[i][0 … counts[i]).
-void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts);
+const cf_trace_list *cf_trace_events(cf_trace *trace);
+void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events); // Chrome trace of several ranks; sorts the events of each
 // Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 

@@ -37,15 +37,6 @@ void predict_options(options *o, machine *m) {
 
 // --- one mesh in one mode ---
 
-static void write_timeline(const options *o, const cf_played_events *events, int players) {
-    cf_trace_event *list[CF_PLAYERS_MAX];
-    int64_t counts[CF_PLAYERS_MAX];
-    FILE *file = fopen(o->trace, "w");
-    for (int i = 0; i < players; i++) list[i] = events[i].event, counts[i] = events[i].count;
-    if (file) cf_trace_write(file, players, list, counts);
-    if (!file || fclose(file) != 0) cf_die("choose another --trace", "%s cannot be written: %s", o->trace, strerror(errno));
-}
-
 static forecast foresee(const options *given, const machine *m, int mode, bool timeline, predict_record *record, void *trainer) {
     options o = *given;
     forecast f = {0};
@@ -55,7 +46,7 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
                         "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
     predicted_rank *rank = calloc((size_t)players, sizeof *rank);
     const cf_record *records[CF_PLAYERS_MAX];
-    cf_played_events events[CF_PLAYERS_MAX] = {{0}};
+    cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
     if (!rank) cf_die(NULL, "out of memory to predict %lld ranks", (long long)players);
     o.overlap = modes[mode];
     for (int i = 0; i < players; i++) record(trainer, &o, i, (int)players, &rank[i]), records[i] = &rank[i].record;
@@ -64,7 +55,10 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     f.mfu = f.tokens_per_s * rank->flops / (m->hardware.peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= m->hardware.memory_bytes;
-    if (timeline) write_timeline(&o, events, (int)players);
+    FILE *file = timeline ? fopen(o.trace, "w") : NULL;
+    if (file) cf_trace_write(file, (int)players, events);
+    if (timeline && (!file || fclose(file) != 0))
+        cf_die("choose another --trace", "%s cannot be written: %s", o.trace, strerror(errno));
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     free(rank);
     return f;

@@ -98,9 +98,8 @@ static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
     cf_trace_wait(trace, "has nothing to wait for", 3, last, last);
     cf_trace_step(trace, 2, stream);
     assert_near(cf_trace_last(trace).exposed_ms, cf_moment_ms(last) - cf_moment_ms(first));
-    int64_t count = 0;
-    const cf_trace_event *events = cf_trace_events(trace, &count);
-    assert_int_equal(count, 1);
+    const cf_trace_event *events = cf_trace_events(trace)->event;
+    assert_int_equal(cf_trace_events(trace)->count, 1);
     assert_string_equal(events[0].name, "waits");
     assert_int_equal(events[0].layer, 3);
     cf_stream_free(stream);
@@ -122,9 +121,7 @@ static void a_step_has_its_own_figures(void **state) {
         assert_near(cf_trace_last(trace).exposed_ms, step > 0 ? 0.5 : 0);
     }
     cf_stream_free(stream);
-    int64_t count = -1;
-    cf_trace_events(trace, &count);
-    assert_int_equal(count, 0); // events are recorded only on demand
+    assert_int_equal(cf_trace_events(trace)->count, 0); // events are recorded only on demand
     cf_trace_free(trace);
 }
 
@@ -147,10 +144,9 @@ static void events_are_kept_on_demand(void **state) {
     }
     cf_trace_record(trace, false);
     transfer(trace, "unseen", 0, now, now + 1);
-    int64_t count = 0;
-    const cf_trace_event *events = cf_trace_events(trace, &count);
-    assert_int_equal(count, 5000);
-    for (int i = 0; i < count; i++) {
+    const cf_trace_event *events = cf_trace_events(trace)->event;
+    assert_int_equal(cf_trace_events(trace)->count, 5000);
+    for (int i = 0; i < 5000; i++) {
         assert_int_equal(events[i].row, i % 3 == 0 ? CF_TRACE_COMPUTE : i % 3 == 1 ? CF_TRACE_WAIT : CF_TRACE_COMM);
         assert_memory_equal(events[i].name, "a name longer than the forty bytes", 34);
         assert_true(memchr(events[i].name, 0, sizeof events[i].name) != NULL);
@@ -170,10 +166,10 @@ static void events_are_kept_on_demand(void **state) {
 
 // ------------------------------------------------------------------------------------------- the file
 
-static void write_trace(const char *path, int ranks, cf_trace_event *const *events, const int64_t *counts) {
+static void write_trace(const char *path, int ranks, const cf_trace_list *lists) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    cf_trace_write(file, ranks, events, counts);
+    cf_trace_write(file, ranks, lists);
     assert_int_equal(fclose(file), 0);
 }
 
@@ -229,8 +225,7 @@ static bool same_name(const char *given, const char *written) {
 static void file_is_a_chrome_trace(void **state) {
     (void)state;
     cf_trace_event events[RANKS][AWKWARD] = {0};
-    cf_trace_event *lists[RANKS];
-    int64_t counts[RANKS];
+    cf_trace_list lists[RANKS];
     for (int r = 0; r < RANKS; r++) {
         for (int i = 0; i < AWKWARD; i++) {
             cf_trace_event *e = &events[r][i];
@@ -244,18 +239,17 @@ static void file_is_a_chrome_trace(void **state) {
                                   .end_ms = 1.5 * i + 1e6 * r + 0.75};
             snprintf(e->name, sizeof e->name, "%s", awkward[i]);
         }
-        lists[r] = events[r];
-        counts[r] = r == 1 ? 0 : AWKWARD; // a rank may have no events
+        lists[r] = (cf_trace_list){events[r], r == 1 ? 0 : AWKWARD, AWKWARD}; // a rank may have no events
     }
     char path[] = "/tmp/commfuse_trace_XXXXXX";
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);
     close(descriptor);
-    write_trace(path, RANKS, lists, counts);
+    write_trace(path, RANKS, lists);
     cJSON *json = read_json(path);
     unlink(path);
     for (int r = 0; r < RANKS; r++) {
-        for (int i = 0; i < counts[r]; i++) {
+        for (int i = 0; i < lists[r].count; i++) {
             const cJSON *event = find_event(json, r, i);
             assert_non_null(event);
             const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
@@ -268,7 +262,7 @@ static void file_is_a_chrome_trace(void **state) {
             assert_int_equal((int)number(about, "step"), 9);
             assert_true(number(about, "bytes") == 5.0 * 4294967296.0);
         }
-        assert_null(find_event(json, r, (int)counts[r]));
+        assert_null(find_event(json, r, (int)lists[r].count));
     }
     assert_true(number(find_event(json, 0, 0), "tid") != number(find_event(json, 0, 1), "tid"));
     assert_true(number(find_event(json, 0, 1), "tid") != number(find_event(json, 0, 2), "tid"));
@@ -279,14 +273,14 @@ static void file_is_a_chrome_trace(void **state) {
 static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
     (void)state;
     enum { EVENTS = 9 };
-    cf_trace_event events[EVENTS] = {0}, *list[1] = {events};
+    cf_trace_event events[EVENTS] = {0};
     for (int i = 0; i < EVENTS; i++) {
         int k = i * 4 % EVENTS; // not in order
         events[i] = (cf_trace_event){.row = CF_TRACE_COMM, .layer = -1, .begin_ms = k, .end_ms = k + 2.5};
     }
     char path[] = "/tmp/commfuse_trace_XXXXXX";
     close(mkstemp(path));
-    write_trace(path, 1, list, (const int64_t[]){EVENTS});
+    write_trace(path, 1, &(cf_trace_list){events, EVENTS, EVENTS});
     cJSON *json = read_json(path);
     unlink(path);
     for (int i = 0; i < EVENTS; i++)
@@ -300,12 +294,11 @@ static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
 
 static void an_empty_trace_is_a_trace(void **state) {
     (void)state;
-    cf_trace_event *none[1] = {NULL};
     char path[] = "/tmp/commfuse_trace_XXXXXX";
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);
     close(descriptor);
-    write_trace(path, 1, none, (const int64_t[]){0});
+    write_trace(path, 1, &(cf_trace_list){NULL, 0, 0});
     cJSON *json = read_json(path);
     unlink(path);
     assert_null(find_event(json, 0, 0));

@@ -20,9 +20,7 @@ int main(int argc, char **argv) {
     cf_trace_wait(trace, "wait", 3, first, last);
     cf_trace_wait(trace, "no wait", 3, last, first);
     cf_stream_sync(stream);
-    int64_t events = 0;
-    cf_trace_events(trace, &events);
-    printf("remembered %d, events %lld\n", cf_moment_remembered(first), (long long)events);
+    printf("remembered %d, events %lld\n", cf_moment_remembered(first), (long long)cf_trace_events(trace)->count);
     cf_trace_free(trace);
     cf_stream_free(stream);
     return 0;
