@@ -26,11 +26,8 @@ typedef struct cf_stream cf_stream; // an ordered queue of device work
 
 cf_stream *cf_stream_create(void);
 cf_stream *cf_stream_create_second(void); // a second compute stream; NULL: two would not run at the same time (CPU)
-cf_stream *cf_stream_create_urgent(void); // for communication: has priority over other streams
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
-// While cf_stream_sync() waits, it calls look(argument) again and again, to notice a dead peer.
-void cf_device_watch(void (*look)(void *argument), void *argument);
 
 // A moment of a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
 typedef struct cf_moment {

@@ -57,19 +57,11 @@ cf_stream *cf_stream_create_second(void) {
     return NULL;
 }
 
-cf_stream *cf_stream_create_urgent(void) {
-    return cf_stream_create();
-}
-
 void cf_stream_free(cf_stream *stream) {
     free(stream);
 }
 
 void cf_stream_sync(cf_stream *stream) {}
-
-void cf_device_watch(void (*look)(void *argument), void *argument) {
-    // cf_stream_sync() never waits; transports watch their own waits
-}
 
 cf_moment cf_moment_now(cf_stream *stream) {
     return (cf_moment){.ms = cf_now_ms()};

@@ -40,7 +40,7 @@ enum {
     SPIN_US = 100,   // a wait polls this long,
     YIELD_US = 2000, // yields the core between polls until this long, then sleeps between them
     REST_US = 20,
-    LOOK_MS = 5, // between two calls of cf_device_watch()'s function
+    LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
     BASE_TRIES = 3
 };
 static const double BASE_AGE_MS = 1000;
@@ -185,7 +185,7 @@ cf_stream *cf_stream_create_second(void) {
     return cf_stream_create();
 }
 
-cf_stream *cf_stream_create_urgent(void) {
+cf_stream *cf_cuda_stream_urgent(void) {
     return stream_of_priority(device.greatest);
 }
 
@@ -254,7 +254,7 @@ void cf_stream_sync(cf_stream *stream) {
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
 }
 
-void cf_device_watch(void (*look)(void *argument), void *argument) {
+void cf_cuda_watch(void (*look)(void *argument), void *argument) {
     device.look = look;
     device.argument = argument;
 }

@@ -108,10 +108,8 @@ static void *no_memory(void) {
 #define PLANNED_cf_device_threads       NOTHING
 #define PLANNED_cf_stream_create        make_stream(0)
 #define PLANNED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
-#define PLANNED_cf_stream_create_urgent make_stream(0)
 #define PLANNED_cf_stream_free          free(stream)
 #define PLANNED_cf_stream_sync          sync()
-#define PLANNED_cf_device_watch         NOTHING
 #define PLANNED_cf_moment_now           moment(stream, true)
 #define PLANNED_cf_moment_untimed       moment(stream, false)
 #define PLANNED_cf_moment_ms            moment.ms

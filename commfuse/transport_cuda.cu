@@ -56,9 +56,7 @@ typedef struct flight { // a copy of a request's facts: its own memory may hold 
     double waiting_ms; // how long looks have found it begun and not ended
 } flight;
 
-typedef struct binding {            // cf_group.native
-    cf_wire *exchange, *collective; // NULL: none
-} binding;
+enum { EXCHANGE, COLLECTIVE, WIRES }; // of a group
 
 typedef struct cuda_state {
     cf_bootstrap *bootstrap;
@@ -66,13 +64,13 @@ typedef struct cuda_state {
     bool waits;     // the watch's state
     bool ipc, nccl; // allowed by --transport
     double timeout_ms;
-    binding *bound[GROUPS_MAX];
-    int bindings;
-    flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
-    int64_t posted, oldest;    // requests so far; the first that is not known to be complete
-    int64_t launches;          // of the requests from `oldest` on
-    flight *held;              // a request that cannot be posted before a peer has come to it; NULL: none
-    double look_ms;            // time of the last look
+    cf_wire *wires[WIRES * GROUPS_MAX]; // cf_group.native is the address of its first; NULL: none
+    int bound;                          // wires of groups bound so far
+    flight flights[RUN_AHEAD];          // request i at i % RUN_AHEAD
+    int64_t posted, oldest;             // requests so far; the first that is not known to be complete
+    int64_t launches;                   // of the requests from `oldest` on
+    flight *held;                       // a request that cannot be posted before a peer has come to it; NULL: none
+    double look_ms;                     // time of the last look
 } cuda_state;
 
 // --- watch ---
@@ -117,10 +115,8 @@ static void goes_on(cuda_state *s) {
 static void look(void *argument) {
     cuda_state *s = (cuda_state *)argument;
     const char *news = NULL; // an error that a library reports about its peers
-    for (int i = 0; i < 2 * s->bindings && !news; i++) {
-        cf_wire *wire = i % 2 ? s->bound[i / 2]->collective : s->bound[i / 2]->exchange;
-        if (wire && wire->look) news = wire->look(wire);
-    }
+    for (int i = 0; i < s->bound && !news; i++)
+        if (s->wires[i] && s->wires[i]->look) news = s->wires[i]->look(s->wires[i]);
     double now_ms = cf_now_ms(), waited_ms = now_ms - s->look_ms;
     s->look_ms = now_ms;
     const flight *f = longest_waiting(s, waited_ms < GAP_MS ? waited_ms : 0);
@@ -205,11 +201,11 @@ static bool is_nccl(const cf_wire *wire) {
 }
 
 static cf_wire *wire_for(const cf_request *r) {
-    binding *b = (binding *)r->group->native;
-    if (!b) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
+    cf_wire **wires = (cf_wire **)r->group->native;
+    if (!wires) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
     if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
     bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
-    cf_wire *wire = exchange || (!b->collective && is_nccl(b->exchange)) ? b->exchange : b->collective;
+    cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
     if (wire) return wire;
     cf_die_together("use --overlap commfuse, or --transport nccl",
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
@@ -218,8 +214,8 @@ static cf_wire *wire_for(const cf_request *r) {
 // Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
 static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
-    for (int i = 0; i < 2 * s->bindings; i++) {
-        const cf_wire *wire = i % 2 ? s->bound[i / 2]->collective : s->bound[i / 2]->exchange;
+    for (int i = 0; i < s->bound; i++) {
+        const cf_wire *wire = s->wires[i];
         if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
@@ -293,24 +289,24 @@ static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *gr
     return n;
 }
 
-static void choose(cuda_state *s, binding *b, cf_group *group, bool collectives) {
+static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collectives) {
     char why[128] = "";
     const neighbourhood n = meet_neighbours(s->bootstrap, group);
     bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
-    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
-    if (s->ipc && !s->nccl && !b->exchange)
+    if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
+    if (s->ipc && !s->nccl && !wires[EXCHANGE])
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
-    if (s->nccl && shared && !b->exchange)
+    if (s->nccl && shared && !wires[EXCHANGE])
         cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
     int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
-    cf_wire *nccl =
-        cf_wire_nccl(s->bootstrap, group, can && !b->exchange, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, s->timeout_ms / 1e3);
-    if (!b->exchange) b->exchange = nccl;
-    b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
-    group->collectives = is_nccl(b->exchange);
+    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks, s->timeout_ms / 1e3);
+    if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
+    wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
+    group->collectives = is_nccl(wires[EXCHANGE]);
     group->hierarchy = group->collectives && n.hosts > 1 && n.hosts < group->size;
 }
 
@@ -334,7 +330,6 @@ static void check_arrivals(const cf_group *group, const int64_t *in, int64_t *se
 // rather than in the first step, and the data is checked, because some machines map memory between GPUs and then lose what is
 // written there.
 static void meet_all(cf_transport *t, const cf_group *group) {
-    const binding *b = (const binding *)group->native;
     cf_stream *stream = cf_stream_create();
     int64_t bytes = group->size * (int64_t)sizeof(int64_t);
     int64_t *out = (int64_t *)cf_alloc(bytes, "communication staging");
@@ -351,7 +346,7 @@ static void meet_all(cf_transport *t, const cf_group *group) {
         run_now(t, &r, stream);
     }
     check_arrivals(group, in, seen, stream);
-    if (b->collective) {
+    if (((cf_wire **)group->native)[COLLECTIVE]) {
         cf_zero(in, bytes, stream);
         r.kind = CF_REQUEST_ALLTOALL, r.send_to = r.recv_from = -1, r.recv = in;
         run_now(t, &r, stream);
@@ -365,12 +360,12 @@ static void meet_all(cf_transport *t, const cf_group *group) {
 
 static void bind_group(cf_transport *t, cf_group *group) {
     cuda_state *s = (cuda_state *)t->state;
-    if (s->bindings == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
-    binding *b = (binding *)cf_host_alloc(1, sizeof *b, "a group");
-    group->native = s->bound[s->bindings++] = b;
+    if (s->bound == WIRES * GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
+    cf_wire **wires = &s->wires[s->bound];
+    group->native = wires, s->bound += WIRES;
     if (group->size == 1) return; // on all ranks: groups with one name have one size
     const int64_t bytes_sent = t->bytes_sent;
-    choose(s, b, group, t->collectives);
+    choose(s, wires, group, t->collectives);
     cf_deadline_begin("the first meeting", s->timeout_ms / 1e3);
     meet_all(t, group);
     cf_deadline_end();
@@ -400,19 +395,15 @@ static void close_transport(cf_transport *t) {
     for (int64_t i = s->oldest; i < s->posted; i++) cf_stream_after(stream, flight_at(s, i)->end);
     cf_stream_sync(stream);
     cf_stream_free(stream);
-    cf_device_watch(NULL, NULL);
+    cf_cuda_watch(NULL, NULL);
     goes_on(s);
     cf_min_host(t, 0); // all ranks are here
-    for (int i = 0; i < s->bindings; i++)
-        if (s->bound[i]->exchange && s->bound[i]->exchange->detach) s->bound[i]->exchange->detach(s->bound[i]->exchange);
+    for (int i = 0; i < s->bound; i++)
+        if (s->wires[i] && s->wires[i]->detach) s->wires[i]->detach(s->wires[i]);
     cf_min_host(t, 0);
     cf_deadline_begin("groups end", s->timeout_ms / 1e3);
-    for (int i = s->bindings - 1; i >= 0; i--) {
-        binding *b = s->bound[i];
-        if (b->collective) b->collective->close(b->collective);
-        if (b->exchange) b->exchange->close(b->exchange);
-        free(b);
-    }
+    for (int i = s->bound - 1; i >= 0; i--)
+        if (s->wires[i]) s->wires[i]->close(s->wires[i]);
     cf_deadline_end();
     cf_memory_returned();
     cf_watch_close(s->watch);
@@ -459,6 +450,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->test = test;
     t->wait = wait;
     t->close = close_transport;
-    cf_device_watch(look, s);
+    cf_cuda_watch(look, s);
     return t;
 }

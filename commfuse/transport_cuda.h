@@ -5,12 +5,10 @@
 #include "cuda.h"
 #include "transport.h"
 
-// How the bytes of one group move. Made by bind, collectively; post() only enqueues.
-typedef struct cf_wire cf_wire;
+// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either kind.
 struct cf_wire {
     const char *name; // "nccl", "ipc"
     const cf_group *group;
-    void *state;
     const cf_stream *waiter; // the stream that waited last
     int64_t waited;          // number of the last `end` that it waited for
     int64_t posted;          // number of the last `end` posted

@@ -162,7 +162,7 @@ static bool find_place(ipc_wire *w, cf_request *r) {
 }
 
 static int meet(cf_wire *wire, cf_request *r, int count) {
-    ipc_wire *w = (ipc_wire *)wire->state;
+    ipc_wire *w = (ipc_wire *)wire;
     if (r->kind != CF_REQUEST_EXCHANGE) return -1;
     for (; w->offered < count; w->offered++)
         if (bytes_received(&r[w->offered]) > 0 && !offer_place(w, &r[w->offered])) break;
@@ -232,7 +232,7 @@ static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
-    ipc_wire *w = (ipc_wire *)wire->state;
+    ipc_wire *w = (ipc_wire *)wire;
     for (int i = 0; i < count; i++) {
         cf_moment ready = cf_request_ready(&r[i], stream);
         if (r[i].kind == CF_REQUEST_EXCHANGE)
@@ -357,7 +357,7 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
 }
 
 static void detach(cf_wire *wire) {
-    ipc_wire *w = (ipc_wire *)wire->state;
+    ipc_wire *w = (ipc_wire *)wire;
     for (int i = 0; i < MEMBERS_MAX; i++) {
         for (int64_t k = 0; k < w->send[i].theirs.count; k++) CF_CUDA(cudaIpcCloseMemHandle(w->send[i].theirs.list[k].mapped));
         free(w->send[i].theirs.list);
@@ -368,14 +368,14 @@ static void detach(cf_wire *wire) {
 }
 
 static void close_wire(cf_wire *wire) {
-    ipc_wire *w = (ipc_wire *)wire->state;
+    ipc_wire *w = (ipc_wire *)wire;
     free(w->mine.list);
     free(w);
 }
 
 static cf_stream *new_stream(ipc_wire *w) {
     streams_made++;
-    return w->stream[w->streams++] = cf_stream_create_urgent();
+    return w->stream[w->streams++] = cf_cuda_stream_urgent();
 }
 
 static void make_lanes(ipc_wire *w, const cf_group *group) {
@@ -402,7 +402,6 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it
     cf_free(w->probe);
     free(all);
-    w->wire.state = w;
     if (refused) {
         detach(&w->wire);
         close_wire(&w->wire);

@@ -98,7 +98,7 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
-    nccl_wire *w = (nccl_wire *)wire->state;
+    nccl_wire *w = (nccl_wire *)wire;
     for (int i = 0; i < 2 * count; i++)
         if (r[i / 2].after[i % 2] && r[i / 2].after[i % 2]->group != r->group)
             cf_die(NULL, "%s waits for a request of another group", r->label);
@@ -112,7 +112,7 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
 }
 
 static const char *look(cf_wire *wire) {
-    nccl_wire *w = (nccl_wire *)wire->state;
+    nccl_wire *w = (nccl_wire *)wire;
     ncclResult_t error = ncclSuccess;
     CHECK(ncclCommGetAsyncError(w->comm, &error));
     if (error == ncclSuccess || error == ncclInProgress) return NULL;
@@ -122,7 +122,7 @@ static const char *look(cf_wire *wire) {
 }
 
 static void close_wire(cf_wire *wire) {
-    nccl_wire *w = (nccl_wire *)wire->state;
+    nccl_wire *w = (nccl_wire *)wire;
     CHECK(ncclCommDestroy(w->comm));
     cf_stream_free(w->stream);
     cf_free(w->flag);
@@ -153,11 +153,10 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     cf_deadline_begin("NCCL connects the ranks", timeout_s);
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
-    w->stream = cf_stream_create_urgent();
+    w->stream = cf_cuda_stream_urgent();
     w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
     w->wire.name = "nccl";
     w->wire.group = group;
-    w->wire.state = w;
     w->wire.post = post;
     w->wire.look = look;
     w->wire.close = close_wire;

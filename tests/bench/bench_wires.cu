@@ -227,7 +227,7 @@ static void open_bench(bench *b, int rank, int processes) {
     b->write_value = driver_function("cuStreamWriteValue32");
     b->flush = attribute(cudaDevAttrCanFlushRemoteWrites) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
     make_words(b, processes);
-    b->stream = cf_stream_create_urgent();
+    b->stream = cf_cuda_stream_urgent();
     CF_CUDA(cudaEventCreate(&b->event));
     b->from = (char *)cf_alloc(BYTES_MAX, "benchmark");
     b->to = (char *)cf_alloc(BYTES_MAX, "benchmark");
@@ -480,7 +480,7 @@ static void measure_streams(bench *b) {
     queues q;
     q.stream[0] = cf_stream_create(); // as the model's kernels have
     q.stream[1] = b->stream;
-    for (int i = 2; i < STREAMS; i++) q.stream[i] = cf_stream_create_urgent();
+    for (int i = 2; i < STREAMS; i++) q.stream[i] = cf_cuda_stream_urgent();
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         report_streams(b, &q, kernel, "kernels");
         report_streams(b, &q, copy, "copies");
