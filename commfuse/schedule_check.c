@@ -121,7 +121,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, access *lis
     return (int)(end - list);
 }
 
-// --- form, side, unit, coverage, volume, matching by number ---
+// --- form, side, unit, coverage, matching by number ---
 
 static const char *check_step(checker *c, int r, int i) {
     const cf_step *step = &c->schedule[r]->step[i];
@@ -181,7 +181,6 @@ static const char *check_form(checker *c, int r) {
 
 static const char *check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    bool one = c->mode == CF_MODE_COMMFUSE && (s->route == CF_ONCE || c->side == CF_NO_COMPUTE);
     int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
     for (int i = 0, first = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
@@ -198,37 +197,26 @@ static const char *check_units(checker *c, int r) {
             met[w][peer[w]] = units;
         }
     }
-    if (one && units != (c->ranks > 1)) return violated(c, "unit", r, -1, "%d of them", units);
     return NULL;
 }
 
-// Computations of each side, and native collectives, cover every slice once.
-static const char *check_counts(checker *c, int r) {
-    enum { BEFORE, AFTER, NATIVE, LISTS };
+// Computations of each side cover every slice once.
+static const char *check_coverage(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    const bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
-    bool seen[LISTS][SLICES_MAX] = {{false}};
-    int named[LISTS] = {0}, sent = 0, received = 0;
+    bool seen[CF_COMPUTE_BOTH][SLICES_MAX] = {{false}};
+    int named[CF_COMPUTE_BOTH] = {0};
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        const int list = step->kind == CF_COLLECTIVE ? NATIVE : step->side == CF_COMPUTE_AFTER ? AFTER : BEFORE;
-        for (int k = 0; k < step->count && (list == NATIVE || step->kind == CF_COMPUTE); k++) {
+        for (int k = 0; k < step->count && step->kind == CF_COMPUTE; k++) {
             const int slice = step->first + k * step->stride;
-            if (seen[list][slice] && (list != NATIVE || native))
-                return violated(c, list == NATIVE ? "volume" : "coverage", r, i, "slice %d a second time", slice);
-            seen[list][slice] = true, named[list]++;
+            if (seen[step->side][slice]) return violated(c, "coverage", r, i, "slice %d a second time", slice);
+            seen[step->side][slice] = true, named[step->side]++;
         }
-        sent += step->kind == CF_EXCHANGE && step->send_to >= 0 && step->send_to != r;
-        received += step->kind == CF_EXCHANGE && step->recv_from >= 0 && step->recv_from != r;
     }
-    for (int list = BEFORE; list <= AFTER; list++)
-        if (named[list] != (computes(c, list == BEFORE ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER) ? c->total : 0))
-            return violated(c, "coverage", r, -1, "%d of %d slices", named[list], c->total);
-    const int exchanged = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
-    const int collected = native && (c->ranks > 1 || named[NATIVE] > 0) ? c->total : 0;
-    if (c->mode == CF_MODE_OWN || (sent == exchanged && received == exchanged && named[NATIVE] == collected)) return NULL;
-    return violated(c, "volume", r, -1, "%d slices sent, %d received, not %d; %d in collectives, not %d", sent, received, exchanged,
-                    named[NATIVE], collected);
+    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
+        if (named[side] != (computes(c, side) ? c->total : 0))
+            return violated(c, "coverage", r, -1, "%d of %d slices", named[side], c->total);
+    return NULL;
 }
 
 // Equal numbers of sends and receives between any two ranks, and of collectives on all. The run checks what they carry.
@@ -478,46 +466,26 @@ static const char *check_races(checker *c, int r) {
 
 // --- order ---
 
-// own slice, tail, begin, fold, arrival, work order
+// begin, fold, arrival
 static const char *check_order(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    const bool fused = c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
-    const bool ordered = fused && c->operation == CF_ALLGATHER && s->route != CF_ONCE;
-    const cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
-    int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = -1; // slices, by side; newest: transfer that was waited for
+    int newest = -1; // transfer that was waited for
     if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
         return violated(c, "fold", r, -1, "the operation does not compute sums");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        const bool compute = step->kind == CF_COMPUTE, own = compute && step->first / c->slices == r;
-        const bool after = step->side == CF_COMPUTE_AFTER, number_m = step->first % c->slices == c->slices - 1;
-        const int number = compute ? computed[step->side] : -1;
-        const bool now_own = after ? number < c->slices : number + step->count > c->total - c->slices;
-        if (compute && fused) {
-            if (own != now_own || (step->count > 1 && (own || s->route != CF_ONCE)))
-                return violated(c, "own slice", r, i, "slice %d is computed as number %d", step->first, number);
-            if (own && after && (step->wait[0] >= 0 || step->wait[1] >= 0))
-                return violated(c, "own slice", r, i, "waits for data that is already here");
-            if (number == 0 && after && c->mode == CF_MODE_COMMFUSE && c->ranks > 1 && exchanges == 0)
-                return violated(c, "own slice", r, i, "no transfer runs during the first computation");
-        }
-        exchanges += step->kind == CF_EXCHANGE;
-        if (step->kind == CF_EXCHANGE && fused && c->side != CF_NO_COMPUTE && computed[last] == c->total)
-            return violated(c, "tail", r, i, "posted after the last computation");
+        const bool own = step->kind == CF_COMPUTE && step->first / c->slices == r;
+        const bool number_m = step->first % c->slices == c->slices - 1;
         const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->begin)) // an ADD: on either side, as needed
             return violated(c, "begin", r, i, "begin takes %d steps", s->begin);
         if (step->accumulate != (s->folds && own && !number_m))
             return violated(c, "fold", r, i, "slice %d is %scomputed onto another", step->first, step->accumulate ? "" : "not ");
-        if (!compute) continue;
-        computed[step->side] += step->count;
         const int awaited = step->wait[0] > step->wait[1] ? step->wait[0] : step->wait[1];
-        const int owner = (r - number / c->slices + c->ranks) % c->ranks;
-        if (after && awaited >= 0 && awaited < newest)
+        if (step->kind != CF_COMPUTE || step->side != CF_COMPUTE_AFTER || awaited < 0) continue;
+        if (awaited < newest)
             return violated(c, "arrival", r, i, "waits for step %d, the computation before for %d", awaited, newest);
-        if (ordered && step->first != owner * c->slices + number % c->slices)
-            return violated(c, "work order", r, i, "slice %d is number %d", step->first, number);
-        if (after && awaited >= 0) newest = awaited;
+        newest = awaited;
     }
     return NULL;
 }
@@ -536,7 +504,7 @@ const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_
     if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.slices > SLICES_MAX / c.ranks)
         violated(&c, "form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
     for (int r = 0; r < c.ranks && !c.found; r++)
-        if (!check_form(&c, r) && !check_units(&c, r)) check_counts(&c, r);
+        if (!check_form(&c, r) && !check_units(&c, r)) check_coverage(&c, r);
     if (!c.found) check_numbers(&c);
     for (int r = 0; r < c.ranks && !c.found; r++) check_races(&c, r);
     if (!c.found) check_run(&c);

@@ -4,28 +4,21 @@
 //
 //   form        waits name earlier steps; slots and peers exist and fit the slices in size; no COMPUTE without computation;
 //               several slices in one step have the same k and are of several ranks
-//   unit        joined exchanges follow one another, none waits for another of its unit, and no two are with one peer; by route
-//               ONCE, and without compute, all exchanges of a rank are one unit
+//   unit        joined exchanges follow one another, none waits for another of its unit, and no two are with one peer
 //   side        each COMPUTE is on a side on which the operation computes
 //   coverage    each rank computes every slice that it must, once; with compute on both sides, once on each
-//   volume      commfuse: each rank sends and receives (N-1)·m slices, without collectives; none and slice: native collectives
-//               cover every slice once; nowire: nothing travels
 //   matching    the k-th send from r to p is the k-th receive of p from r: same slice, so same size
 //   race        two steps of a rank that use one place, one of them writing, are ordered by waits
 //   deadlock    every step of every rank completes
 //   data        a step finds the data that it reads, and the result is complete
 //   sum order   a reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
-//   own slice   compute after: own slices first and during the first transfer; before: own slices last
 //   arrival     compute after: the other slices in the order in which their transfers were posted
-//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and by
-//               direct (an all-to-all has the same order on both)
-//   tail        no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
 //   fold        a schedule that folds computes its own slices except m − 1, and no others, onto the sums of all other parts, in
 //               finish
 //
-// A schedule of your own (CF_MODE_OWN) need not satisfy unit (except for its form), volume, own slice, work order and tail, which
-// CommFuse promises of its own schedules. The others make any schedule correct.
+// They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last, no
+// transfer at the end) is in tests/commfuse/promise_check.h.
 #pragma once
 
 #include "schedule.h"
