@@ -61,9 +61,8 @@ enum { EXCHANGE, COLLECTIVE, WIRES }; // of a group
 typedef struct cuda_state {
     cf_bootstrap *bootstrap;
     cf_watch *watch;
-    bool waits;     // the watch's state
-    bool ipc, nccl; // allowed by --transport
-    double timeout_ms;
+    bool waits;                         // the watch's state
+    bool ipc, nccl;                     // allowed by --transport
     cf_wire *wires[WIRES * GROUPS_MAX]; // cf_group.native is the address of its first; NULL: none
     int bound;                          // wires of groups bound so far
     flight flights[RUN_AHEAD];          // request i at i % RUN_AHEAD
@@ -128,7 +127,7 @@ static void look(void *argument) {
     const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
     s->waits = true;
     cf_watch_waits(s->watch, wait);
-    if (!news && !cf_watch_too_long(s->watch, f->waiting_ms, s->timeout_ms)) return;
+    if (!news && !cf_watch_too_long(s->watch, f->waiting_ms, 1e3 * s->bootstrap->timeout_s)) return;
     char either[64];
     snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
     cf_watch_give_up(s->watch, wait.peer < 0 && f->recv_from >= 0 ? either : NULL, wait, f->waiting_ms, news);
@@ -303,9 +302,9 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
     bool can = s->nccl && !shared;
     int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
     if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
-    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks, s->timeout_ms / 1e3);
+    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
-    wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
+    wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);
     group->collectives = is_nccl(wires[EXCHANGE]);
     group->hierarchy = group->collectives && n.hosts > 1 && n.hosts < group->size;
 }
@@ -366,7 +365,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     if (group->size == 1) return; // on all ranks: groups with one name have one size
     const int64_t bytes_sent = t->bytes_sent;
     choose(s, wires, group, t->collectives);
-    cf_deadline_begin("the first meeting", s->timeout_ms / 1e3);
+    cf_deadline_begin("the first meeting", s->bootstrap->timeout_s);
     meet_all(t, group);
     cf_deadline_end();
     t->bytes_sent = bytes_sent;
@@ -375,9 +374,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
 // --- start and end ---
 
 static void set_timeout(cf_transport *t, double timeout_s) {
-    cuda_state *s = (cuda_state *)t->state;
-    s->timeout_ms = timeout_s * 1e3;
-    s->bootstrap->timeout_s = timeout_s;
+    ((cuda_state *)t->state)->bootstrap->timeout_s = timeout_s;
 }
 
 // Those of an H100 with NVLink.
@@ -401,7 +398,7 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->bound; i++)
         if (s->wires[i] && s->wires[i]->detach) s->wires[i]->detach(s->wires[i]);
     cf_min_host(t, 0);
-    cf_deadline_begin("groups end", s->timeout_ms / 1e3);
+    cf_deadline_begin("groups end", s->bootstrap->timeout_s);
     for (int i = s->bound - 1; i >= 0; i--)
         if (s->wires[i]) s->wires[i]->close(s->wires[i]);
     cf_deadline_end();
@@ -432,7 +429,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     s->watch = cf_watch_open(bootstrap);
     s->ipc = ipc || choice;
     s->nccl = nccl || choice;
-    s->timeout_ms = timeout_s * 1e3;
     t->name = ipc ? "ipc" : nccl ? "nccl" : "auto";
     t->rank = bootstrap->rank;
     t->size = bootstrap->size;

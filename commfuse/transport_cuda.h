@@ -48,7 +48,7 @@ bool cf_wire_nccl_shares_gpus(void);
 // groups may differ.
 
 // wanted: false if this group needs none; returns NULL then. blocks: most thread blocks of a kernel; 0: NCCL chooses.
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks, double timeout_s);
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks);
 // Returns NULL on all members, with the reason in `why`, unless every member can map the memory of every other one. one_host:
 // the group's members are on one host; otherwise nothing is tried.
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);

@@ -140,7 +140,7 @@ bool cf_wire_nccl_shares_gpus(void) {
            (ncclGetVersion(&version) == ncclSuccess && version >= 23003 && getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
 }
 
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks, double timeout_s) {
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks) {
     ncclUniqueId id = {}, *all = (ncclUniqueId *)cf_host_alloc(bootstrap->size, sizeof *all, "NCCL's ids of groups");
     if (wanted && group->rank == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId", NULL);
     bootstrap->allgather(bootstrap, &id, all, sizeof id); // most ranks give nothing
@@ -150,7 +150,7 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     nccl_wire *w = (nccl_wire *)cf_host_alloc(1, sizeof *w, "a group");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (blocks > 0) config.maxCTAs = w->most = blocks;
-    cf_deadline_begin("NCCL connects the ranks", timeout_s);
+    cf_deadline_begin("NCCL connects the ranks", bootstrap->timeout_s);
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
     w->stream = cf_cuda_stream_urgent();
