@@ -256,7 +256,7 @@ static void print_step(const entrant *e, int64_t round) {
 static void report_last(bench *b) {
     if (!b->last) return;
     step_row *row = &b->last->row[b->last_round];
-    const int64_t sent = b->transport->bytes_sent(b->transport);
+    const int64_t sent = b->transport->bytes_sent;
     const cf_trace_figures figures = cf_trace_last(b->context.trace);
     const double mine[TELLS] = {figures.exposed_ms, figures.comm_ms};
     const double *told = optimizer_exchange(&b->last->optimizer, mine, TELLS);
@@ -266,7 +266,7 @@ static void report_last(bench *b) {
         row->exposed_mean_ms += r[TELL_EXPOSED] / b->transport->size;
         row->comm_ms = fmax(row->comm_ms, r[TELL_COMM]);
     }
-    b->sent += b->transport->bytes_sent(b->transport) - sent; // no part of the step that is being taken
+    b->sent += b->transport->bytes_sent - sent; // no part of the step that is being taken
     if (b->json && b->transport->rank == 0 && !b->last->plan.trying) print_step(b->last, b->last_round);
     b->last = NULL;
 }
@@ -275,7 +275,7 @@ static void report_last(bench *b) {
 static void turn(bench *b, int64_t round) {
     cf_barrier(&b->context, &b->mesh.world_group);
     const double now_ms = cf_now_ms();
-    const int64_t sent = b->transport->bytes_sent(b->transport);
+    const int64_t sent = b->transport->bytes_sent;
     if (b->last) b->last->row[b->last_round].ms = now_ms - b->begun_ms;
     if (b->last) b->last->row[b->last_round].bytes = sent - b->sent;
     b->begun_ms = now_ms;
