@@ -93,9 +93,6 @@ def run_stage(check, stage, seconds):
     check.save()
 
 
-# --- the end ---
-
-
 def summary(check):
     """The failures and the table of times again."""
     seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())

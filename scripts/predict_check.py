@@ -14,7 +14,6 @@ scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4
 import argparse
 import csv
 import functools
-import json
 import os
 import pathlib
 import re
@@ -22,6 +21,7 @@ import statistics
 import sys
 
 import plots
+import run_log
 import tables
 from runner import ROOT, Failed, Runner, words_of
 
@@ -139,8 +139,6 @@ def best_meshes(runs, points):
             f"{100 * max(losses):.0f} %\n")
 
 
-# --- d48 on more and more GPUs ---
-
 def scaling(o):
     """Tokens per second and GPU of each mode, on its best mesh that fits. Takes some minutes."""
     figure, axes = plots.panels(across=2, size=(9, 3.6))
@@ -175,9 +173,9 @@ def measured_steps(program, what, machine, shape, meshes, modes, rounds, **envir
         text = run(["scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
                     "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
                    EMULATOR_DEVICES=ranks, **environment)
-        steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
+        _, steps = run_log.turns(text)
         for mode in modes:
-            measured = min(step["step_ms"] for step in steps if step["mode"] == mode and step["round"] > 0)  # round 0: no update
+            measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
             line, pair = line_of({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, what, measured,
                                  found[mode]["step"])
             lines.append(line)
@@ -195,9 +193,8 @@ def here(o):
     return f"{table}\n{os.cpu_count()} cores, perhaps shared with other work.\n", points
 
 
-# --- imagined GPUs (tests/emulator/clock.cc) ---
-
 def emulated(o):
+    """On the GPUs of tests/emulator/clock.cc."""
     program = "build/emulated-bf16/tests/bench/bench_train"
     if not os.path.exists(f"{ROOT}/{program}"):
         return f"Skipped: {program} is not built (make {program})\n", []
@@ -216,6 +213,8 @@ def main():
     parser.add_argument("--megatron", type=pathlib.Path, default=f"{ROOT}/../shared/data/megatron_a100")
     parser.add_argument("--out", type=pathlib.Path, default=f"{ROOT}/build/predict")
     o = parser.parse_args()
+    if unknown := set(o.only.split(",")) - PARTS.keys():
+        parser.error(f"--only {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
     text, points = "# Predictions beside measurements\n", {}

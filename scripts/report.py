@@ -53,9 +53,6 @@ def refuse(what, hint):
     sys.exit(REFUSED)
 
 
-# --- where it runs ---
-
-
 def setup_of(place, o):
     """The conditions of the rows; rows of other conditions may not be mixed with them."""
     build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
@@ -87,9 +84,6 @@ def caption(setup):
     return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} "
             f"{setup['kernel']}; {setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
             f"({setup['program']}); {'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
-
-
-# --- rows ---
 
 
 class Rows:
@@ -125,9 +119,6 @@ class Rows:
 
     def has(self, name, point):
         return any((line["experiment"], line["point"]) == (name, point) for line in self.done)
-
-
-# --- running ---
 
 
 def run(place, names, rows, o, failures):
@@ -196,9 +187,6 @@ def write_report(folder, setup, done, failures, command, stopped=False):
     return path, problems
 
 
-# --- the command ---
-
-
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="build/report", help="folder of the report (default: build/report)")
@@ -225,6 +213,8 @@ def options():
 def report_sweep(path, folder):
     try:
         rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
+        if not rows:
+            raise run_log.Damaged(path, 1, "no run of a sweep")
     except (OSError, run_log.Damaged) as error:
         refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]

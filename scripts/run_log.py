@@ -1,4 +1,4 @@
-"""Files of one JSON object a line: the log of a run (train_gpt --log), and rows that other scripts collect."""
+"""One JSON object a line: the log of a run (train_gpt --log), what benchmarks print, and rows that other scripts collect."""
 import contextlib
 import json
 import sys
@@ -30,6 +30,18 @@ def objects(path, keys, what):
 
 def events(path):
     return objects(path, {"event"}, "not an event of a run")
+
+
+def printed(text):
+    """The objects among the lines that a program has printed."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def turns(text):
+    """What bench_train --json has printed: the configuration, and the steps of all modes without those of the first round."""
+    events = printed(text)
+    config = {name: value for event in events if event["event"] != "step" for name, value in event.items()}
+    return config, [event for event in events if event["event"] == "step" and event["round"] > 0]
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ one per cent of the communication is a thousandth of the computation, by which e
 the share. Ratios of 0.25 to 0.8, where all-gather and reduce-scatter may hide completely, are measured longer, on the largest
 model, whose transfers disturb computation least. No schedule wins everywhere.
 """
-import json
 import time
 
 import numpy as np
 
 import plots
+import run_log
 from runner import ROOT
 from tables import markdown, number, percent
 
@@ -99,7 +99,7 @@ def run(place, point, only=None):
     """bench_fuse's lines by their names in tables: "none", "slice 4", "ring 2"."""
     command = [f"{ROOT}/build/release/tests/bench/bench_fuse", "--op", point["operation"], "--shape", shape_of(point),
                "--repetitions", REPETITIONS, "--json", *(["--only", only] if only else [])]
-    lines = [json.loads(line) for line in place.run(point["ranks"], command).splitlines() if line.startswith("{")]
+    lines = run_log.printed(place.run(point["ranks"], command))
     names = (line["route"] if line["variant"] == "commfuse" else line["variant"] for line in lines)
     return {name if name in ("compute", "comm", "none") else f"{name} {line['slices']}": line for name, line in zip(names, lines)}
 

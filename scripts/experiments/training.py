@@ -14,7 +14,6 @@ The time of a mode beyond ideal has three parts: chunking, the cost of the slice
 log, the mean over ranks, beyond that of the mode without transfers; and the rest, computation slowed down by transfers. A rank has
 two cores in every mode, one of them for transfers.
 """
-import json
 import tempfile
 import time
 
@@ -22,6 +21,7 @@ import numpy as np
 
 import lab
 import plots
+import run_log
 from runner import ROOT, Failed
 from tables import markdown, number
 
@@ -79,12 +79,9 @@ def model_options(point):
 
 
 def take_turns(place, point, modes, rounds, *options):
-    """Runs all modes in turns. Returns the configuration and all steps but those of the first round."""
-    text = place.run(point["tp"] * point["dp"], [f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point),
-                                                 *options, "--rounds", rounds, "--json"])
-    events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    steps = [event for event in events if event["event"] == "step" and event["round"] > 0]
-    return {name: value for event in events if event["event"] != "step" for name, value in event.items()}, steps
+    """Runs all modes in turns. Returns the configuration and the steps."""
+    return run_log.turns(place.run(point["tp"] * point["dp"], [
+        f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point), *options, "--rounds", rounds, "--json"]))
 
 
 def ideal_of(steps):

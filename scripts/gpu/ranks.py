@@ -1,9 +1,8 @@
 """The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run."""
 import dataclasses
-import os
 import time
 
-from runner import ROOT, Late, options_of_mode
+from runner import Late, options_of_mode
 from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
@@ -68,14 +67,6 @@ def meshes(transport):
     return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
-def train_mesh(check, mesh, tokens):
-    """(steps, Result)"""
-    program = os.path.join(ROOT, check.build[mesh.kind], "train_gpt")
-    steps, _, result = train(check, program, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT_S, train=tokens,
-                             micro_batch=8 // mesh.dp, **mesh.options, **RANKS_MODEL)
-    return steps, result
-
-
 def train_alone(check, kind, tokens):
     """The losses of one rank, run twice; None if a run fails."""
     program, name = check.program(kind), f"{kind} one rank"
@@ -111,7 +102,8 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
         try:
             if hangs == HANGS_MAX:
                 raise Late
-            steps, result = train_mesh(check, mesh, tokens)
+            steps, _, result = train(check, check.built(mesh.kind), mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT_S, train=tokens,
+                                     micro_batch=8 // mesh.dp, **mesh.options, **RANKS_MODEL)
         except Late:
             why = "time is over" if hangs < HANGS_MAX else f"{transport} has hung {hangs} times"
             check.verdict(f"{len(plan) - number} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")

@@ -15,6 +15,7 @@ import shutil
 import statistics
 import sys
 
+import run_log
 from runner import ROOT, Late, Runner
 from tables import columns
 from tokens import write_tokens
@@ -73,10 +74,9 @@ def measure_torch(check, python, model, step, peak_tflops):
                VOCABULARY_PADDED, "--steps", counted, "--warmup", before, "--accumulate", step.accumulation]
     with memory_in_use(check) as memory:
         result = check.runner.run(command, LIMIT_S, ENVIRONMENT)
-    lines = [line for line in result.output.splitlines() if line.startswith("{")]
-    if result.status or not lines:
+    if result.status:
         return None, result
-    row = json.loads(lines[-1])
+    row = run_log.printed(result.output)[-1]
     tflops = row["tokens_per_s"] * row["flops_per_token"] * 1e-12
     return dict(row, model=model.name, program="torch", accumulation=step.accumulation, tflops=tflops,
                 mfu=tflops / peak_tflops if peak_tflops else None, memory_mib=max(memory, default=None),

@@ -57,9 +57,6 @@ def twins(check, name, tool, reference, words):
     os.remove(expected)
 
 
-# --- sanitizer ---
-
-
 def commands(check, sanitizer):
     """Yields the (name, command) of each run."""
     tokens = check.path("tokens.bin")

@@ -17,12 +17,12 @@ shows what slices cost. auto is the plan that the program found in its first ste
 fixed modes.
 """
 import argparse
-import json
 import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import run_log
 from runner import ROOT, Failed, Runner
 
 FIXED = ("none", *(f"slice:{m}" for m in (1, 2, 4, 8)),
@@ -53,9 +53,11 @@ def measure_modes(o, ranks, words, transport, modes):
     text = Runner().output(["scripts/mpirun.sh", "-np", ranks, program, *COMMON, "--transport", transport, "--modes",
                             ",".join(modes), "--json", *words], OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
                            **{f"EMULATOR_{name.upper()}": str(value) for name, value in vars(o).items() if name in CLOCK and value})
-    events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    rounds = {mode: [e for e in events if e["event"] == "step" and e["mode"] == mode and e["round"] > 0] for mode in modes}
-    return {mode: sorted(steps, key=lambda e: e["step_ms"])[len(steps) // 2] for mode, steps in rounds.items()}
+    (_, steps), found = run_log.turns(text), {}
+    for mode in modes:
+        mine = sorted((step for step in steps if step["mode"] == mode), key=lambda step: step["step_ms"])
+        found[mode] = mine[len(mine) // 2]
+    return found
 
 
 def short(mode):

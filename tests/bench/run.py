@@ -21,7 +21,6 @@ Options: --build DIR (where the programs are), --only step|layers|fuse|causal|tr
 --ranks N.
 """
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -32,6 +31,7 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
+import run_log
 import traffic
 from experiments import memory
 from runner import words_of
@@ -59,7 +59,7 @@ def log_of_one_process(build, steps, dtype):
         done = subprocess.run(command)
         if done.returncode != 0:
             sys.exit(f"error: this run ended with status {done.returncode}")
-        return [json.loads(line) for line in open(log)]
+        return list(run_log.events(log))
 
 
 def bench_step(build, steps):
@@ -166,9 +166,8 @@ def bench_ranks(build, steps):
         text = run_ranks(tp * dp, f"{build}/tests/bench/bench_train", "--json", stdout=subprocess.PIPE, modes=",".join(RANKS_MODES),
                          strategy=strategy, tp=tp, dp=dp, layers=layers, channels=channels, heads=heads, seq=seq, vocab=4096,
                          micro_batch=4, threads=1, rounds=steps)
-        rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        times = {mode: [row["step_ms"] for row in rows if row.get("mode") == mode and row["round"] > 0]
-                 for mode in RANKS_MODES}
+        _, rows = run_log.turns(text)
+        times = {mode: [row["step_ms"] for row in rows if row["mode"] == mode] for mode in RANKS_MODES}
         middle = {mode: statistics.quantiles(ms, n=4) for mode, ms in times.items()}
         cells, auto = [f"{q[1]:17.1f}" for q in middle.values()], middle["auto"]
         ratio = auto[1] / min(q[1] for mode, q in middle.items() if mode != "auto")

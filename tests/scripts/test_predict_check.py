@@ -61,6 +61,12 @@ class Check(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertRegex(pathlib.Path(folder, "predict.md").read_text(), "Skipped: .*nowhere is not here")
 
+    def test_an_unknown_part_is_named(self):
+        result = subprocess.run([sys.executable, ROOT / "scripts/predict_check.py", "--only", "published,nonsense"],
+                                capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--only nonsense: there are published, megatron", result.stderr)
+
     def test_all_reduces_and_the_host_bound_a_step(self):
         """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
         run = dict(gpus=16, global_batch=64, micro_batch=2, channels=1024, heads=16, layers=12, seq=1024, tp=4, dp=4)

@@ -561,6 +561,15 @@ class Sweep(Case):
             self.assertIn(row["command"], text)
         self.assertTrue((self.out / "sweep.png").exists() and (self.out / "sweep.csv").exists())
 
+    def test_files_without_runs_are_refused(self):
+        report_of = [sys.executable, ROOT / "scripts/report.py", "--out", self.out, "--sweep"]
+        for text, command in ("", report_of), ("{}\n", report_of), ("{}\n", self.command("mpirun -np {ranks}")):
+            self.file.write_text(text)
+            done = subprocess.run([*command, self.file] if command is report_of else command, capture_output=True, text=True, timeout=60)
+            self.assertIn("sweep.jsonl, line 1: no run of a sweep", done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+            self.assertNotEqual(done.returncode, 0)
+
     def test_skips_what_does_not_fit(self):
         output = self.sweep("--tp", "2", "--strategies", "tpsp", "--modes", "none", "--memory-gib", "0.0001", status=1)
         self.assertRegex(output, r"skipped, \d+ MiB a rank do not fit into 0 MiB")
