@@ -1,20 +1,18 @@
 #!/usr/bin/env python3
-"""Steps of the GPU program on GPUs that are imagined: what its order of operations would expose, before there are GPUs.
+"""Steps of the GPU program on several imagined GPUs: how much of its transfers it would expose, before there are such GPUs.
 
     make imagined                                                       the meshes below, over both transports
     tests/bench/imagined.py --ranks 8 --gbps 50 -- --tp 4 --dp 2 --channels 2048 --heads 16 --layers 2 --micro-batch 16
 
-bench_train's ranks run here, in the bf16 program for GPUs, with its own streams, events and transports; kernels, products
-and copies take the time that tests/emulator/clock.cc says an H100 would take, and compute nothing. So this is arithmetic over
-the program's own order of things and over what is assumed: the table in tests/bench/README.md says what, and from where.
---tflops and --gbps set what products and links (each way) reach, --gbps 25 is a machine without NVLink; --host-gpus 2 puts two
-GPUs on a host, with --hosts-gbps between hosts for each. Memory of this machine: what weights and one more copy of a
-tensor take on the host.
+bench_train's ranks run here, in the bf16 program for GPUs, with its streams, events and transports. Kernels, products and copies
+compute nothing and take the time that an H100 would take by tests/emulator/clock.cc. So this is arithmetic over the program's order
+of operations and over assumptions, which a table in tests/bench/README.md lists with their sources. --tflops and --gbps set the
+rates of products and links (each way); --gbps 25 is a machine without NVLink. --host-gpus 2 puts two GPUs on a host, with
+--hosts-gbps between hosts for each. This machine needs memory for the weights and for one more copy of a tensor on the host.
 
-Each mesh and transport: steps as multiples of ideal, which leaves out transfers and slices, and below them the milliseconds that
-were exposed; s4: slice in four, r2: commfuse by ring in two slices a rank, d: direct. nowire leaves out transfers alone, so it
-shows what slices cost. auto is the plan that the program found in its first steps, and is at last divided by the best of the
-fixed modes.
+For each mesh and transport it prints steps as multiples of ideal, which leaves out transfers and slices, and below them the exposed
+milliseconds; s4: slice in four, r2: commfuse by ring in two slices a rank, d: direct. nowire leaves out only transfers, so it shows
+the cost of slices. auto is the plan that the program finds in its first steps; the last column divides it by the best fixed mode.
 """
 import argparse
 import os

@@ -1,24 +1,21 @@
 #!/usr/bin/env python3
-"""make bench: what this machine reaches. Prints its tables; nothing is compared with a stored figure.
+"""make bench: tables of what this machine reaches; nothing is compared with a stored figure.
 
-1. One process, d12, B 4, T 1024, all cores, fp32 and bf16 by turns: step time, share of the GEMM peak measured in the
+1. One process, d12, B 4, T 1024, all cores, fp32 and bf16 in turns: step time, share of the GEMM peak measured in the
    same run, memory.
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
-4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
-   and the same for the ranks of this machine, real and simulated. A link that is really slow:
+4. How causal attention changes what is hidden, over links of several speeds (bench_causal, simulated from measured slices),
+   and the same for the ranks of this machine, real and simulated. With a real slow link:
    scripts/lab.py --rate 4gbit -- build/release/tests/bench/bench_causal
 5. Training steps of two ranks, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train), each with
-   a model of its own: d12 where there are 22 GiB, else d6.
-   And how long gradients are still in flight after the last computation of backward, from traces.
+   a separate model: d12 where there are 22 GiB, else d6.
+   From traces, how long gradients are still in flight after the last computation of backward.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 7. Many ranks with little work each: the default, --overlap auto, beside its baselines, modes take turns (bench_train); and
    how many transfers a step of d12 posts, for 2 to 512 replicas (--dry-run).
-8. The MPI library's collectives beside a plain exchange of the same bytes: what the baselines rest on
-   (bench_collectives). Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
-
-Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes|ranks|collectives, --steps N,
---ranks N.
+8. The MPI library's collectives, which the baselines use, beside a plain exchange of the same bytes (bench_collectives).
+   Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
 """
 import argparse
 import os
@@ -33,7 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import run_log
 import traffic
-from experiments import memory
+from experiments import place
 from runner import words_of
 from tokens import write_tokens
 
@@ -98,14 +95,14 @@ def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trac
 
 def tail_ms(trace, step):
     """How long gradients are still in flight after the last computation of backward."""
-    def behind(rank):
+    def tail(rank):
         _, end = trace.last_computation(rank, step)
         return max([e["ts"] + e["dur"] - end for e in trace.gradient_sync(rank, step)], default=0)
-    return max(0, max(map(behind, trace.ranks)) / 1e3)
+    return max(0, max(map(tail, trace.ranks)) / 1e3)
 
 
 def bench_train(build, steps):
-    cores, model = os.cpu_count(), "d12" if memory.available_mib() > TURNS_MIB else "d6"
+    cores, model = os.cpu_count(), "d12" if place.available_mib() > TURNS_MIB else "d6"
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
           f"{'' if cores >= 4 else ', shared'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)
@@ -185,7 +182,7 @@ def bench_counts(build):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--build", default="build/release", help="folder of the programs")
     parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "collectives"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)

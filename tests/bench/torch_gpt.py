@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same GPT-2 in PyTorch, to compare step times with: what a user would write today, no less.
+"""The same GPT-2 in PyTorch, for a comparison of step times, as a user would write it today.
 
     torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--accumulate 1]
                  [--compile blocks|model|no]
@@ -9,13 +9,13 @@ gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the
 step has --accumulate micro-batches of BATCH sequences, on the GPU already, whose gradients are added up before one
 update. Tokens are drawn as scripts/tokens.py draws them: as uneven as words of text.
 
---compile blocks, the default, compiles the block once for all layers, and head with loss, as PyTorch advises for models
-of repeated blocks: what it takes does not grow with the layers, and what it leaves in the cache serves any number.
---compile model compiles the model as a whole, which takes in the lookups of the embeddings too. Clipping and the update
-are kernels of PyTorch's own in either.
+--compile blocks, the default, compiles the block once for all layers, and the head with the loss, as PyTorch advises for
+models of repeated blocks: the time for it does not grow with the layers, and the cache serves any number of them.
+--compile model compiles the whole model, with the lookups of the embeddings. Clipping and the update are PyTorch's kernels
+in both.
 
-Attention's backward adds in whatever order blocks finish, as it does unless a user asks for more; train_gpt's gives the
-same bits in every run and pays for that, see layers/attention_cudnn.cu.
+Attention's backward adds in the order in which blocks finish, which is PyTorch's default; train_gpt's gives the same bits in
+every run, which costs time, see layers/attention_cudnn.cu.
 
 Times are between two CUDA events around a step. Prints one JSON object: median step_ms of the timed steps and their
 spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position

@@ -9,7 +9,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from experiments import memory
+from experiments import place
 
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000 kB\nMemAvailable:    8388608 kB\n"
@@ -27,14 +27,14 @@ class MemoryTest(unittest.TestCase):
         file.write_text(f"{text}\n")
 
     def found_gib(self):
-        return memory.available_mib(self.root) / 1024
+        return place.available_mib(self.root) / 1024
 
     def test_a_machine_without_groups(self):
         self.write("proc/meminfo", MEMINFO)
         self.assertEqual(self.found_gib(), 8)
 
     def test_no_linux(self):
-        self.assertEqual(self.found_gib(), memory.UNKNOWN)
+        self.assertEqual(self.found_gib(), place.UNKNOWN)
 
     def test_the_narrowest_group_decides(self):
         """As Slurm has it: the job has a limit, its step none. Cached files do not count."""
