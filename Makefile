@@ -18,6 +18,8 @@ PYTHON  ?= $(shell scripts/find_python.sh)
 SAN     ?=
 # The processor to compile for; make MARCH=x86-64-v3 for hosts with different processors.
 MARCH   ?= native
+# make DEFINE=-DX for code behind #ifdef X; all objects are compiled again.
+DEFINE  ?=
 empty   :=
 comma   := ,
 variant := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
@@ -36,7 +38,7 @@ MATH    := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 OPT     := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O3)
 # libgomp's synchronisation is invisible to the thread sanitizer, so that build has no OpenMP.
 OMP     := $(if $(findstring thread,$(SAN)),-fopenmp-simd,-fopenmp)
-CFLAGS  += -std=gnu11 -g $(OPT) $(MATH) $(OMP) $(WARN)
+CFLAGS  += -std=gnu11 -g $(OPT) $(MATH) $(OMP) $(WARN) $(DEFINE)
 
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d' ' -f2-)
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
@@ -117,9 +119,10 @@ $(B)/%.o: %.c build/machine
 $(B)/bf16/%.o: %.c build/machine
 	$(call compile,-DREAL_IS_BF16)
 
-# These files change only when their text does, so objects for another version, processor or MPI library are compiled again.
+# These files change only when their text does, so objects for another version, processor, definition or MPI library are compiled
+# again.
 $(B)/version: TEXT = $(VERSION)
-build/machine: TEXT = $(MARCH) $(MPI_CFLAGS) $(MPI_LIBS)
+build/machine: TEXT = $(MARCH) $(DEFINE) $(MPI_CFLAGS) $(MPI_LIBS)
 $(B)/version build/machine: FORCE
 	@mkdir -p $(@D)
 	@echo '$(TEXT)' | cmp -s - $@ || echo '$(TEXT)' > $@

@@ -38,7 +38,7 @@ endef
 
 # nvcc rejects the other options that MPI's wrappers print.
 MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(MPI_LIBS)))
-NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
+NVCCFLAGS := -std=c++17 -O3 -lineinfo $(DEFINE) $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error) $(CUDA_INCLUDES)
 cuda_objects := $(gpu_objects)
 cuda_data    := $(data_objects)

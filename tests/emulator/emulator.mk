@@ -10,7 +10,7 @@
 
 CXX ?= g++
 emulated_optimise := $(if $(SAN),$(OPT),-O2)
-emulated_flags := -g $(MATH) $(emulated_optimise) -Wall -Wextra -Werror -Wshadow
+emulated_flags := -g $(MATH) $(DEFINE) $(emulated_optimise) -Wall -Wextra -Werror -Wshadow
 emulated_library := $(filter-out tests/emulator/test_% tests/emulator/layers.cc,$(wildcard tests/emulator/*.cc))
 emulated_objects := $(gpu_objects) $(data_objects) $(emulated_library:%.cc=%.o) tests/emulator/layers.o
 emulated_cc   := $(CC) $(emulated_flags) -std=gnu11 $(OMP)
