@@ -1,14 +1,14 @@
 // Calls every function of the layers that has a twin on the other device, with the same inputs everywhere, and writes the
 // outputs into a file, for tests/layers/compare_twins.py to compare with another build's:
 //
-//     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--threads N]
+//     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--except NAMES] [--threads N]
 //
 //     --round    inputs of type `real` are rounded to bf16 in every build, so that a float build can be compared
 //                with a bf16 build, where it is required
 //     --repeat   each case twice: the same bits, and no more memory than after the first time
 //     --small    leave the large cases out, for sanitizers
-//     --only     cases of these names, with commas between them: linear, attention, layernorm, elementwise,
-//                embedding, crossentropy, adamw, device
+//     --only     cases of these names, with commas between them: linear, attention and others, see `fixed`
+//     --except   all cases but those of these names
 //     --threads  of a CPU build, which must not change a bit of most results
 //
 // One case is one shape of one header's functions. It makes its inputs from (seed, case, tensor, index), so the
@@ -36,7 +36,7 @@ typedef struct tool {
     cf_stream *stream;
     uint64_t seed, case_number, draws; // draws: random tensors and sizes of this case so far
     bool round, repeat, small;
-    const char *only;
+    const char *only, *except;
     int64_t shift;
     char shape[128];
     tensor tensors[TENSORS_MAX]; // of this case
@@ -712,12 +712,15 @@ static void check_repetition(tool *t, const test_case *c) {
     t->size = size;
 }
 
+static bool lists(const char *names, const char *name) {
+    size_t length = strlen(name);
+    for (const char *at = names; *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == length && strncmp(at, name, length) == 0) return true;
+    return false;
+}
+
 static bool wanted(const tool *t, const test_case *c) {
-    size_t length = strlen(c->name);
-    if (t->small && c->large) return false;
-    for (const char *at = t->only; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") == length && strncmp(at, c->name, length) == 0) return true;
-    return !*t->only;
+    return !(t->small && c->large) && (!*t->only || lists(t->only, c->name)) && !lists(t->except, c->name);
 }
 
 static void run_case(tool *t, const test_case *c) {
@@ -745,6 +748,8 @@ static void parse(tool *t, int count, char **words, int64_t *threads) {
             t->seed = strtoull(words[++i], NULL, 10);
         else if (strcmp(words[i], "--only") == 0 && value)
             t->only = words[++i];
+        else if (strcmp(words[i], "--except") == 0 && value)
+            t->except = words[++i];
         else if (strcmp(words[i], "--threads") == 0 && value)
             *threads = strtoll(words[++i], NULL, 10);
         else
@@ -754,10 +759,10 @@ static void parse(tool *t, int count, char **words, int64_t *threads) {
 }
 
 int main(int count, char **words) {
-    static tool t = {.seed = 1, .only = ""};
+    static tool t = {.seed = 1, .only = "", .except = ""};
     int64_t threads = 0;
     if (count < 2 || words[1][0] == '-')
-        cf_die("usage: tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--threads N]",
+        cf_die("usage: tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--except NAMES] [--threads N]",
                "tool_twins: no file to write");
     parse(&t, count, words, &threads);
     cf_device_open(0);
