@@ -24,11 +24,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import run_log
+import shapes
 import traffic
 from experiments import place
 from runner import words_of
@@ -126,7 +126,7 @@ def bench_tail(build):
 
 
 def bench_bytes(build):
-    d6 = types.SimpleNamespace(maxT=256, V=VOCAB, Vp=50304, L=6, heads=6, C=384)
+    d6 = shapes.Shape(maxT=256, V=VOCAB, Vp=50304, L=6, heads=6, C=384)
     kinds = ("activations", "lookup", "gradients", "weights")
     print("MiB that each rank sends in a step of d6 (50257 tokens of vocabulary), T 256, 2 sequences a replica, fp32,\n"
           "--overlap commfuse; in brackets by the formula of tests/train/traffic.py where they differ")

@@ -15,6 +15,7 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
+import shapes
 
 STOPPED = 75  # exit status: ended by a signal, saved, to be gone on with
 STEPS = 10
@@ -70,10 +71,10 @@ def read_safetensors(path):
 
 def assemble(out, step, shape):
     """{"weight": {"wte": array, ...}, "m": ..., "v": ...} of the whole model. Every element is there once."""
-    layered = {name: dimensions for name, dimensions in shape.tensors().items()}
+    stacked = shape.tensors()
     flat = {kind: {} for kind in KINDS}
-    for name, dimensions in layered.items():
-        layers = shape.L if name not in ("wte", "wpe", "lnfw", "lnfb") else 1
+    for name, dimensions in stacked.items():
+        layers = shape.L if shapes.layered(name) else 1
         for kind in KINDS:
             flat[kind][name] = np.full((layers, int(np.prod(dimensions)) // layers), np.nan, "<f4")
     seen = {name: np.zeros(values.shape, int) for name, values in flat["m"].items()}
@@ -86,7 +87,7 @@ def assemble(out, step, shape):
                 flat[kind][name][layer, whole:whole + count] = tensors[kind][at:at + count]
     for name, times in seen.items():
         assert (times == 1).all(), f"{name}: saved {times.min()} to {times.max()} times"
-    return {kind: {name: flat[kind][name].reshape(layered[name]) for name in layered} for kind in KINDS}
+    return {kind: {name: flat[kind][name].reshape(stacked[name]) for name in stacked} for kind in KINDS}
 
 
 def damage(path, at):

@@ -12,38 +12,20 @@ targets. Rows V ... Vp - 1 of the token table only pad it to a round number: the
 their logits are no part of the softmax, so their gradient is zero.
 
 A model is a dict of arrays by tensor name, stacked over layers, matrices (out, in): the order of
-NAMES is the order in the file.
+NAMES is the order in the file (shapes.py).
 """
-import dataclasses
 import json
 import math
 import sys
 
 import numpy as np
 
+from shapes import NAMES, TENSORS, Shape
+
 MODEL_MAGIC, TOKEN_MAGIC = 20240326, 20240520
 HEADER = 256  # int32 values in front of either file
 LAYERNORM_EPS = 1e-5
-NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb",
-         "ln2w", "ln2b", "fcw", "fcb", "fcprojw", "fcprojb", "lnfw", "lnfb")
-DECAYED = ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    maxT: int
-    V: int
-    L: int
-    heads: int
-    C: int
-    Vp: int
-
-    def tensors(self):
-        """Array shapes by tensor name, in file order."""
-        L, C = self.L, self.C
-        return dict(zip(NAMES, (
-            (self.Vp, C), (self.maxT, C), (L, C), (L, C), (L, 3 * C, C), (L, 3 * C), (L, C, C), (L, C),
-            (L, C), (L, C), (L, 4 * C, C), (L, 4 * C), (L, C, 4 * C), (L, C), (C,), (C,))))
+DECAYED = [name for name, (_, columns, _) in TENSORS.items() if columns]  # matrices and embeddings
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
+import shapes
 from reference import Shape
 
 TOLERANCE = 1e-4, 1e-4  # of a tensor's norm, and of its largest element: fp32 against float64
@@ -113,7 +114,7 @@ def compare(name, found, expected, tolerance=TOLERANCE):
     if not np.isfinite(found).all():
         return [f"{name}: {np.count_nonzero(~np.isfinite(found))} values are not finite"]
     lines = []
-    layered = name not in ("wte", "wpe", "lnfw", "lnfb")
+    layered = shapes.layered(name)
     for l, (a, b) in enumerate(zip(found, expected) if layered else [(found, expected)]):
         norm = np.linalg.norm(a - b) / np.linalg.norm(b)
         largest = np.abs(a - b).max() / np.abs(b).max()

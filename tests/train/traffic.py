@@ -20,21 +20,13 @@ import json
 import re
 import subprocess
 
+from shapes import NAMES, layered
+
 SHARD_BYTES_MIN = 64 << 10
 OWNER_ROWS_MIN = 64  # layers/linear.c
-NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw",
-         "fcprojb", "lnfw", "lnfb")
 SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}
 BUCKETS = {*NAMES, "thin matrices", "split vectors", "wpe, vectors"}
 REAL, TOKEN = 4, 4  # bytes
-
-
-def sizes(shape):
-    """Rows and columns of one layer's tensors."""
-    C = shape.C
-    return {"wte": (shape.Vp, C), "wpe": (shape.maxT, C), "ln1w": (C, 1), "ln1b": (C, 1), "qkvw": (3 * C, C),
-            "qkvb": (3 * C, 1), "attprojw": (C, C), "attprojb": (C, 1), "ln2w": (C, 1), "ln2b": (C, 1),
-            "fcw": (4 * C, C), "fcb": (4 * C, 1), "fcprojw": (C, 4 * C), "fcprojb": (C, 1), "lnfw": (C, 1), "lnfb": (C, 1)}
 
 
 def ceil_div(a, b):
@@ -62,14 +54,13 @@ def bucket_shards(shape, strategy, tp, dp):
     def group(name):
         return dp if strategy == "tpsp" and name in SPLIT else tp * dp
 
-    outer = "wte", "wpe", "lnfw", "lnfb"
     shards, thin, vectors = [], 0, collections.Counter()
     for name in NAMES:
-        rows, columns = local(name, sizes(shape)[name], strategy, tp)
-        layers = 1 if name in outer else shape.L
-        if name == "wte" or (name not in outer and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
+        rows, columns = local(name, shape.size(name), strategy, tp)
+        layers = shape.L if layered(name) else 1
+        if name == "wte" or (layered(name) and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
             shards += layers * [(group(name), ceil_div(rows, group(name)) * columns)]
-        elif name not in outer and columns > 1:  # too thin for a bucket of its own; one group for all of them
+        elif layered(name) and columns > 1:  # too thin for a bucket of its own; one group for all of them
             thin += rows * columns
         else:
             vectors[strategy == "tpsp" and tp > 1 and name in SPLIT] += layers * rows * columns
@@ -104,7 +95,7 @@ def shuffled(samples, position, seed=1337):
 
 def table_owners(shape, strategy, tp, dp):
     """Among how many ranks a part of the table is split, rows of the part and of an owner."""
-    owners, part = (tp * dp if strategy == "up" else dp), local("wte", sizes(shape)["wte"], strategy, tp)[0]
+    owners, part = (tp * dp if strategy == "up" else dp), local("wte", shape.size("wte"), strategy, tp)[0]
     return owners, part, ceil_div(part, owners)
 
 
