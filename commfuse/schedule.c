@@ -103,8 +103,8 @@ static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, i
 // Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order in
 // which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct: a
 // round starts when the one before has arrived; if they shared the wire, both would arrive late.
-static void compute_as_slices_arrive(cf_schedule *s, int *sent) {
-    const bool gather = s->operation == CF_ALLGATHER, ring = gather && s->route == CF_RING;
+static void compute_as_slices_arrive(cf_schedule *s, bool ring, int *sent) {
+    const bool gather = s->operation == CF_ALLGATHER;
     const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
@@ -303,20 +303,23 @@ static void leave_out_transfers(cf_schedule *s) {
 // --- choice ---
 
 static void generate(cf_schedule *s, int *sent) {
+    const bool gather = s->operation == CF_ALLGATHER;
     if (!cf_mode_is_fused(s->mode) && s->ranks > 1)
         native(s, sent);
     else if (s->route == CF_ONCE)
         at_once(s);
-    else if (s->side == CF_COMPUTE_AFTER)
-        compute_as_slices_arrive(s, sent);
-    else if (s->operation == CF_ALLTOALL)
+    else if (s->operation == CF_ALLTOALL && s->side != CF_COMPUTE_AFTER)
         alltoall(s, sent);
+    else if (s->operation == CF_ALLTOALL || (gather && s->route == CF_DIRECT))
+        compute_as_slices_arrive(s, false, sent);
+    else if (gather && s->route == CF_RING)
+        compute_as_slices_arrive(s, true, sent);
     else if (s->route == CF_RING)
         ring_reduce_scatter(s, sent);
     else if (s->route == CF_DIRECT)
         direct_reduce_scatter(s, sent);
     else
-        cf_die(NULL, "a reduce-scatter by route %d", (int)s->route);
+        cf_die(NULL, "%s by route %d", cf_operation_name(s->operation), (int)s->route);
 }
 
 static cf_schedule *start(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices) {
