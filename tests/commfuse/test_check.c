@@ -255,18 +255,27 @@ static bool forwarded(const cf_schedule *s, const cf_step *sent) {
     return s->operation == CF_ALLGATHER && sent->send_slice / s->slices != s->rank;
 }
 
+// The rank that sends a slice to the rank of this schedule.
+static int source_of(const cf_schedule *s, int slice) {
+    const cf_step *step;
+    for (int nth = 0; (step = exchange_of(s, nth)); nth++)
+        if (step->recv_slice == slice) return step->recv_from;
+    return s->rank;
+}
+
 static void check_words(const job *j, const char *expected) {
     CHECK(strstr(cf_error(), expected), "%s: '%s' does not say '%s'", describe(j), cf_error(), expected);
 }
 
-// Checks whether this rank found the fault. In a ring, an all-gather forwards a fault to all later ranks.
+// Checks whether this rank found the fault. An all-gather that forwards slices forwards it to all later ranks.
 static void check_found(const job *j, const cf_schedule *s, const cf_step *sent) {
     char expected[256];
     bool found = !cf_check_verdict(checked.check, checked.stream), here = sent->send_to == mesh.tp_group.rank;
-    bool passed = s->operation == CF_ALLGATHER && s->route == CF_RING && mesh.tp_group.rank != s->rank;
+    const int source = source_of(cf_fuse_schedule(j->fuse), sent->send_slice);
+    bool passed = s->operation == CF_ALLGATHER && mesh.tp_group.rank != s->rank && source != s->rank;
     CHECK(found == (here || passed), "%s: %s", describe(j), found ? cf_error() : "a flipped bit has gone unseen");
     if (!found) return;
-    int peer = here ? s->rank : (mesh.tp_group.rank + mesh.tp - 1) % mesh.tp, k = sent->send_slice % s->slices;
+    int peer = here ? s->rank : source, k = sent->send_slice % s->slices;
     int64_t rows = j->rows * (k + 1) / s->slices - j->rows * k / s->slices;
     snprintf(expected, sizeof expected, "rank %d got other bytes from rank %d than ", mesh.tp_group.rank, peer);
     check_words(j, expected);

@@ -245,7 +245,7 @@ static const param_bucket *bucket_around(const world *w, int rank, int tensor, i
 }
 
 static bool in_layer(int tensor) {
-    return tensor != WTE && tensor != WPE && tensor != LNFW && tensor != LNFB;
+    return tensor != WTE && tensor != WPE && tensor < LNFW;
 }
 
 static int own_buckets, shared_buckets; // of matrices, over all meshes
@@ -423,7 +423,7 @@ static void check_distribution(const gpt_shape *s) {
     assert_true(fabs(deviation_of(FCPROJW, 0, 4 * residual) - 0.02 / sqrt(2.0 * (double)s->L)) < 1e-3);
     for (int64_t i = s->V * C; i < s->Vp * C; i++) assert_true(reference[WTE][i] == 0);
     for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[LN1W][i] == 1 && reference[LN2W][i] == 1);
-    for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[LN1B][i] == 0 && reference[FCB][i] == 0);
+    for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[QKVB][i] == 0 && reference[FCB][i] == 0);
     int64_t equal = 0; // layers and tensors draw from streams of their own
     for (int64_t i = 0; i < C * C; i++)
         equal += (reference[QKVW][i] == reference[QKVW][3 * C * C + i]) + (reference[QKVW][i] == reference[FCW][i]);

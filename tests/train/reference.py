@@ -23,6 +23,7 @@ import numpy as np
 from shapes import NAMES, TENSORS, Shape
 
 MODEL_MAGIC, TOKEN_MAGIC = 20240326, 20240520
+FP32, BF16 = 3, 5  # versions of a model file
 HEADER = 256  # int32 values in front of either file
 LAYERNORM_EPS = 1e-5
 DECAYED = [name for name, (_, columns, _) in TENSORS.items() if columns]  # matrices and embeddings
@@ -67,12 +68,12 @@ def to_bf16_bits(values):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-def write_model(path, shape, model, version=3):
+def write_model(path, shape, model, version=FP32):
     with open(path, "wb") as file:
         file.write(header(MODEL_MAGIC, version, shape.maxT, shape.V, shape.L, shape.heads, shape.C, shape.Vp))
         for name, dimensions in shape.tensors().items():
             assert model[name].shape == dimensions, (name, model[name].shape, dimensions)
-            values = np.asarray(model[name], dtype="<f4") if version == 3 else to_bf16_bits(model[name])
+            values = np.asarray(model[name], dtype="<f4") if version == FP32 else to_bf16_bits(model[name])
             file.write(values.tobytes())
 
 
@@ -80,9 +81,9 @@ def read_model(path):
     with open(path, "rb") as file:
         data = file.read()
     head = np.frombuffer(data, "<i4", HEADER)
-    assert head[0] == MODEL_MAGIC and head[1] in (3, 5), (path, head[:2])
+    assert head[0] == MODEL_MAGIC and head[1] in (FP32, BF16), (path, head[:2])
     shape = Shape(*(int(x) for x in head[2:8]))
-    if head[1] == 3:
+    if head[1] == FP32:
         flat = np.frombuffer(data, "<f4", offset=4 * HEADER)
     else:
         flat = (np.frombuffer(data, "<u2", offset=4 * HEADER).astype("<u4") << 16).view("<f4")

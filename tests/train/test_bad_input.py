@@ -541,7 +541,7 @@ class Numbers(BadInput):
         return path
 
     def test_nan_in_the_model_file(self):
-        for name in ("fcprojw", "lnfb"):
+        for name in ("fcprojw", reference.NAMES[-1]):
             with self.subTest(name):
                 result = self.check(1, init_from=self.poisoned(name, np.nan))
                 self.assertIn("step 0", result.err, str(result))

@@ -119,7 +119,7 @@ class Files(unittest.TestCase):
             shape, again = reference.read_model(path)
             self.assertEqual(shape, SMALL)
             self.assertTrue(all(np.array_equal(model[name], again[name]) for name in reference.NAMES))
-            reference.write_model(path, SMALL, model, version=5)
+            reference.write_model(path, SMALL, model, version=reference.BF16)
             rounded = reference.read_model(path)[1]
             for name in reference.NAMES:
                 np.testing.assert_allclose(rounded[name], model[name], rtol=2 ** -8)

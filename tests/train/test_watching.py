@@ -459,7 +459,7 @@ class Saving(harness.Case):
 
     def test_bf16_model_file_is_read(self):
         path = self.fresh("bf16.bin")
-        reference.write_model(path, self.shape, self.parameters, version=5)
+        reference.write_model(path, self.shape, self.parameters, version=reference.BF16)
         expected = self.without_padding(reference.read_model(path)[1])
         found = reference.read_model(self.saved(2, tp=2, steps=0, init_from=path)[0])[1]
         for name in reference.NAMES:
