@@ -244,7 +244,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     if (writer) model_writer_commit(writer);
     meet(t);
     allow_long_waits(t, false);
-    report_line(&t->report, "step %5lld  saved %s\n", (long long)step, path);
+    report_line(&t->report, "step %5ld  saved %s\n", step, path);
 }
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
@@ -343,8 +343,7 @@ static int run(trainer *t) {
     const bool stopped = step < o->steps;
     if (stopped && !t->checkpoints)
         cf_die_together("with --out DIR a signal saves the run, and the same command resumes it",
-                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop), (long long)step,
-                        (long long)o->steps);
+                        "%s ends the run after %ld of %ld steps; nothing was saved", strsignal(t->stop), step, o->steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
     optimizer_wait_for_weights(&t->optimizer);
     report_end(&t->report, &t->context, step, stopped ? t->stop : 0, saved, begin_ms);

@@ -77,7 +77,7 @@ double accounts_goodput(const accounts *a) {
 void accounts_print(const accounts *a, FILE *file) {
     fprintf(file, "goodput   %.1f %% of %.1f s:", 100 * accounts_goodput(a), total_ms(a) * 1e-3);
     for (int i = 0; i < TIMES; i++) fprintf(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
-    fprintf(file, "; %lld start%s\n", (long long)a->starts, a->starts == 1 ? "" : "s");
+    fprintf(file, "; %ld start%s\n", a->starts, a->starts == 1 ? "" : "s");
     fflush(file);
 }
 
@@ -135,11 +135,11 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
         snprintf(option, room, "--overlap auto");
         return "blocking";
     }
-    if (!costs->spare && o->threads > 1) snprintf(option, room, "--threads %lld", (long long)o->threads - 1);
+    if (!costs->spare && o->threads > 1) snprintf(option, room, "--threads %ld", o->threads - 1);
     if (!costs->spare && o->threads <= 1) snprintf(option, room, "fewer ranks on a host");
     if (!costs->spare) return "no core to spare";
-    snprintf(option, room, "--micro-batch %lld", 2 * (long long)o->micro_batch);
-    if (latency_s > wire_s && o->slices > 1) snprintf(option, room, "--slices %lld", (long long)o->slices / 2);
+    snprintf(option, room, "--micro-batch %ld", 2 * o->micro_batch);
+    if (latency_s > wire_s && o->slices > 1) snprintf(option, room, "--slices %ld", o->slices / 2);
     if (latency_s > wire_s) return "latency";
     if (cut) snprintf(option, room, "--overlap auto"); // nothing hides its first or last slice
     return cut ? "chunking" : "bandwidth";

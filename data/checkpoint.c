@@ -23,7 +23,6 @@
 #include "json.h"
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
@@ -47,14 +46,14 @@ typedef struct found {
 } found;
 
 static void rank_file_name(int64_t rank, char name[FILE_NAME]) {
-    snprintf(name, FILE_NAME, "rank_%05lld.safetensors", (long long)rank);
+    snprintf(name, FILE_NAME, "rank_%05ld.safetensors", rank);
 }
 
 // --- manifest ----------------------------------------------------------------------------------------------
 
 // The last line of a manifest: the hash of the text above it.
 static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
-    return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
+    return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016lx\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
 }
 
 // cJSON returns NULL when memory runs out, and accepts NULL as an object, so each call is checked.
@@ -80,7 +79,7 @@ const char *manifest_value(const manifest *m, const char *name) {
 
 char *manifest_print(const manifest *m, int64_t *size) {
     if (m->ranks < 1 || m->ranks > MANIFEST_MAX_RANKS || m->step < 0 || m->step > JSON_WHOLE_MAX)
-        cf_die(NULL, "no manifest for step %lld of %lld ranks", (long long)m->step, (long long)m->ranks);
+        cf_die(NULL, "no manifest for step %ld of %ld ranks", m->step, m->ranks);
     cJSON *root = got(cJSON_CreateObject());
     got(cJSON_AddStringToObject(root, "format", format));
     got(cJSON_AddNumberToObject(root, "version", VERSION));
@@ -91,7 +90,7 @@ char *manifest_print(const manifest *m, int64_t *size) {
     for (int64_t rank = 0; rank < m->ranks; rank++) {
         char name[FILE_NAME], hash[17];
         rank_file_name(rank, name);
-        snprintf(hash, sizeof hash, "%016" PRIx64, m->file[rank].hash);
+        snprintf(hash, sizeof hash, "%016lx", m->file[rank].hash);
         cJSON *file = got(cJSON_CreateObject());
         cJSON_AddItemToArray(files, file);
         got(cJSON_AddStringToObject(file, "name", name));
@@ -118,19 +117,18 @@ static bool sealed(const char *text, int64_t size) {
 
 static bool read_files(manifest *m, const cJSON *files, const char *name, problem *why) {
     if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) != m->ranks)
-        return problem_set(why, damaged, "%s does not name %lld files, one for each rank", name, (long long)m->ranks);
+        return problem_set(why, damaged, "%s does not name %ld files, one for each rank", name, m->ranks);
     manifest_file *file = m->file = cf_host_alloc(m->ranks, sizeof *m->file, "a manifest");
     const cJSON *item;
     cJSON_ArrayForEach(item, files) {
         char right[FILE_NAME], again[17];
         const char *hash = json_text(item, "xxh64");
-        file->hash = hash ? strtoull(hash, NULL, 16) : 0;
+        file->hash = hash ? strtoul(hash, NULL, 16) : 0;
         rank_file_name(file - m->file, right);
-        snprintf(again, sizeof again, "%016" PRIx64, file->hash);
+        snprintf(again, sizeof again, "%016lx", file->hash);
         if (!json_is(item, "name", right) || !json_whole(item, "bytes", 0, JSON_WHOLE_MAX, &file->bytes) ||
             !json_is(item, "xxh64", again))
-            return problem_set(why, damaged, "%s: file %lld is not %s with size and hash", name, (long long)(file - m->file),
-                               right);
+            return problem_set(why, damaged, "%s: file %ld is not %s with size and hash", name, file - m->file, right);
         file++;
     }
     return true;
@@ -142,8 +140,8 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
     if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
     if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
     if (version != VERSION)
-        return problem_set(why, "it was written by another version of this program", "%s has version %lld, expected %d", name,
-                           (long long)version, VERSION);
+        return problem_set(why, "it was written by another version of this program", "%s has version %ld, expected %d", name,
+                           version, VERSION);
     if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)) return problem_set(why, damaged, "%s has no step", name);
     if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
         return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);
@@ -186,8 +184,7 @@ void manifest_free(manifest *m) {
 
 // "OUT/step_00000123.tmp/NAME"; without a name, the directory.
 static void path_of(const char *out, found f, const char *name, char path[PATH_MAX]) {
-    int length =
-        snprintf(path, PATH_MAX, "%s/step_%08lld%s%s%s", out, (long long)f.step, stage_suffix[f.stage], *name ? "/" : "", name);
+    int length = snprintf(path, PATH_MAX, "%s/step_%08ld%s%s%s", out, f.step, stage_suffix[f.stage], *name ? "/" : "", name);
     if (length >= PATH_MAX) cf_die("choose a shorter --out", "the name of a checkpoint is too long: %.100s…", out);
 }
 
@@ -200,9 +197,9 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 // False if path_of() makes no such name.
 static bool read_name(const char *name, found *f) {
     char again[64];
-    if (sscanf(name, "step_%15" SCNd64, &f->step) != 1 || f->step < 0) return false;
+    if (sscanf(name, "step_%15ld", &f->step) != 1 || f->step < 0) return false;
     for (f->stage = FINISHED; f->stage < STAGES; f->stage = (stage)(f->stage + 1)) {
-        snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
+        snprintf(again, sizeof again, "step_%08ld%s", f->step, stage_suffix[f->stage]);
         if (strcmp(name, again) == 0) return true;
     }
     return false;
@@ -291,9 +288,8 @@ uint64_t checkpoint_store_mark(const char *out) {
 // --- saving ------------------------------------------------------------------------------------------------
 
 bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
-    if (step < 0 || step > JSON_WHOLE_MAX) cf_die(NULL, "a checkpoint of step %lld", (long long)step);
-    if (s->begun != NOTHING_BEGUN)
-        cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step, (long long)s->begun);
+    if (step < 0 || step > JSON_WHOLE_MAX) cf_die(NULL, "a checkpoint of step %ld", step);
+    if (s->begun != NOTHING_BEGUN) cf_die(NULL, "a checkpoint of step %ld while that of %ld is being written", step, s->begun);
     char path[PATH_MAX];
     path_of(s->out, (found){step, FINISHED}, "", path);
     if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s exists already", path);
@@ -318,14 +314,13 @@ static bool check_files(const char *out, found f, const manifest *m, problem *wh
         if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
         if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
         if (status.st_size != m->file[rank].bytes)
-            return problem_set(why, NULL, "%s has %lld bytes, its manifest says %lld", path, (long long)status.st_size,
-                               (long long)m->file[rank].bytes);
+            return problem_set(why, NULL, "%s has %ld bytes, its manifest says %ld", path, status.st_size, m->file[rank].bytes);
     }
     return true;
 }
 
 bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
-    if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %lld was not begun", (long long)m->step);
+    if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %ld was not begun", m->step);
     found new = {m->step, UNFINISHED};
     char path[PATH_MAX];
     int64_t size = 0;
@@ -383,7 +378,7 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     manifest *m = manifest_parse(text, size, path, why);
     free(text);
     if (m && m->step != step) {
-        problem_set(why, NULL, "%s is that of step %lld", path, (long long)m->step);
+        problem_set(why, NULL, "%s is that of step %ld", path, m->step);
         manifest_free(m);
         return NULL;
     }
@@ -409,15 +404,13 @@ manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
 }
 
 bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {
-    if (rank < 0 || rank >= m->ranks)
-        cf_die(NULL, "file of rank %lld of a checkpoint of %lld ranks", (long long)rank, (long long)m->ranks);
+    if (rank < 0 || rank >= m->ranks) cf_die(NULL, "file of rank %ld of a checkpoint of %ld ranks", rank, m->ranks);
     char path[PATH_MAX];
     int64_t bytes;
     uint64_t hash;
     checkpoint_file_path(out, m->step, rank, false, path);
     if (!input_hash(path, &bytes, &hash, why)) return false;
     if (bytes == m->file[rank].bytes && hash == m->file[rank].hash) return true;
-    return problem_set(why, NULL, "%s is damaged: %lld bytes with hash %016llx, its manifest says %lld with %016llx", path,
-                       (long long)bytes, (unsigned long long)hash, (long long)m->file[rank].bytes,
-                       (unsigned long long)m->file[rank].hash);
+    return problem_set(why, NULL, "%s is damaged: %ld bytes with hash %016lx, its manifest says %ld with %016lx", path, bytes, hash,
+                       m->file[rank].bytes, m->file[rank].hash);
 }

@@ -80,10 +80,9 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
     char need[128] = "", directory[PATH_MAX];
     struct statvfs space;
     parent_of(path, directory);
-    if (bytes >= 0) snprintf(need, sizeof need, ", which needs %lld bytes", (long long)bytes);
+    if (bytes >= 0) snprintf(need, sizeof need, ", which needs %ld bytes", bytes);
     if (error == ENOSPC && bytes >= 0 && statvfs(directory, &space) == 0)
-        snprintf(need, sizeof need, ", which needs %lld bytes where %llu are free", (long long)bytes,
-                 (unsigned long long)space.f_bavail * space.f_frsize);
+        snprintf(need, sizeof need, ", which needs %ld bytes where %lu are free", bytes, space.f_bavail * space.f_frsize);
     const char *hint = NULL;
     if (error == ENOSPC || error == EDQUOT) hint = "free space, or save elsewhere";
     if (error == EFBIG) hint = "a limit on the size of files is in force; see ulimit -f";
@@ -165,8 +164,8 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
 bool durable_commit(durable_file *file, problem *why) {
     if (file->bytes >= 0 && file->written != file->bytes) {
         durable_abandon(file);
-        return problem_set(why, NULL, "internal error: %.1500s should have %lld bytes, but %lld were written", file->path,
-                           (long long)file->bytes, (long long)file->written);
+        return problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path,
+                           file->bytes, file->written);
     }
     bool synced = file->unsynced || fsync(file->fd) == 0;
     bool mine = synced && has_name(file->fd, file->temporary);
@@ -226,7 +225,7 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
             fprintf(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
-        int length = snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
+        int length = snprintf(text, sizeof text, "%s %ld %016lx\n", host, (long)getpid(), once);
         if (drawn && ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
         error = errno;
         durable_problem(why, "cannot write lock", path, -1);

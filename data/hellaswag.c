@@ -11,13 +11,13 @@ static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.
 static token_part read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
     const int64_t count = at < stop ? h->number[at] : 0;
     if (count < 1 || count >= stop - at)
-        cf_die_together(how_to_make, "--hellaswag %s: a text of example %lld has %lld tokens, and the example %lld numbers more",
-                        path, (long long)index, (long long)count, (long long)(stop - at - 1));
+        cf_die_together(how_to_make, "--hellaswag %s: a text of example %ld has %ld tokens, and the example %ld numbers more", path,
+                        index, count, stop - at - 1);
     for (int64_t i = at + 1; i <= at + count; i++)
         if (h->number[i] >= V)
             cf_die_together("its tokens are GPT-2's: give it to a model with that vocabulary",
-                            "--hellaswag %s: a token of example %lld is %d, but the vocabulary has %lld", path, (long long)index,
-                            h->number[i], (long long)V);
+                            "--hellaswag %s: a token of example %ld is %d, but the vocabulary has %ld", path, index, h->number[i],
+                            V);
     return (token_part){h->number + at + 1, count};
 }
 
@@ -25,9 +25,7 @@ static token_part read_part(const hellaswag *h, const char *path, int64_t index,
 static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64_t at, int64_t numbers, int64_t T, int64_t V) {
     enum { FIELDS = 5 };
     hellaswag_example *e = &h->all[index];
-    if (numbers - at < FIELDS)
-        cf_die_together(how_to_make, "--hellaswag %s ends before example %lld of %lld", path, (long long)index,
-                        (long long)h->count);
+    if (numbers - at < FIELDS) cf_die_together(how_to_make, "--hellaswag %s ends before example %ld of %ld", path, index, h->count);
     const header_field field[FIELDS] = {{"beginning", EXAMPLE, EXAMPLE},
                                         {"number of bytes", 2 * FIELDS, 2 * (numbers - at)},
                                         {"index", index, index},
@@ -35,8 +33,8 @@ static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64
                                         {"number of endings", HELLASWAG_ENDINGS, HELLASWAG_ENDINGS}};
     for (int i = 0; i < FIELDS; i++)
         if (h->number[at + i] < field[i].least || h->number[at + i] > field[i].most)
-            cf_die_together(how_to_make, "--hellaswag %s: the %s of example %lld is %d, expected %lld to %lld", path, field[i].name,
-                            (long long)index, h->number[at + i], (long long)field[i].least, (long long)field[i].most);
+            cf_die_together(how_to_make, "--hellaswag %s: the %s of example %ld is %d, expected %ld to %ld", path, field[i].name,
+                            index, h->number[at + i], field[i].least, field[i].most);
     const int64_t bytes = h->number[at + 1], stop = at + bytes / 2;
     e->right = h->number[at + 3];
     at += FIELDS;
@@ -47,13 +45,13 @@ static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64
         at += 1 + s.count;
         if (part == 0) continue;
         if (length > T)
-            cf_die_together("raise --seq", "--hellaswag %s: example %lld takes %lld tokens, more than --seq %lld", path,
-                            (long long)index, (long long)length, (long long)T);
+            cf_die_together("raise --seq", "--hellaswag %s: example %ld takes %ld tokens, more than --seq %ld", path, index, length,
+                            T);
         if (length > h->longest) h->longest = length;
     }
     if (at != stop || bytes % 2 != 0)
-        cf_die_together(how_to_make, "--hellaswag %s: example %lld has %lld bytes, but its texts end after %lld", path,
-                        (long long)index, (long long)bytes, (long long)(bytes - 2 * (stop - at)));
+        cf_die_together(how_to_make, "--hellaswag %s: example %ld has %ld bytes, but its texts end after %ld", path, index, bytes,
+                        bytes - 2 * (stop - at));
     return bytes;
 }
 
@@ -76,11 +74,11 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
         most = bytes > most ? bytes : most;
     }
     if (INPUT_HEADER_BYTES + 2 * at != size)
-        cf_die_together(how_to_make, "--hellaswag %s: its %lld examples end at byte %lld, but it has %lld", path,
-                        (long long)h->count, (long long)(INPUT_HEADER_BYTES + 2 * at), (long long)size);
+        cf_die_together(how_to_make, "--hellaswag %s: its %ld examples end at byte %ld, but it has %ld", path, h->count,
+                        INPUT_HEADER_BYTES + 2 * at, size);
     if (header[3] != most)
-        cf_die_together(how_to_make, "--hellaswag %s says that its longest example has %d bytes, but one has %lld", path, header[3],
-                        (long long)most);
+        cf_die_together(how_to_make, "--hellaswag %s says that its longest example has %d bytes, but one has %ld", path, header[3],
+                        most);
     return h;
 }
 

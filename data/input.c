@@ -42,7 +42,7 @@ bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem 
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
             return problem_set(why, "do not change files while a run reads them; make or copy it again, and start again",
-                               "%s %.1500s cannot be read at byte %lld: %s", file->kind, file->path, (long long)(at + done),
+                               "%s %.1500s cannot be read at byte %ld: %s", file->kind, file->path, at + done,
                                n < 0 ? strerror(errno) : "it has become shorter since it was opened");
         done += n;
     }
@@ -64,15 +64,15 @@ void input_close(input *file) {
 bool input_check_header(const char *kind, const char *path, int64_t bytes, const header_field *field, int fields,
                         const int32_t *header, problem *why) {
     if (bytes < INPUT_HEADER_BYTES)
-        return problem_set(why, NULL, "%s %.1500s has %lld bytes, less than the %d of a header", kind, path, (long long)bytes,
+        return problem_set(why, NULL, "%s %.1500s has %ld bytes, less than the %d of a header", kind, path, bytes,
                            INPUT_HEADER_BYTES);
     if (header[0] != field->least)
-        return problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %lld", path, kind, header[0],
-                           (long long)field->least);
+        return problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %ld", path, kind, header[0],
+                           field->least);
     for (int i = 1; i < fields; i++)
         if (header[i] < field[i].least || header[i] > field[i].most)
-            return problem_set(why, NULL, "%s %.1500s: its %s is %d, allowed is %lld to %lld", kind, path, field[i].name, header[i],
-                               (long long)field[i].least, (long long)field[i].most);
+            return problem_set(why, NULL, "%s %.1500s: its %s is %d, allowed is %ld to %ld", kind, path, field[i].name, header[i],
+                               field[i].least, field[i].most);
     return true;
 }
 
@@ -84,8 +84,8 @@ bool input_header(const input *file, const header_field *field, int fields, int3
 bool input_check_size(const input *file, int64_t bytes, const char *promise, problem *why) {
     return file->bytes == bytes ||
            problem_set(why, "it is damaged or was not copied completely; make or copy it again",
-                       "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", file->kind, file->path,
-                       file->bytes < bytes ? "truncated" : "too long", promise, (long long)bytes, (long long)file->bytes);
+                       "%s %.1500s is %s: its header says %s, which is %ld bytes, but it has %ld", file->kind, file->path,
+                       file->bytes < bytes ? "truncated" : "too long", promise, bytes, file->bytes);
 }
 
 char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why) {
@@ -94,8 +94,7 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
     if (!input_open(&file, kind, path, why)) return NULL;
     *bytes = file.bytes;
     if (*bytes > most)
-        problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind, path, (long long)*bytes,
-                    (long long)most);
+        problem_set(why, NULL, "%s %.1500s has %ld bytes, more than the %ld that it may have", kind, path, *bytes, most);
     else {
         text = cf_host_alloc(*bytes + 1, 1, path);
         if (!input_read(&file, 0, text, *bytes, why)) free(text), text = NULL;

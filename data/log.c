@@ -185,8 +185,7 @@ void log_end(logfile *log) {
 bool log_complete(const logfile *log) {
     if (!log) return true;
     const bool unsynced = atomic_load(&log->unsynced);
-    if (log->missing > 0)
-        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", log->path, (long long)log->missing);
+    if (log->missing > 0) fprintf(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
     if (unsynced) fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
     return log->missing == 0 && !unsynced;
 }

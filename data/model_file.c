@@ -47,14 +47,12 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
                  {"padded vocabulary", s->Vp, MAX_V}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < 1 || field[i].value > field[i].maximum)
-            cf_die_together(how_to_repair, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
-                            (long long)field[i].value, (long long)field[i].maximum);
+            cf_die_together(how_to_repair, "%s %s: %s is %ld, allowed is 1 to %ld", of, path, field[i].name, field[i].value,
+                            field[i].maximum);
     if (s->C % s->H != 0)
-        cf_die_together(how_to_repair, "%s %s: %lld channels cannot be split into %lld heads", of, path, (long long)s->C,
-                        (long long)s->H);
+        cf_die_together(how_to_repair, "%s %s: %ld channels cannot be split into %ld heads", of, path, s->C, s->H);
     if (s->Vp < s->V)
-        cf_die_together(how_to_repair, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
-                        (long long)s->Vp, (long long)s->V);
+        cf_die_together(how_to_repair, "%s %s: padded vocabulary %ld is smaller than the vocabulary %ld", of, path, s->Vp, s->V);
 }
 
 // --- reading -----------------------------------------------------------------------------------------------
@@ -79,7 +77,7 @@ model_file *model_file_open(const char *path) {
     const gpt_shape *s = &file->shape;
     file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
     model_shape_check(s, "model file", path);
-    snprintf(promise, sizeof promise, "%lld parameters in %s", (long long)model_parameters(s), file->bf16 ? "bf16" : "fp32");
+    snprintf(promise, sizeof promise, "%ld parameters in %s", model_parameters(s), file->bf16 ? "bf16" : "fp32");
     if (!input_check_size(&file->in, file_bytes(s, file->bf16), promise, &why)) cf_die_together(why.hint, "%s", why.what);
     for (int tensor = 1; tensor < TENSORS; tensor++)
         file->first[tensor] = file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
@@ -108,8 +106,8 @@ void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int6
     if (tensor < 0 || tensor >= TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
     int64_t layers = params_layers(&file->shape, tensor), elements = tensor_elements(&file->shape, tensor);
     if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)
-        cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld", (long long)count,
-               (long long)first, params_name(tensor), (long long)layer, (long long)layers, (long long)elements);
+        cf_die(NULL, "model file: %ld elements from %ld of %s, layer %ld; it has %ld layers of %ld", count, first,
+               params_name(tensor), layer, layers, elements);
     // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;
     char *read = (char *)out + count * (4 - size);

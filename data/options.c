@@ -209,7 +209,7 @@ void options_value(const options *o, const option_row *row, char *text, int64_t 
     const void *field = (const char *)o + row->offset;
     char number[JSON_NUMBER_TEXT];
     if (row->type == OPTION_INT)
-        snprintf(text, (size_t)size, "%lld", (long long)*(const int64_t *)field);
+        snprintf(text, (size_t)size, "%ld", *(const int64_t *)field);
     else if (row->type == OPTION_FLAG)
         snprintf(text, (size_t)size, "%s", *(const bool *)field ? "yes" : "no");
     else if (row->type == OPTION_REAL)

@@ -75,27 +75,24 @@ void origin_compare_options(const options *o, const char *version, cf_transport 
 }
 
 static fact fingerprint_of(const char *name, const tokens *data) {
-    return fact_of(name, "%llu", !data ? 0 : (unsigned long long)(data->hash ? data->hash : data->fingerprint));
+    return fact_of(name, "%lu", !data ? 0 : (data->hash ? data->hash : data->fingerprint));
 }
 
 void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
-    const fact mine[] = {fact_of("number of samples in --train", "%lld", train ? (long long)train->samples : 0),
+    const fact mine[] = {fact_of("number of samples in --train", "%ld", train ? train->samples : 0),
                          fingerprint_of("fingerprint of --train", train),
-                         fact_of("number of samples in --val", "%lld", val ? (long long)val->samples : 0),
+                         fact_of("number of samples in --val", "%ld", val ? val->samples : 0),
                          fingerprint_of("fingerprint of --val", val),
-                         fact_of("size of the vocabulary", "%lld", (long long)V),
-                         fact_of("fingerprint of --init-from", "%llu",
-                                 start ? (unsigned long long)model_file_fingerprint(start, o->verify_data) : 0),
-                         fact_of("hash of --hellaswag", "%llu", questions ? (unsigned long long)questions->hash : 0),
-                         fact_of("hash of --prompt", "%llu",
-                                 prompt ? (unsigned long long)XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0)};
+                         fact_of("size of the vocabulary", "%ld", V),
+                         fact_of("fingerprint of --init-from", "%lu", start ? model_file_fingerprint(start, o->verify_data) : 0),
+                         fact_of("hash of --hellaswag", "%lu", questions ? questions->hash : 0),
+                         fact_of("hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0)};
     compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
     if (!*o->out) return;
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
     const uint64_t mark = checkpoint_store_mark(o->out);
-    const fact out =
-        fact_of("--out", mark ? "a directory with mark %llu" : "no directory where it may write", (unsigned long long)mark);
+    const fact out = fact_of("--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
     compare_facts(transport, &out, 1, "give --out a directory of a file system that all hosts share, where all may write");
 }
 
@@ -131,8 +128,7 @@ cJSON *origin_describe(const options *o, const run_facts *facts) {
     } number[] = {{"positions", facts->shape->maxT}, {"padded-vocab", facts->shape->Vp}, {"train-tokens", t->count},
                   {"train-samples", t->samples},     {"train-hash", (int64_t)t->hash},   {"train-blocks", (int64_t)t->fingerprint},
                   {"skipped", facts->skipped},       {"watched", facts->watched}};
-    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
-        manifest_add(all, number[i].name, "%lld", (long long)number[i].value);
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++) manifest_add(all, number[i].name, "%ld", number[i].value);
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
@@ -143,14 +139,14 @@ void origin_name(const manifest *m, char name[RUN_NAME]) {
     uint64_t number = 0;
     const char *old = m ? manifest_value(m, "run") : NULL;
     if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
-    snprintf(name, RUN_NAME, "%016llx", (unsigned long long)number);
+    snprintf(name, RUN_NAME, "%016lx", number);
     if (old) snprintf(name, RUN_NAME, "%s", old);
 }
 
 int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
     const char *text = manifest_value(m, name);
     char *end = NULL;
-    long long value = text ? strtoll(text, &end, 10) : 0;
+    long value = text ? strtol(text, &end, 10) : 0;
     return text && *text && !*end ? value : missing;
 }
 
@@ -176,10 +172,10 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
     }
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
-                        "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step, o->out, model);
+                        "the checkpoint of step %ld in %s is of another model: %s", m->step, o->out, model);
     if (*run && !o->force)
         cf_die_together("give the options of the checkpoint; or --force to continue with the new ones; or another --out",
-                        "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
+                        "the run in %s, saved at step %ld, would be changed by: %s", o->out, m->step, run);
     cJSON_Delete(mine);
 }
 
@@ -286,7 +282,7 @@ static manifest *find_sound(const options *o, cf_transport *transport, int64_t b
         below = cf_root_host(transport, m ? m->step : -1);
         if (below < 0) return NULL;
         if (!m) m = checkpoint_manifest(o->out, below, &why);
-        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %lld: %s", (long long)below, why.what);
+        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
         bool sound = true;
         for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
             if (checkpoint_verify(o->out, m, file, &why)) continue;
@@ -310,11 +306,11 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
     if (!m && damage) fprintf(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
     if (m && strcmp(o->resume, "no") == 0)
         cf_die_together("choose another --out, or leave out --resume to continue that run",
-                        "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
+                        "--resume no, but %s holds a checkpoint of step %ld", o->out, m->step);
     if (m) origin_compare_run(o, facts, m);
     if (m && m->step > o->steps)
-        cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld", o->out,
-                        (long long)m->step, (long long)o->steps);
+        cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", o->out, m->step,
+                        o->steps);
     if (!m && *o->init_from && !start)
         cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
     if (damage && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
@@ -325,8 +321,8 @@ manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport)
     bool damage = false;
     manifest *m = find_sound(o, transport, o->export_step + 1, &damage);
     if (!m || m->step != o->export_step)
-        cf_die_together("choose another with --export-step", "the checkpoint of step %lld in %s cannot be exported",
-                        (long long)o->export_step, o->out);
+        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported", o->export_step,
+                        o->out);
     return m;
 }
 

@@ -94,12 +94,11 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
     problem why;
     *p = (run_plan){.tuner = tuner, .root = transport->rank == 0, .search_again = strcmp(o->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
-             "tp %lld x dp %lld, %s, %lld layers of %lld channels, %lld heads, vocabulary %lld, %lld tokens, micro-batch %lld, %s",
-             (long long)o->tp, (long long)o->dp, o->strategy, (long long)o->layers, (long long)o->channels, (long long)o->heads,
-             (long long)o->vocab, (long long)o->seq, (long long)o->micro_batch, o->dtype);
-    snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %lld threads, %s, version %s",
-             transport->name, transport->size, transport->local_size, transport->local_cores, (long long)o->threads,
-             cf_device_name(), version);
+             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", o->tp,
+             o->dp, o->strategy, o->layers, o->channels, o->heads, o->vocab, o->seq, o->micro_batch, o->dtype);
+    snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
+             transport->name, transport->size, transport->local_size, transport->local_cores, o->threads, cf_device_name(),
+             version);
     if (*o->plan && !p->search_again) {
         p->given = read_shared(o->plan, transport, *o->predict, &why);
         if (!p->given) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
@@ -144,7 +143,7 @@ char *plan_text(const run_plan *p) {
 static void report_found(const run_plan *p, logfile *log, int64_t step) {
     const cf_tuner *t = p->tuner;
     progress_break();
-    printf("plan      found in trials up to step %lld; a step:", (long long)step + 1);
+    printf("plan      found in trials up to step %ld; a step:", step + 1);
     log_begin(log, "plan");
     LOG_ADD(log, FIELD("step", step), FIELD("left_out", cf_tuner_left_out(t)));
     for (int i = 0; i < cf_tuner_plans(t); i++) {
@@ -185,9 +184,9 @@ void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
         p->first_ms = p->window_ms;
     else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
         progress_break();
-        printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine has changed permanently, "
+        printf("note      the last %d steps up to %ld took %.0f %% longer than the first: if the machine has changed permanently, "
                "--plan new finds another plan\n",
-               PLAN_WINDOW, (long long)step + 1, 100 * (p->window_ms / p->first_ms - 1));
+               PLAN_WINDOW, step + 1, 100 * (p->window_ms / p->first_ms - 1));
         p->first_ms = INFINITY; // once
     }
     p->window_ms = 0;

@@ -47,8 +47,8 @@ void recipe_check(options *o) {
     sscanf(o->trace_steps, "%d:%d", &from, &to); // the parser has checked the form
     if (*o->trace && from >= o->steps)
         cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
-                        "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", o->trace_steps,
-                        (long long)o->steps, o->trace);
+                        "--trace-steps %s: the run ends after %ld steps and would leave --trace %s empty", o->trace_steps, o->steps,
+                        o->trace);
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
         cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
                         "--check-wire checks exchanges between ranks; with --overlap %s there are none", o->overlap);
@@ -62,8 +62,7 @@ void recipe_check(options *o) {
                         o->overlap);
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
-                        "--decay-steps %lld ends the schedule before --warmup %lld has", (long long)o->decay_steps,
-                        (long long)o->warmup);
+                        "--decay-steps %ld ends the schedule before --warmup %ld has", o->decay_steps, o->warmup);
     if (o->min_lr > o->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
@@ -75,8 +74,7 @@ int recipe_mesh(options *o, int ranks) {
     if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
     if (o->tp * o->dp > RANKS_MAX)
-        cf_die_together("lower --tp or --dp", "--tp %lld x --dp %lld is more than %d ranks", (long long)o->tp, (long long)o->dp,
-                        RANKS_MAX);
+        cf_die_together("lower --tp or --dp", "--tp %ld x --dp %ld is more than %d ranks", o->tp, o->dp, RANKS_MAX);
     return o->dry_run && ranks == 1 ? (int)(o->tp * o->dp) : ranks;
 }
 
@@ -85,8 +83,8 @@ int recipe_accumulation(options *o) {
     if (o->batch == 0) o->batch = pass;
     if (o->batch % pass != 0)
         cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
-                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
-                        (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+                        "--batch %ld is not a multiple of --micro-batch %ld x --dp %ld = %ld", o->batch, o->micro_batch, o->dp,
+                        pass);
     return (int)(o->batch / pass);
 }
 

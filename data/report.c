@@ -40,8 +40,8 @@ double report_spent(run_report *r, time_purpose purpose) {
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
     r->watched = origin_number(m, "watched", 0) == 1;
-    report_line(r, "resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n", (long long)m->step,
-                r->o->out, (long long)m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
+    report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->o->out,
+                m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
                 manifest_value(m, "version"));
 }
 
@@ -90,18 +90,18 @@ static void print_shared_cores(const run_report *r) {
 // A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
     if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
-        printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
+        printf("note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
                "--encoding gpt2 makes GPT-2's tokens\n",
-               option, files, (long long)r->V);
+               option, files, r->V);
 }
 
 void report_banner(const run_report *r) {
     const options *o = r->o;
     const bool commfuse = strcmp(o->overlap, "commfuse") == 0;
     if (!root(r)) return;
-    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M parameters\n", r->version,
-           (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)r->V, (double)r->parameters * 1e-6);
-    printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype, (long long)o->threads,
+    printf("commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n", r->version,
+           o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
+    printf("device    %s, %s; %ld thread%s of the host a rank\n", cf_device_name(), o->dtype, o->threads,
            o->threads == 1 ? "" : "s");
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
            r->transport->name);
@@ -110,13 +110,12 @@ void report_banner(const run_report *r) {
     if (strcmp(o->overlap, "auto") == 0)
         printf("overlap   auto: --dry-run prints the schedule of each operation\n");
     else
-        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "",
-               (long long)o->slices, o->slices == 1 ? "" : "s");
-    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n", (long long)o->batch,
-           (long long)o->seq, (long long)o->micro_batch, r->mesh->dp, r->accumulation);
+        printf("overlap   %s%s%s, %ld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "", o->slices,
+               o->slices == 1 ? "" : "s");
+    printf("batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
+           o->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
-        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)r->train->count, r->train->files,
-               (long long)r->train->samples);
+        printf("data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files, r->train->samples);
     options_print_repeated(o, stdout);
     print_bytes(r, r->train, "train", o->train);
     print_bytes(r, r->val, "val", o->val);
@@ -169,8 +168,7 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
             cf_die("internal error, or a bug in a library: please report it; the checkpoints are sound",
-                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank, r[FIGURE_STEP],
-                   (long long)step);
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %ld", rank, r[FIGURE_STEP], step);
         times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
         times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
@@ -187,15 +185,15 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
     char line[256], share[32] = "n/a", eta[32];
     double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
-    const long long left = (long long)(r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
+    const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
     if (!root(r)) return;
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
-    snprintf(eta, sizeof eta, "%lld:%02lld", minutes, left % 60);
-    if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
+    snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
+    if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f ms\tETA %s%s",
-             (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share,
-             times->exposed_ms, eta, s->trial ? " (trial)" : "");
+             "step %5ld/%ld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f ms\tETA %s%s", s->step + 1,
+             r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share, times->exposed_ms, eta,
+             s->trial ? " (trial)" : "");
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
@@ -211,9 +209,8 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
              FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
              FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
     if (s->skipped > 0) {
-        report_line(r, "step %5lld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
-                    (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
-                    (long long)r->o->skip_nonfinite);
+        report_line(r, "step %5ld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %ld in a row, at most %ld\n",
+                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->o->skip_nonfinite);
         LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
                  FIELD("in_a_row", s->skipped));
     }
@@ -228,15 +225,14 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
     const double ms = report_spent(r, TIME_WATCH);
     LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
-    report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)sequences);
+    report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
 }
 
 void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
     const double ms = report_spent(r, TIME_WATCH), accuracy = (double)correct / (double)examples;
     LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
              FIELD("examples", examples));
-    report_line(r, "step %5lld  HellaSwag %.4f  %lld of %lld\n", (long long)step, accuracy, (long long)correct,
-                (long long)examples);
+    report_line(r, "step %5ld  HellaSwag %.4f  %ld of %ld\n", step, accuracy, correct, examples);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
@@ -245,16 +241,16 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     if (!root(r)) return;
     if (!r->words && r->V > vocabulary_size(NULL) && !explained)
         fprintf(stderr,
-                "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, --val or --init-from "
+                "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
                 "(data/prepare.py writes one)\n",
-                (long long)r->V);
+                r->V);
     explained = true;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // a zero byte is a token of a model without words
     cf_printable(text);
-    report_line(r, "step %5lld  sample\n%s\n---\n", (long long)step, text);
+    report_line(r, "step %5ld  sample\n%s\n---\n", step, text);
     LOG_LINE(r->log, "sample", FIELD("step", step), FIELD("ms", ms), FIELD("text", text));
     free(text);
 }
@@ -267,8 +263,7 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
     r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
     free(text);
     if (!r->untraced) {
-        report_line(r, "trace of steps %lld to %lld: %s (open it in https://ui.perfetto.dev)\n", (long long)from, (long long)last,
-                    r->o->trace);
+        report_line(r, "trace of steps %ld to %ld: %s (open it in https://ui.perfetto.dev)\n", from, last, r->o->trace);
         return;
     }
     progress_break();
@@ -293,13 +288,13 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
     accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
-        report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command resumes from there\n",
-                    strsignal(stop), (long long)step, (long long)r->o->steps);
+        report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
+                    step, r->o->steps);
     if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
         cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",
-                        "the state after step %lld was not saved", (long long)step);
+                        "the state after step %ld was not saved", step);
 }
 
 bool report_complete(const run_report *r) {

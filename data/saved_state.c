@@ -6,7 +6,6 @@
 #include "checkpoint.h"
 #include "durable.h"
 #include "input.h"
-#include <inttypes.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -20,13 +19,13 @@ static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elemen
     char *text = header + LENGTH_BYTES;
     int64_t end = runs * RUN_BYTES;
     int length = snprintf(text, HEADER_MAX - LENGTH_BYTES,
-                          "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%" PRId64 ",5],\"data_offsets\":[0,%" PRId64 "]}", runs, end);
+                          "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%ld,5],\"data_offsets\":[0,%ld]}", runs, end);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         int64_t begin = end;
         end += elements * (int64_t)sizeof(float);
         length += snprintf(text + length, (size_t)(HEADER_MAX - LENGTH_BYTES - length),
-                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%" PRId64 "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}%s",
-                           value_name[kind], elements, begin, end, kind == STATE_KINDS - 1 ? "}" : "");
+                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%ld],\"data_offsets\":[%ld,%ld]}%s", value_name[kind], elements,
+                           begin, end, kind == STATE_KINDS - 1 ? "}" : "");
     }
     int padded = (LENGTH_BYTES + length + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - LENGTH_BYTES;
     memset(text + length, ' ', (size_t)(padded - length));
@@ -79,8 +78,8 @@ static bool read_header(part *p, problem *why) {
     // A number with more digits is wrong, and one with as many does not overflow.
     if (most < LENGTH_BYTES ||
         sscanf(found + LENGTH_BYTES,
-               "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13" SCNd64
-               ",5],\"data_offsets\":[0,%*15[0-9]]},\"weight\":{\"dtype\":\"F32\",\"shape\":[%13" SCNd64,
+               "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13ld,5],\"data_offsets\":[0,%*15[0-9]]},\"weight\":{\"dtype\":\"F32\","
+               "\"shape\":[%13ld",
                &p->runs, &p->elements) != 2 ||
         p->runs < 0 || p->runs > max_count || p->elements < 0 || p->elements > max_count)
         return damaged(why, p->in.path, "its header does not say how many runs and elements it has");
@@ -88,7 +87,7 @@ static bool read_header(part *p, problem *why) {
     p->values_at = p->runs_at + p->runs * RUN_BYTES;
     if (p->runs_at > most || memcmp(found, right, (size_t)p->runs_at) != 0)
         return damaged(why, p->in.path, "its header does not fit its numbers of runs and elements");
-    snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs, (long long)p->elements);
+    snprintf(promise, sizeof promise, "%ld runs of %ld elements", p->runs, p->elements);
     return input_check_size(&p->in, p->values_at + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise, why);
 }
 
@@ -165,8 +164,8 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
         const int64_t inside = l ? first + done - l->run.whole : -1;
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)
             return problem_set(why, "was it saved by another version of this program?",
-                               "element %lld of layer %lld of tensor %lld is not in the checkpoint of %s",
-                               (long long)(first + done), (long long)layer, (long long)tensor, s->part->in.path);
+                               "element %ld of layer %ld of tensor %ld is not in the checkpoint of %s", first + done, layer, tensor,
+                               s->part->in.path);
         const int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done,
                       element = (int64_t)kind * l->part->elements + l->run.at + inside, size = sizeof(float);
         if (!input_read(&l->part->in, l->part->values_at + element * size, out + done, n * size, why)) return false;

@@ -91,8 +91,8 @@ static void start(saver *s, stage now) {
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
-    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->transport->rank, s->transport->size,
-            (long long)s->step, s->why.what);
+    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %ld: %s\n", s->transport->rank, s->transport->size, s->step,
+            s->why.what);
     if (*s->why.hint) fprintf(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
     fflush(stderr);
 }
@@ -102,8 +102,8 @@ static void report(const saver *s) {
     for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
-    printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", (long long)s->step,
-           s->out, (long long)s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
+    printf("step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step, s->out,
+           s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
     LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
              FIELD("written_ms", written_ms));

@@ -123,7 +123,7 @@ static uint64_t hash_files(tokens *t, bool whole) {
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
-    if (T < 1) cf_die_together("--seq is at least 1", "samples of %lld tokens", (long long)T);
+    if (T < 1) cf_die_together("--seq is at least 1", "samples of %ld tokens", T);
     glob_t found;
     const int status = find_files(pattern, &found);
     if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
@@ -148,8 +148,8 @@ tokens *tokens_open(const char *pattern, int64_t T) {
     globfree(&found);
     if (t->samples == 0)
         cf_die_together("lower --seq or give more data",
-                        "no sample in '%s': one takes %lld tokens (--seq + 1) of one file, and the longest of %d has %lld", pattern,
-                        (long long)T + 1, t->files, (long long)longest);
+                        "no sample in '%s': one takes %ld tokens (--seq + 1) of one file, and the longest of %d has %ld", pattern,
+                        T + 1, t->files, longest);
     t->fingerprint = hash_files(t, false);
     return t;
 }
@@ -170,8 +170,8 @@ static void check_token(const tokens *t, int file, int64_t at, int token, int64_
     if (token >= vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
                         "--verify-data checks all tokens before a run begins",
-                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", t->file[file].in.path,
-                        (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
+                        "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", t->file[file].in.path, at, token,
+                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, vocab);
 }
 
 void tokens_check(const tokens *t, int64_t vocab) {
@@ -187,7 +187,7 @@ static uint64_t mix(uint64_t x) {
 }
 
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
-    if (position < 0) cf_die(NULL, "sample at position %lld", (long long)position);
+    if (position < 0) cf_die(NULL, "sample at position %ld", position);
     uint64_t samples = (uint64_t)t->samples, epoch = (uint64_t)position / samples;
     uint64_t key = mix(mix(seed) + epoch), x = (uint64_t)position % samples;
     int half_bits = 0;
@@ -207,8 +207,7 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
 
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
-        cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples, (long long)b,
-               (long long)B);
+        cf_die(NULL, "sample %ld of %ld into column %ld of %ld", sample, t->samples, b, B);
     int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;

@@ -40,19 +40,17 @@ vocabulary *vocabulary_open(const char *path) {
                       .word = cf_host_alloc(header[2], sizeof *v->word, path),
                       .bytes = bytes};
     if (v->end_of_text >= v->count)
-        cf_die_together(how_to_make, "vocabulary file %s: end of text is token %lld of %lld", path, (long long)v->end_of_text,
-                        (long long)v->count);
+        cf_die_together(how_to_make, "vocabulary file %s: end of text is token %ld of %ld", path, v->end_of_text, v->count);
     for (int64_t token = 0; token < v->count; token++) {
         const int length = at < size ? (unsigned char)bytes[at] : 0;
         if (at + 1 + length > size)
-            cf_die_together(how_to_make, "vocabulary file %s ends within token %lld of %lld", path, (long long)token,
-                            (long long)v->count);
+            cf_die_together(how_to_make, "vocabulary file %s ends within token %ld of %ld", path, token, v->count);
         v->word[token] = (word){bytes + at + 1, length, (int32_t)token};
         at += 1 + length;
     }
     if (at != size)
-        cf_die_together(how_to_make, "vocabulary file %s: its %lld tokens end at byte %lld, but it has %lld", path,
-                        (long long)v->count, (long long)at, (long long)size);
+        cf_die_together(how_to_make, "vocabulary file %s: its %ld tokens end at byte %ld, but it has %ld", path, v->count, at,
+                        size);
     return v;
 }
 
@@ -219,20 +217,17 @@ int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int
     }
     if (!v && V > vocabulary_size(NULL))
         cf_die_together("data/prepare.py --encoding gpt2 writes one beside the tokens; name them with --train or --val",
-                        "--prompt: there is no tokenizer.bin for the model's %lld words beside --train, --val or --init-from",
-                        (long long)V);
+                        "--prompt: there is no tokenizer.bin for the model's %ld words beside --train, --val or --init-from", V);
     while (v && at < bytes && cf_utf8_bytes(text + at)) at += cf_utf8_bytes(text + at);
     if (v && at < bytes)
-        cf_die_together("convert it with iconv", "--prompt is not UTF-8: byte %lld is 0x%02x", (long long)at,
-                        (unsigned char)text[at]);
+        cf_die_together("convert it with iconv", "--prompt is not UTF-8: byte %ld is 0x%02x", at, (unsigned char)text[at]);
     *count = vocabulary_encode(v, text, bytes, tokens);
     free(text);
     if (*count < 1 || *count > o->seq)
-        cf_die_together("give another one, or raise --seq", "--prompt has %lld tokens; allowed is 1 to --seq %lld",
-                        (long long)*count, (long long)o->seq);
+        cf_die_together("give another one, or raise --seq", "--prompt has %ld tokens; allowed is 1 to --seq %ld", *count, o->seq);
     for (int64_t i = 0; i < *count; i++)
         if (tokens[i] >= V)
             cf_die_together("give another one, or the model's tokenizer.bin",
-                            "--prompt: its token %lld is %d, but the model has %lld words", (long long)i, tokens[i], (long long)V);
+                            "--prompt: its token %ld is %d, but the model has %ld words", i, tokens[i], V);
     return tokens;
 }
