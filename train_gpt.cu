@@ -16,12 +16,18 @@
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
 #include "commfuse/stop.h"
+#include "layers/optimizer.h"
+#include "layers/peak.h"
+#ifdef __cplusplus
+extern "C" { // the headers of data/ are for C
+#endif
 #include "data/origin.h"
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
-#include "layers/optimizer.h"
-#include "layers/peak.h"
+#ifdef __cplusplus
+}
+#endif
 
 enum { VAL_SEQUENCES = 80 };      // of a validation, unless --val-batches is given
 enum { EARLY_TIMEOUT_S = 60 };    // for ranks that meet only to report a wrong option

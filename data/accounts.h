@@ -20,8 +20,6 @@
 #include "log.h"
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DOWN, TIMES } time_purpose;
 
 typedef struct accounts {
@@ -44,5 +42,4 @@ void accounts_log(const accounts *a, logfile *log); // adds fields to the line
 // Means over ranks and all steps but trials. Collective. Rank 0 prints the operations with the longest exposed time and logs all.
 void accounts_audit(const cf_trace *trace, cf_transport *transport, const options *o, logfile *log);
 
-CF_EXTERN_C_END
 #endif

@@ -19,8 +19,6 @@
 #include "../layers/params.h"
 #include "problem.h"
 
-CF_EXTERN_C_BEGIN
-
 enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
 
 typedef struct manifest_file {
@@ -100,5 +98,4 @@ void saved_state_close(saved_state *s);
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why);
 
-CF_EXTERN_C_END
 #endif

@@ -9,8 +9,6 @@
 
 #include "input.h"
 
-CF_EXTERN_C_BEGIN
-
 enum { HELLASWAG_ENDINGS = 4 };
 
 typedef struct token_part {
@@ -37,5 +35,4 @@ void hellaswag_load(void *h, int64_t row, int64_t b, int64_t B, int32_t *inputs,
 // over the tokens of an ending.
 int64_t hellaswag_correct(const hellaswag *h, const double *losses);
 
-CF_EXTERN_C_END
 #endif

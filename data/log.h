@@ -9,8 +9,6 @@
 
 #include "problem.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct logfile logfile;
 // path NULL or "": no log, NULL. Dies if the file cannot be written, or if another process writes it.
 // resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
@@ -67,5 +65,4 @@ bool progress_on_terminal(void);
 void progress_show(const char *line, bool last);
 void progress_break(void); // ends a line in place, so that other output starts on its own line
 
-CF_EXTERN_C_END
 #endif

@@ -9,8 +9,6 @@
 #include "../layers/params.h"
 #include "input.h"
 
-CF_EXTERN_C_BEGIN
-
 int64_t model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
 // Dies (together) if no GPT can have this shape. of, path: where it comes from ("model file", "x.bin").
 void model_shape_check(const gpt_shape *shape, const char *of, const char *path);
@@ -37,5 +35,4 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
 void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not that of the shape
 
-CF_EXTERN_C_END
 #endif

@@ -6,8 +6,6 @@
 
 #include "problem.h"
 
-CF_EXTERN_C_BEGIN
-
 enum {
     OPTIONS = 0
 #define OPTION(...) +1
@@ -43,5 +41,4 @@ bool options_given(const options *o, const char *name); // on the command line o
 // Prints a line for each option that is repeated on the command line.
 void options_print_repeated(const options *o, FILE *file);
 
-CF_EXTERN_C_END
 #endif

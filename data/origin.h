@@ -11,8 +11,6 @@
 #include "tokens.h"
 #include "vocabulary.h"
 
-CF_EXTERN_C_BEGIN
-
 vocabulary *origin_vocabulary(const options *o); // NULL: there is none, tokens are bytes
 // Opens --train or --val; NULL if it is not given. With --verify-data reads all of it, and prints so if this is rank 0 (root).
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
@@ -67,5 +65,4 @@ manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport)
 saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 
-CF_EXTERN_C_END
 #endif

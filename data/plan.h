@@ -12,8 +12,6 @@
 #include "log.h"
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct run_plan {
     cf_tuner *tuner;                 // NULL: nothing to choose
     char shape[256], machine[256];   // of this run
@@ -38,5 +36,4 @@ char *plan_text(const run_plan *p);              // for a checkpoint; the caller
 // After each step. Prints, logs and writes the plan when trials have ended; later reports once if steps have become slower.
 void plan_step(run_plan *p, logfile *log, int64_t step, double ms);
 
-CF_EXTERN_C_END
 #endif

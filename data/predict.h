@@ -7,8 +7,6 @@
 #include "machine.h"
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct predicted_rank {
     cf_record record;
     int64_t memory; // bytes
@@ -22,5 +20,4 @@ typedef void predict_record(void *trainer, const options *o, int rank, int playe
 void predict_options(options *o, machine *m);
 void predict(const options *o, const machine *m, predict_record *record, void *trainer, FILE *out);
 
-CF_EXTERN_C_END
 #endif

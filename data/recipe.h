@@ -4,8 +4,6 @@
 
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 // A program is compiled for one element type, here `dtype`. If o has the other type, this process becomes the program `other` of
 // the same directory.
 void recipe_choose_program(options *o, const char *dtype, const char *other, char **argv);
@@ -24,5 +22,4 @@ bool recipe_hellaswag_due(const options *o, int64_t step, bool last);
 // Whether a validation, a sample, a save or the end of the run comes before the next step.
 bool recipe_pause_due(const options *o, int64_t step);
 
-CF_EXTERN_C_END
 #endif

@@ -9,8 +9,6 @@
 #include "plan.h"
 #include "saver.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct run_report {
     const options *o;
     const char *version, *run; // of the program; name of the run, on rank 0
@@ -72,5 +70,4 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
 // Whether log and timeline were written. If not, training continues, but the exit status is 1.
 bool report_complete(const run_report *r);
 
-CF_EXTERN_C_END
 #endif

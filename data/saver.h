@@ -18,8 +18,6 @@
 #include "log.h"
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct saver saver;
 
 saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log); // store, log: rank 0's
@@ -35,5 +33,4 @@ double saver_stage(saver *s);
 void saver_advance(saver *s, const double *stages, int stride); // collective. stages: (ranks, stride)
 bool saver_finish(saver *s);                                    // collective. False: the last checkpoint was not written
 
-CF_EXTERN_C_END
 #endif

@@ -9,8 +9,6 @@
 
 #include "input.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct token_file {
     input in;
     int64_t count; // tokens
@@ -49,5 +47,4 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 // and value, or if the file has become shorter.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
 
-CF_EXTERN_C_END
 #endif

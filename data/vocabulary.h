@@ -6,8 +6,6 @@
 
 #include "options.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct vocabulary vocabulary;
 // path: a vocabulary file. NULL if the file does not exist; dies together if it is damaged.
 vocabulary *vocabulary_open(const char *path);
@@ -32,5 +30,4 @@ character_class vocabulary_class_of(const char *at); // of a valid character
 enum { PROMPT_MAX_BYTES = 1 << 16 };
 int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int64_t *count);
 
-CF_EXTERN_C_END
 #endif
