@@ -68,23 +68,19 @@ static bool apply(run_plan *p, const char *text, const char *name, bool here, pr
     return ok;
 }
 
-typedef struct shared_text {
-    bool found;
-    problem why;
-    char text[PLAN_MAX_BYTES];
-} shared_text;
-
 // A file that rank 0 reads, on all ranks; a prediction's ranks, which have no others beside them, each read it. NULL: see why.
 static char *read_shared(const char *path, cf_transport *transport, bool alone, problem *why) {
-    shared_text *mine = cf_host_alloc(1, sizeof *mine, "a plan");
+    struct shared_text {
+        problem why;
+        char text[PLAN_MAX_BYTES];
+    } *mine = cf_host_alloc(1, sizeof *mine, "a plan"), *all;
     int64_t bytes = 0;
     char *text = alone || transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
-    mine->found = text != NULL;
     if (text) memcpy(mine->text, text, (size_t)bytes);
     free(text);
-    shared_text *all = cf_allgather_alloc(transport, mine, (int64_t)sizeof *mine);
-    text = all->found ? strdup(all->text) : NULL;
+    all = cf_allgather_alloc(transport, mine, (int64_t)sizeof *mine);
     *why = all->why;
+    text = *why->what ? NULL : strdup(all->text);
     free(mine);
     free(all);
     return text;
@@ -99,33 +95,29 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
              transport->name, transport->size, transport->local_size, transport->local_cores, o->threads, cf_device_name(),
              version);
-    if (*o->plan && !p->search_again) {
-        p->given = read_shared(o->plan, transport, *o->predict, &why);
-        if (!p->given) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
-    }
     if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
-    if (!*o->plan && *p->path) p->cached = read_shared(p->path, transport, *o->predict, &why);
+    p->given = *o->plan && !p->search_again;
+    const char *from = p->given ? o->plan : *o->plan ? "" : p->path;
+    if (*from) p->text = read_shared(from, transport, *o->predict, &why);
+    if (p->given && !p->text) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
 }
 
 void plan_free(run_plan *p) {
     cf_tuner_free(p->tuner);
-    free(p->given);
-    free(p->cached);
+    free(p->text);
 }
 
 void plan_start(run_plan *p, const char *saved, int64_t steps) {
     problem why = {"", ""};
-    bool search = !p->given && (p->search_again || steps >= PLAN_WORTH_STEPS);
     if (!p->tuner) return;
-    if (p->given && !apply(p, p->given, "--plan", false, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-    const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why),
-               cached = !p->given && !resumed && p->cached && apply(p, p->cached, "--out", true, &why);
-    if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
-    cf_tuner_start(p->tuner, search && !resumed);
+    const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why);
+    p->known = resumed || (p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given, &why));
+    if (p->given && !p->known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (p->root && p->text && !p->known) printf("plan      %s: not used\n", why.what);
+    cf_tuner_start(p->tuner, !p->given && !resumed && (p->search_again || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
         printf("plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                cf_tuner_left_out(p->tuner));
-    p->known = p->given || resumed || cached;
     p->trying = cf_tuner_trying(p->tuner);
 }
 

@@ -13,14 +13,15 @@
 #include "options.h"
 
 typedef struct run_plan {
-    cf_tuner *tuner;                 // NULL: nothing to choose
-    char shape[256], machine[256];   // of this run
-    char path[PATH_MAX];             // of plan.json; "": none is written
-    char *given, *cached;            // texts of --plan and of DIR/plan.json; NULL: none
-    bool root, trying, search_again; // search_again: --plan new
-    bool known;                      // from trials or from one of the texts
-    int64_t steps;                   // since trials ended
-    double first_ms, window_ms;      // time of the first and of the last PLAN_WINDOW steps
+    cf_tuner *tuner;               // NULL: nothing to choose
+    char shape[256], machine[256]; // of this run
+    char path[PATH_MAX];           // of plan.json; "": none is written
+    char *text;                    // of --plan (given), else of DIR/plan.json; NULL: none
+    bool given, root, trying;
+    bool search_again;          // --plan new
+    bool known;                 // from trials or from one of the texts
+    int64_t steps;              // since trials ended
+    double first_ms, window_ms; // time of the first and of the last PLAN_WINDOW steps
 } run_plan;
 
 // Rank 0 reads the files for all ranks. Dies together if --plan cannot be read.

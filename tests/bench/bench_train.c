@@ -193,8 +193,8 @@ static void make_model(bench *b, entrant *e, const char *found) {
     optimizer_create(&e->optimizer, &e->model, e->how);
     if (e->how.mode == CF_MODE_AUTO && b->transport->size > 1) {
         plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
-        plan_start(&e->plan, found, e->plan.cached || found ? 0 : PLAN_WORTH_STEPS);
-        if (e->plan.cached && !e->plan.known)
+        plan_start(&e->plan, found, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);
+        if (e->plan.text && !e->plan.known)
             cf_die_together("remove it", "the plan in --out %s is not one of these modes, ranks and shapes", o->out);
     }
     params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
