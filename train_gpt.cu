@@ -51,7 +51,6 @@ typedef struct trainer {
     int32_t *text; // a sample: the prompt, then the generated tokens
     int64_t prompt_tokens;
     int trace_from, trace_to; // steps [from, to); -1 without --trace
-    checkpoint_store *store;  // on rank 0 with --out, else NULL
     saver *checkpoints;       // NULL without --out
     rank_state copy;          // of this rank's state, while it is being saved
     char run[RUN_NAME];       // only rank 0's is used
@@ -144,7 +143,7 @@ static void restore_state(trainer *t, const manifest *m) {
 // From the newest sound checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, NULL, 0, false};
-    manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->store, t->start);
+    manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->start);
     origin_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->o.steps - (m ? m->step : 0));
     if (m) {
@@ -368,7 +367,7 @@ static int train_model(trainer *t) {
     const options *o = &t->o;
     run_report *r = &t->report;
     allow_long_waits(t, true);
-    if (root(t)) t->store = origin_open_output(o);
+    if (root(t)) origin_open_output(o);
     if (*o->hellaswag) t->questions = hellaswag_open(o->hellaswag, o->seq, r->V);
     t->text = vocabulary_prompt(o, t->words, r->V, &t->prompt_tokens);
     origin_compare_data(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->prompt_tokens);
@@ -376,7 +375,7 @@ static int train_model(trainer *t) {
     meet(t); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
     report_open(r);
-    if (*o->out) t->checkpoints = saver_create(t->transport, t->store, o, r->log);
+    if (*o->out) t->checkpoints = saver_create(t->transport, o, r->log);
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (o->peak_tflops <= 0)
         r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, t->transport,
@@ -401,7 +400,6 @@ static void close_model(trainer *t) {
 
 static void close_trainer(trainer *t) {
     saver_free(t->checkpoints);
-    checkpoint_store_close(t->store);
     state_free(&t->copy);
     log_close(t->report.log);
     tokens_close(t->train);

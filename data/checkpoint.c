@@ -9,7 +9,7 @@
 //     4. rename step.tmp to step
 //     5. sync OUT; only now remove what is older
 //
-// checkpoint_store_open() may remove every step.tmp because it holds the lock. The lock's file stays in OUT, because removing it
+// checkpoint_lock() may remove every step.tmp because it holds the lock. The lock's file stays in OUT, because removing it
 // would race with a run that is opening it. The lock ends with its process, so it is never stale; its text is for messages only.
 //
 // Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and skipped.
@@ -28,17 +28,11 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48, NOTHING_BEGUN = -1 };
+enum { VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48 };
 typedef enum { FINISHED, UNFINISHED, DAMAGED, STAGES } stage;
 static const char *const stage_suffix[STAGES] = {"", ".tmp", ".damaged"};
 static const char manifest_name[] = "manifest.json", format[] = "commfuse checkpoint",
                   damaged[] = "the checkpoint is damaged, or was not copied completely";
-
-struct checkpoint_store {
-    char out[PATH_MAX];
-    int lock;
-    int64_t begun; // a step, or NOTHING_BEGUN
-};
 
 typedef struct found {
     int64_t step;
@@ -227,7 +221,7 @@ static found *list(const char *out, int64_t *count, problem *why) {
     return all;
 }
 
-// --- the store ---------------------------------------------------------------------------------------------
+// --- the directory ---------------------------------------------------------------------------------------
 
 static bool move(const char *out, found from, stage to, problem *why) {
     char old[PATH_MAX], new[PATH_MAX];
@@ -249,34 +243,25 @@ static bool remove_one(const char *out, found f, problem *why) {
            (f.stage == UNFINISHED || (move(out, f, UNFINISHED, why) && clear(out, f.step, UNFINISHED, path, why)));
 }
 
-checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
-    char lock[PATH_MAX + 8];
+int checkpoint_lock(const char *out, problem *why) {
+    char path[PATH_MAX + 8];
     problem ignored;
     int64_t count;
-    found *all = NULL;
-    checkpoint_store *s = cf_host_alloc(1, sizeof *s, "the checkpoints");
-    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
-    snprintf(s->out, sizeof s->out, "%s", out);
-    snprintf(lock, sizeof lock, "%s/lock", out);
-    if (!durable_make_directories(out))
+    snprintf(path, sizeof path, "%s/lock", out);
+    if (!durable_make_directories(out)) {
         durable_problem(why, "cannot make directory", out, -1);
-    else if ((s->lock = durable_lock(lock, "another run saves to", out, why)) >= 0)
-        all = list(out, &count, why);
+        return -1;
+    }
+    const int lock = durable_lock(path, "another run saves to", out, why);
+    found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
-    if (!all) checkpoint_store_close(s);
+    if (!all && lock >= 0) close(lock);
     free(all);
-    return all ? s : NULL;
+    return all ? lock : -1;
 }
 
-void checkpoint_store_close(checkpoint_store *s) {
-    if (!s) return;
-    checkpoint_abandon(s);
-    if (s->lock >= 0) close(s->lock);
-    free(s);
-}
-
-uint64_t checkpoint_store_mark(const char *out) {
+uint64_t checkpoint_mark(const char *out) {
     char path[PATH_MAX + 8];
     int64_t bytes;
     uint64_t hash;
@@ -287,22 +272,17 @@ uint64_t checkpoint_store_mark(const char *out) {
 
 // --- saving ------------------------------------------------------------------------------------------------
 
-bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
-    if (step < 0 || step > JSON_WHOLE_MAX) cf_die(NULL, "a checkpoint of step %ld", step);
-    if (s->begun != NOTHING_BEGUN) cf_die(NULL, "a checkpoint of step %ld while that of %ld is being written", step, s->begun);
+bool checkpoint_begin(const char *out, int64_t step, problem *why) {
     char path[PATH_MAX];
-    path_of(s->out, (found){step, FINISHED}, "", path);
+    path_of(out, (found){step, FINISHED}, "", path);
     if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s exists already", path);
-    if (!clear(s->out, step, UNFINISHED, path, why)) return false;
-    if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
-    s->begun = step;
-    return true;
+    if (!clear(out, step, UNFINISHED, path, why)) return false;
+    return mkdir(path, 0777) == 0 || durable_problem(why, "cannot make checkpoint directory", path, -1);
 }
 
-void checkpoint_abandon(checkpoint_store *s) {
+void checkpoint_abandon(const char *out, int64_t step) {
     problem ignored;
-    if (s->begun != NOTHING_BEGUN) remove_one(s->out, (found){s->begun, UNFINISHED}, &ignored);
-    s->begun = NOTHING_BEGUN;
+    remove_one(out, (found){step, UNFINISHED}, &ignored);
 }
 
 // Checks that each file of the manifest is there and has the right size.
@@ -319,48 +299,46 @@ static bool check_files(const char *out, found f, const manifest *m, problem *wh
     return true;
 }
 
-bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
-    if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %ld was not begun", m->step);
-    found new = {m->step, UNFINISHED};
+bool checkpoint_commit(const char *out, const manifest *m, problem *why) {
+    const found new = {m->step, UNFINISHED};
     char path[PATH_MAX];
     int64_t size = 0;
-    path_of(s->out, new, manifest_name, path);
-    char *text = check_files(s->out, new, m, why) ? manifest_print(m, &size) : NULL;
-    const bool ok = text && durable_replace(path, text, size, false, why) && move(s->out, new, FINISHED, why);
+    path_of(out, new, manifest_name, path);
+    char *text = check_files(out, new, m, why) ? manifest_print(m, &size) : NULL;
+    const bool ok = text && durable_replace(path, text, size, false, why) && move(out, new, FINISHED, why);
     free(text);
-    if (!ok) checkpoint_abandon(s);
-    s->begun = NOTHING_BEGUN;
-    return ok && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
+    if (!ok) checkpoint_abandon(out, m->step);
+    return ok && (durable_sync_directory(out) || durable_problem(why, "cannot sync", out, -1));
 }
 
-bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
+bool checkpoint_set_aside(const char *out, int64_t sound, problem *why) {
     char path[PATH_MAX];
     int64_t count;
-    found *all = list(s->out, &count, why);
+    found *all = list(out, &count, why);
     bool done = all != NULL;
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
-        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // replaces an earlier one
+        done = clear(out, f->step, DAMAGED, path, why) && move(out, *f, DAMAGED, why); // replaces an earlier one
         if (done) fprintf(stderr, "note: it is kept as %s\n", path);
     }
     free(all);
-    return done && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
+    return done && (durable_sync_directory(out) || durable_problem(why, "cannot sync", out, -1));
 }
 
-bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, problem *why) {
+bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why) {
     problem ignored;
     int64_t kept = 0, count;
     if (keep == 0) return true;
-    found *all = list(s->out, &count, why);
+    found *all = list(out, &count, why);
     bool removed = all != NULL;
     for (found *f = all; all && f < all + count; f++) {
-        if (f->stage == DAMAGED || f->step == s->begun) continue;
-        if (f->stage == FINISHED && kept < keep) { // stays, but counts only if it is complete
-            manifest *m = checkpoint_manifest(s->out, f->step, &ignored);
-            kept += m && check_files(s->out, *f, m, &ignored);
+        if (f->stage == DAMAGED || (f->stage == UNFINISHED && kept == 0)) continue; // the newest may be being written
+        if (f->stage == FINISHED && kept < keep) {                                  // stays, but counts only if it is complete
+            manifest *m = checkpoint_manifest(out, f->step, &ignored);
+            kept += m && check_files(out, *f, m, &ignored);
             manifest_free(m);
         } else if (f->stage == UNFINISHED || keep_every == 0 || f->step % keep_every != 0) {
-            removed &= remove_one(s->out, *f, why);
+            removed &= remove_one(out, *f, why);
         }
     }
     free(all);

@@ -40,28 +40,25 @@ char *manifest_print(const manifest *m, int64_t *size); // the caller frees it
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why);
 void manifest_free(manifest *m);
 
-// Makes the directory OUT if it is missing, locks it until close or the end of the process, and removes unfinished checkpoints of
-// runs that died. NULL: see why; if another run has the lock, its host and process.
-typedef struct checkpoint_store checkpoint_store;
-checkpoint_store *checkpoint_store_open(const char *out, problem *why);
-void checkpoint_store_close(checkpoint_store *store); // abandons a checkpoint that is begun and not committed
-// 53 bits of the lock's hash: equal on all ranks that see the OUT that rank 0 has opened. 0: OUT cannot be read or written.
-uint64_t checkpoint_store_mark(const char *out);
+// Makes the directory OUT if it is missing, locks it until close() or the end of the process, and removes unfinished checkpoints of
+// runs that died. Returns the lock. -1: see why; if another run has the lock, its host and process.
+int checkpoint_lock(const char *out, problem *why);
+// 53 bits of the lock's hash: equal on all ranks that see the OUT that rank 0 has locked. 0: OUT cannot be read or written.
+uint64_t checkpoint_mark(const char *out);
 
-// False if there is already one of that step.
-bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
-// m->step must have been begun.
-bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
-void checkpoint_abandon(checkpoint_store *store);
+// These change OUT: only for who holds its lock. checkpoint_begin() is false if there is already one of that step.
+bool checkpoint_begin(const char *out, int64_t step, problem *why);
+bool checkpoint_commit(const char *out, const manifest *m, problem *why); // of m->step; if it fails, abandons it
+void checkpoint_abandon(const char *out, int64_t step);
 
 // Renames the checkpoints newer than step `sound`, which are damaged, to step_00000123.damaged, and prints so: they may look
 // complete, but must not count. They stay until somebody removes them.
-bool checkpoint_set_aside(checkpoint_store *store, int64_t sound, problem *why);
+bool checkpoint_set_aside(const char *out, int64_t sound, problem *why);
 
 // Keeps the `keep` newest complete checkpoints (0: all), all newer ones, and the steps that are multiples of `keep_every` (0:
 // none); removes the rest, incomplete ones included. Removes nothing while fewer than `keep` are complete. False if something could
 // not be removed: it no longer counts, and the next call tries again.
-bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
+bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why);
 
 // The newest complete checkpoint of a step below `below`: a sound manifest, and each file present with the right size. NULL if
 // there is none. `skipped` has a line with the reason for each newer one, or is "". The caller frees the manifest.

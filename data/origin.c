@@ -91,7 +91,7 @@ void origin_compare_data(const options *o, cf_transport *transport, const tokens
     compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
     if (!*o->out) return;
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
-    const uint64_t mark = checkpoint_store_mark(o->out);
+    const uint64_t mark = checkpoint_mark(o->out);
     const fact out = fact_of("--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
     compare_facts(transport, &out, 1, "give --out a directory of a file system that all hosts share, where all may write");
 }
@@ -248,18 +248,16 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
 
 // --- output ------------------------------------------------------------------------------------------------
 
-checkpoint_store *origin_open_output(const options *o) {
+void origin_open_output(const options *o) {
     const char *out = o->out, *hint = "choose another --out DIR that can be written";
-    checkpoint_store *store = NULL;
     durable_file file;
     problem why;
     if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX) cf_die("choose a shorter --out DIR", "--out is too long");
-    if (*out && !(store = checkpoint_store_open(out, &why))) cf_die(problem_hint(&why, hint), "--out: %s", why.what);
+    if (*out && checkpoint_lock(out, &why) < 0) cf_die(problem_hint(&why, hint), "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
-    if (!*o->trace) return store;
+    if (!*o->trace) return;
     if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
     durable_abandon(&file); // the timeline of an earlier start stays until this one is written
-    return store;
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------
@@ -295,8 +293,7 @@ static manifest *find_sound(const options *o, cf_transport *transport, int64_t b
     }
 }
 
-manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, checkpoint_store *store,
-                            const model_file *start) {
+manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start) {
     bool damage = false;
     problem why;
     manifest *m = *o->out ? find_sound(o, transport, INT64_MAX, &damage) : NULL;
@@ -313,7 +310,7 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
                         o->steps);
     if (!m && *o->init_from && !start)
         cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
-    if (damage && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
+    if (damage && !checkpoint_set_aside(o->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return m;
 }
 

@@ -22,8 +22,8 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
 
 #define ORIGIN_MODEL "model.bin" // in --out, at the end
 
-// Called by rank 0: checks that --out and --trace can be written. NULL without --out.
-checkpoint_store *origin_open_output(const options *o);
+// Called by rank 0: checks that --out and --trace can be written, and locks --out until the process ends.
+void origin_open_output(const options *o);
 
 // Collective. Dies unless all ranks have the same version and options: launchers start each rank with a separate command line. A
 // different --lr on one rank would train a wrong model without an error; a different --overlap would wait for messages that nobody
@@ -56,8 +56,7 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins,
 // from the model file `start` if that is not NULL. Newer, damaged checkpoints are reported and renamed, so that they do not count
 // when older ones are removed. Calls origin_compare_run().
-manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, checkpoint_store *store,
-                            const model_file *start);
+manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start);
 // Collective. The checkpoint of --export-step.
 manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport);
 

@@ -2,7 +2,7 @@
 //
 //   IDLE → WRITING → WRITTEN → (on all ranks: they exchange results) → COMMITTING → COMMITTED → (rank 0) → IDLE
 //
-// While WRITING, a rank's thread owns the copy of its state; while COMMITTING, rank 0's thread owns the store. Setting the next
+// While WRITING, a rank's thread owns the copy of its state; while COMMITTING, rank 0's thread changes OUT. Setting the next
 // stage is the last thing that a thread does; ranks exchange its result after that.
 #define _GNU_SOURCE
 #include "saver.h"
@@ -19,7 +19,7 @@ enum { NICE = 10 }; // writing yields to computing
 
 struct saver {
     cf_transport *transport;
-    const char *out;
+    const options *o;
     const rank_state *copy; // this rank's
     pthread_t thread;
     bool threaded;
@@ -31,19 +31,20 @@ struct saver {
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     manifest_file mine;  // this rank's
     // On rank 0 only:
-    checkpoint_store *store; // NULL on other ranks
-    int64_t keep, keep_every;
     logfile *log;
     cJSON *options;
     double begun_ms, stall_ms;
 };
 
-saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log) {
+saver *saver_create(cf_transport *transport, const options *o, logfile *log) {
     saver *s = cf_host_alloc(1, sizeof *s, "checkpoints");
     s->file = cf_host_alloc(transport->size, sizeof *s->file, "checkpoints");
-    s->transport = transport, s->out = o->out, s->store = store, s->log = log;
-    s->keep = o->keep, s->keep_every = o->keep_every;
+    s->transport = transport, s->o = o, s->log = log;
     return s;
+}
+
+static bool root(const saver *s) {
+    return s->transport->rank == 0;
 }
 
 static void join(saver *s) {
@@ -54,7 +55,7 @@ static void join(saver *s) {
 void saver_free(saver *s) {
     if (!s) return;
     join(s);
-    if (s->store) checkpoint_abandon(s->store);
+    if (root(s) && atomic_load(&s->stage) != IDLE) checkpoint_abandon(s->o->out, s->step);
     cJSON_Delete(s->options);
     free(s->file);
     free(s);
@@ -65,15 +66,15 @@ static void *work(void *saver_) {
     if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
     if (atomic_load(&s->stage) == WRITING) {
         char path[PATH_MAX];
-        checkpoint_file_path(s->out, s->step, s->transport->rank, true, path);
+        checkpoint_file_path(s->o->out, s->step, s->transport->rank, true, path);
         s->ok = saved_state_write(path, s->copy, &s->mine, &s->why);
         atomic_store(&s->stage, WRITTEN);
     } else {
         problem why = {.what = ""};
         manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
         log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
-        s->ok = checkpoint_commit(s->store, &m, &s->why);
-        if (s->ok && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
+        s->ok = checkpoint_commit(s->o->out, &m, &s->why);
+        if (s->ok && !checkpoint_prune(s->o->out, s->o->keep, s->o->keep_every, &why))
             fprintf(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
         atomic_store(&s->stage, COMMITTED);
     }
@@ -102,7 +103,7 @@ static void report(const saver *s) {
     for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
-    printf("step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step, s->out,
+    printf("step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step, s->o->out,
            s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
     LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
@@ -116,7 +117,7 @@ bool saver_begin(saver *s, int64_t step, cJSON *described) {
     s->options = described;
     s->step = step;
     s->begun_ms = begun;
-    s->ok = !s->store || checkpoint_begin(s->store, step, &s->why);
+    s->ok = !root(s) || checkpoint_begin(s->o->out, step, &s->why);
     if (!s->ok) warn(s);
     s->failed = !cf_min_host(s->transport, s->ok);
     return !s->failed;
@@ -132,23 +133,23 @@ double saver_stage(saver *s) {
     return (double)atomic_load(&s->stage);
 }
 
-// When no rank is writing. root: the stage of rank 0.
-static void next_stage(saver *s, stage root) {
-    if (root != WRITTEN && root != COMMITTED) return;
+// When no rank is writing. now: the stage of rank 0.
+static void next_stage(saver *s, stage now) {
+    if (now != WRITTEN && now != COMMITTED) return;
     join(s);
-    if (root == WRITTEN) {
+    if (now == WRITTEN) {
         if (!s->ok) s->mine.bytes = -1;
         cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
         s->failed = false;
         for (int rank = 0; rank < s->transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
         atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
         if (!s->ok) warn(s);
-        if (s->failed && s->store) checkpoint_abandon(s->store);
-        if (!s->failed && s->store) start(s, COMMITTING);
+        if (s->failed && root(s)) checkpoint_abandon(s->o->out, s->step);
+        if (!s->failed && root(s)) start(s, COMMITTING);
     } else {
         s->failed = !cf_min_host(s->transport, s->ok); // only rank 0 commits; `ok` of the others is true here
         atomic_store(&s->stage, IDLE);
-        if (s->store) (s->failed ? warn : report)(s);
+        if (root(s)) (s->failed ? warn : report)(s);
     }
 }
 
@@ -161,8 +162,8 @@ void saver_advance(saver *s, const double *stages, int stride) {
 bool saver_finish(saver *s) {
     for (;;) {
         join(s);
-        const stage root = (stage)cf_root_host(s->transport, atomic_load(&s->stage));
-        if (root == IDLE) return !s->failed;
-        next_stage(s, root);
+        const stage now = (stage)cf_root_host(s->transport, atomic_load(&s->stage));
+        if (now == IDLE) return !s->failed;
+        next_stage(s, now);
     }
 }

@@ -20,8 +20,8 @@
 
 typedef struct saver saver;
 
-saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log); // store, log: rank 0's
-void saver_free(saver *s); // abandons a checkpoint that is not finished
+saver *saver_create(cf_transport *transport, const options *o, logfile *log); // log: rank 0's, which holds the lock of --out
+void saver_free(saver *s);                                                    // abandons a checkpoint that is not finished
 
 // Collective; waits for a checkpoint that is still being written. described: the manifest's options, which the saver frees. False:
 // the checkpoint could not be begun.

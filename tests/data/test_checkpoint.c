@@ -46,10 +46,10 @@ static void wipe(void) {
     durable_remove_directory(out_path());
 }
 
-static checkpoint_store *open_store(void) {
-    checkpoint_store *store = checkpoint_store_open(out_path(), &why);
-    if (!store) fail_msg("%s", why.what);
-    return store;
+static int lock_out(void) {
+    const int lock = checkpoint_lock(out_path(), &why);
+    if (lock < 0) fail_msg("%s", why.what);
+    return lock;
 }
 
 static const char *const options[][2] = {{"tp", "2"}, {"train", "C:\\a \"b\"\n\t\x01"}, {"empty", ""}};
@@ -60,26 +60,26 @@ static cJSON *some_options(void) {
     return some;
 }
 
-static bool try_save(checkpoint_store *store, int64_t step, int64_t ranks) {
+static bool try_save(int64_t step, int64_t ranks) {
     manifest_file file[8];
     manifest m = {.step = step, .ranks = ranks, .file = file};
     char path[PATH_MAX];
-    if (!checkpoint_begin(store, step, &why)) return false;
+    if (!checkpoint_begin(out_path(), step, &why)) return false;
     for (int64_t rank = 0; rank < ranks; rank++) {
         checkpoint_file_path(out_path(), step, rank, true, path);
         if (!write_rank(path, step + rank, &file[rank])) {
-            checkpoint_abandon(store);
+            checkpoint_abandon(out_path(), step);
             return false;
         }
     }
     m.options = some_options();
-    bool committed = checkpoint_commit(store, &m, &why);
+    bool committed = checkpoint_commit(out_path(), &m, &why);
     cJSON_Delete(m.options);
     return committed;
 }
 
-static void save(checkpoint_store *store, int64_t step, int64_t ranks) {
-    if (!try_save(store, step, ranks)) fail_msg("%s", why.what);
+static void save(int64_t step, int64_t ranks) {
+    if (!try_save(step, ranks)) fail_msg("%s", why.what);
 }
 
 static char *file_in(int64_t step, const char *name) {
@@ -118,11 +118,11 @@ static void test_save_and_load(void **state) {
     wipe();
     assert_int_equal(newest_sound(), -1); // no directory
     assert_string_equal(why.what, "");
-    checkpoint_store *store = open_store();
+    const int lock = lock_out();
     assert_int_equal(newest_sound(), -1); // nothing in it
-    save(store, 10, 1);
-    save(store, 123456789, 3); // more than eight digits
-    save(store, 20, 2);
+    save(10, 1);
+    save(123456789, 3); // more than eight digits
+    save(20, 2);
     assert_int_equal(newest_sound(), 123456789);
     assert_string_equal(why.what, "");
     problem skipped;
@@ -146,24 +146,23 @@ static void test_save_and_load(void **state) {
     assert_null(checkpoint_latest(out_path(), 10, &skipped));
     assert_null(checkpoint_manifest(out_path(), 30, &why));
     ASSERT_SAYS("step_00000030/manifest.json", "No such file");
-    checkpoint_store_close(store);
-    checkpoint_store_close(NULL);
+    close(lock);
 }
 
 static void test_step_that_is_there(void **state) {
     (void)state;
     wipe();
-    checkpoint_store *store = open_store();
-    save(store, 10, 4);
-    assert_false(try_save(store, 10, 1));
+    const int lock = lock_out();
+    save(10, 4);
+    assert_false(try_save(10, 1));
     ASSERT_SAYS("/step_00000010 exists already");
     assert_int_equal(newest_sound(), 10);
     manifest *m = checkpoint_manifest(out_path(), 10, &why);
     assert_int_equal(m->ranks, 4);
     manifest_free(m);
-    save(store, 20, 1);
+    save(20, 1);
     assert_int_equal(newest_sound(), 20);
-    checkpoint_store_close(store);
+    close(lock);
 }
 
 // --- damage ------------------------------------------------------------------------------------------------
@@ -172,10 +171,10 @@ static const char *const files[] = {"rank_00000.safetensors", "rank_00001.safete
 
 static void two_checkpoints(void) {
     wipe();
-    checkpoint_store *store = open_store();
-    save(store, 10, 2);
-    save(store, 20, 2);
-    checkpoint_store_close(store);
+    const int lock = lock_out();
+    save(10, 2);
+    save(20, 2);
+    close(lock);
     assert_int_equal(newest_sound(), 20);
 }
 
@@ -334,18 +333,18 @@ static void test_manifest_numbers(void **state) {
 static void test_lock(void **state) {
     (void)state;
     wipe();
-    checkpoint_store *store = open_store();
+    const int lock = lock_out();
     char process[32], host[256] = "";
     snprintf(process, sizeof process, "process %ld", (long)getpid());
     gethostname(host, sizeof host - 1);
-    assert_null(checkpoint_store_open(out_path(), &why));
+    assert_int_equal(checkpoint_lock(out_path(), &why), -1);
     ASSERT_SAYS("another run saves to", "/out", process, host);
-    checkpoint_store_close(store);
+    close(lock);
     // Whoever could read it could lock it, and every run out; that of an earlier version could be read.
     struct stat status;
     char *lock = scratch_path("out/lock");
     assert_int_equal(chmod(lock, 0644), 0);
-    checkpoint_store_close(open_store());
+    close(lock_out());
     assert_int_equal(stat(lock, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
     // A run that is killed holds nothing.
@@ -353,19 +352,19 @@ static void test_lock(void **state) {
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) {
-        bool open = checkpoint_store_open(out_path(), &why) != NULL;
+        bool open = checkpoint_lock(out_path(), &why) >= 0;
         ssize_t written = write(ends[1], "x", 1);
         while (open && written == 1) pause();
         _exit(1);
     }
     char byte;
     assert_int_equal(read(ends[0], &byte, 1), 1);
-    assert_null(checkpoint_store_open(out_path(), &why));
+    assert_int_equal(checkpoint_lock(out_path(), &why), -1);
     snprintf(process, sizeof process, "process %ld", (long)child);
     ASSERT_SAYS(process);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    checkpoint_store_close(open_store());
+    close(lock_out());
     close(ends[0]);
     close(ends[1]);
 }
@@ -384,7 +383,7 @@ static void test_leftovers(void **state) {
     }
     for (int i = 0; i < 6; i++) scratch_write(foreign[i], "mine", 4);
     assert_int_equal(newest_sound(), 20);
-    checkpoint_store_close(open_store());
+    close(lock_out());
     for (int i = 0; i < 3; i++) assert_int_equal(access(scratch_path(removed[i]), F_OK), -1);
     for (int i = 0; i < 6; i++) {
         assert_int_equal(access(scratch_path(foreign[i]), F_OK), 0);
@@ -396,25 +395,26 @@ static void test_leftovers(void **state) {
 static void test_begin_and_abandon(void **state) {
     (void)state;
     two_checkpoints();
-    checkpoint_store *store = open_store();
-    assert_true(checkpoint_begin(store, 30, &why));
-    ASSERT_DIES(checkpoint_begin(store, 40, &why), "step 40 while that of 30");
+    const int lock = lock_out();
+    assert_true(checkpoint_begin(out_path(), 30, &why));
     scratch_write("out/step_00000030.tmp/rank_00000.safetensors", "abc", 3);
     assert_int_equal(newest_sound(), 20);
-    checkpoint_abandon(store);
-    checkpoint_abandon(store);
+    checkpoint_abandon(out_path(), 30);
+    checkpoint_abandon(out_path(), 30);
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
     manifest_file file = {.bytes = 4, .hash = 0};
     manifest m = {.step = 30, .ranks = 1, .file = &file};
-    ASSERT_DIES(checkpoint_commit(store, &m, &why), "was not begun");
+    assert_false(checkpoint_commit(out_path(), &m, &why)); // it was not begun
+    ASSERT_SAYS("cannot find", "step_00000030.tmp/rank_00000.safetensors");
     // A file that is not what its rank says.
-    assert_true(checkpoint_begin(store, 30, &why));
+    assert_true(checkpoint_begin(out_path(), 30, &why));
     scratch_write("out/step_00000030.tmp/rank_00000.safetensors", "abc", 3);
-    assert_false(checkpoint_commit(store, &m, &why));
+    assert_false(checkpoint_commit(out_path(), &m, &why));
     ASSERT_SAYS("rank_00000.safetensors has 3 bytes, its manifest says 4");
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
-    assert_true(checkpoint_begin(store, 30, &why));
-    checkpoint_store_close(store); // which abandons it
+    assert_true(checkpoint_begin(out_path(), 30, &why));
+    close(lock);
+    close(lock_out()); // which removes it
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
     assert_int_equal(newest_sound(), 20);
 }
@@ -431,45 +431,45 @@ static const char *left(void) {
     return text;
 }
 
-static checkpoint_store *nine(void) {
+static int nine(void) {
     wipe();
-    checkpoint_store *store = open_store();
-    for (int64_t step = 10; step < 100; step += 10) save(store, step, 1);
-    return store;
+    const int lock = lock_out();
+    for (int64_t step = 10; step < 100; step += 10) save(step, 1);
+    return lock;
 }
 
 static void test_prune(void **state) {
     (void)state;
-    checkpoint_store *store = nine();
-    assert_true(checkpoint_prune(store, 0, 0, &why));
+    int lock = nine();
+    assert_true(checkpoint_prune(out_path(), 0, 0, &why));
     assert_string_equal(left(), "123456789");
-    assert_true(checkpoint_prune(store, 100, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 100, 0, &why));
     assert_string_equal(left(), "123456789");
-    assert_true(checkpoint_prune(store, 3, 20, &why));
+    assert_true(checkpoint_prune(out_path(), 3, 20, &why));
     assert_string_equal(left(), "246789");
-    assert_true(checkpoint_prune(store, 2, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 2, 0, &why));
     assert_string_equal(left(), "89");
-    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
     assert_string_equal(left(), "9");
     assert_int_equal(newest_sound(), 90);
-    checkpoint_store_close(store);
+    close(lock);
     // Incomplete ones do not count, and go when they are older than what is kept.
-    store = nine();
+    lock = nine();
     unlink(file_in(90, "manifest.json"));
     unlink(file_in(70, "rank_00000.safetensors"));
-    assert_true(checkpoint_prune(store, 2, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 2, 0, &why));
     assert_string_equal(left(), "6789");
     assert_int_equal(newest_sound(), 80);
-    assert_true(checkpoint_begin(store, 100, &why)); // while one is being written, that one stays
-    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_true(checkpoint_begin(out_path(), 100, &why)); // while one is being written, that one stays
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
     assert_string_equal(left(), "89");
     assert_int_equal(access(scratch_path("out/step_00000100.tmp"), F_OK), 0);
-    checkpoint_abandon(store);
+    checkpoint_abandon(out_path(), 100);
     // No complete one: nothing is removed.
     unlink(file_in(80, "manifest.json"));
-    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
     assert_string_equal(left(), "89");
-    checkpoint_store_close(store);
+    close(lock);
 }
 
 static bool is_aside(int64_t step) {
@@ -482,39 +482,39 @@ static bool is_aside(int64_t step) {
 // What a run has passed over does not count, though it may look complete, and is nobody's to remove.
 static void test_set_aside(void **state) {
     (void)state;
-    checkpoint_store *store = nine();
-    assert_true(checkpoint_set_aside(store, 90, &why));
+    int lock = nine();
+    assert_true(checkpoint_set_aside(out_path(), 90, &why));
     assert_string_equal(left(), "123456789");
-    assert_true(checkpoint_set_aside(store, 70, &why));
+    assert_true(checkpoint_set_aside(out_path(), 70, &why));
     assert_string_equal(left(), "1234567");
     assert_false(is_aside(70));
     assert_true(is_aside(80) && is_aside(90));
     assert_int_equal(newest_sound(), 70);
-    assert_true(checkpoint_prune(store, 2, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 2, 0, &why));
     assert_string_equal(left(), "67");
-    save(store, 90, 2); // and is passed over, too
-    assert_true(checkpoint_set_aside(store, 70, &why));
+    save(90, 2); // and is passed over, too
+    assert_true(checkpoint_set_aside(out_path(), 70, &why));
     assert_string_equal(left(), "67");
-    checkpoint_store_close(store);
-    store = open_store(); // which tidies up
+    close(lock);
+    lock = lock_out(); // which tidies up
     assert_true(is_aside(80) && is_aside(90));
-    assert_true(checkpoint_set_aside(store, -1, &why));
+    assert_true(checkpoint_set_aside(out_path(), -1, &why));
     assert_string_equal(left(), "");
     assert_true(is_aside(70));
-    checkpoint_store_close(store);
+    close(lock);
 }
 
 static void test_prune_that_cannot(void **state) {
     (void)state;
-    checkpoint_store *store = nine();
+    int lock = nine();
     assert_int_equal(mkdir(file_in(30, "directory"), 0700), 0);
-    assert_false(checkpoint_prune(store, 1, 0, &why));
+    assert_false(checkpoint_prune(out_path(), 1, 0, &why));
     ASSERT_SAYS("cannot remove", "step_00000030.tmp");
     assert_string_equal(left(), "9");
     assert_int_equal(rmdir(scratch_path("out/step_00000030.tmp/directory")), 0);
-    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
-    checkpoint_store_close(store);
+    close(lock);
 }
 
 // --- disks that are full -----------------------------------------------------------------------------------
@@ -523,12 +523,12 @@ static void test_prune_that_cannot(void **state) {
 static void save_limited(rlim_t bytes) {
     signal(SIGXFSZ, SIG_IGN); // the write fails with EFBIG instead
     problem told;
-    checkpoint_store *store = checkpoint_store_open(out_path(), &told); // its lock is a file, too
+    const int lock = checkpoint_lock(out_path(), &told); // its lock is a file, too
     setrlimit(RLIMIT_FSIZE, &(struct rlimit){bytes, bytes});
-    if (!store || try_save(store, 30, 2)) _exit(DEATH_SURVIVED);
+    if (lock < 0 || try_save(30, 2)) _exit(DEATH_SURVIVED);
     fputs(why.what, stderr);
     fputs(why.hint, stderr);
-    checkpoint_store_close(store);
+    close(lock);
     _exit(1);
 }
 
@@ -563,9 +563,9 @@ ssize_t write(int fd, const void *bytes, size_t count) {
 static void test_full_disk(void **state) {
     (void)state;
     two_checkpoints();
-    checkpoint_store *store = open_store();
+    const int lock = lock_out();
     manifest_file file;
-    assert_true(checkpoint_begin(store, 30, &why));
+    assert_true(checkpoint_begin(out_path(), 30, &why));
     char path[PATH_MAX];
     checkpoint_file_path(out_path(), 30, 0, true, path);
     disk_full = true;
@@ -573,9 +573,9 @@ static void test_full_disk(void **state) {
     disk_full = false;
     assert_false(written);
     ASSERT_SAYS("cannot write", "rank_00000.safetensors", "are free", "No space left on device");
-    checkpoint_abandon(store);
+    checkpoint_abandon(out_path(), 30);
     assert_int_equal(newest_sound(), 20);
-    checkpoint_store_close(store);
+    close(lock);
 }
 
 // A rank on a host that does not see the directory that rank 0 has made.
@@ -590,27 +590,27 @@ static void test_no_directory(void **state) {
 static void test_directories_that_cannot_be(void **state) {
     (void)state;
     scratch_write("plain", "x", 1);
-    assert_null(checkpoint_store_open(scratch_path("plain"), &why));
+    assert_int_equal(checkpoint_lock(scratch_path("plain"), &why), -1);
     ASSERT_SAYS("cannot make directory", "Not a directory");
-    assert_null(checkpoint_store_open(scratch_path("plain/below"), &why));
+    assert_int_equal(checkpoint_lock(scratch_path("plain/below"), &why), -1);
     ASSERT_SAYS("plain/below", "Not a directory");
-    assert_null(checkpoint_store_open("", &why));
+    assert_int_equal(checkpoint_lock("", &why), -1);
     problem skipped;
     assert_null(checkpoint_latest(scratch_path("plain"), INT64_MAX, &skipped));
     assert_non_null(strstr(skipped.what, "cannot list"));
     static char name[5000];
     memset(name, 'n', sizeof name - 1);
-    assert_null(checkpoint_store_open(name, &why));
+    assert_int_equal(checkpoint_lock(name, &why), -1);
     ASSERT_SAYS("File name too long");
     name[PATH_MAX - 10] = 0;
     ASSERT_DIES(checkpoint_file_path(name, 1, 0, true, (char[PATH_MAX]){0}), "too long", "shorter --out");
     char here[PATH_MAX]; // names below the current directory, some of them new, with slashes too many
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(scratch), 0);
-    checkpoint_store *store = checkpoint_store_open("deep//er/", &why);
+    const int lock = checkpoint_lock("deep//er/", &why);
     assert_int_equal(chdir(here), 0);
-    assert_non_null(store);
-    checkpoint_store_close(store);
+    assert_true(lock >= 0);
+    close(lock);
     assert_int_equal(access(scratch_path("deep/er/lock"), F_OK), 0);
     durable_remove_directory(scratch_path("deep/er"));
 }

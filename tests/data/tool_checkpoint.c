@@ -9,6 +9,7 @@
 #include "data/checkpoint.h"
 #include <cjson/cJSON.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { MAX_RANKS = 8, ELEMENTS = 100000, RUN = 1000 };
 
@@ -33,17 +34,18 @@ static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank,
 }
 
 static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int64_t keep, problem *why) {
-    checkpoint_store *store = checkpoint_store_open(out, why);
-    if (!store) return false;
+    const int lock = checkpoint_lock(out, why);
+    if (lock < 0) return false;
     manifest_file files[MAX_RANKS];
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)seed);
     manifest m = {.step = step, .ranks = ranks, .file = files, .options = cJSON_CreateObject()};
     manifest_add(m.options, "seed", "%s", text);
-    bool sound = checkpoint_begin(store, step, why);
+    bool sound = checkpoint_begin(out, step, why);
     for (int64_t rank = 0; sound && rank < ranks; rank++) sound = save_rank(out, step, seed, rank, &files[rank], why);
-    sound = sound && checkpoint_commit(store, &m, why) && checkpoint_prune(store, keep, 0, why);
-    checkpoint_store_close(store);
+    if (!sound) checkpoint_abandon(out, step);
+    sound = sound && checkpoint_commit(out, &m, why) && checkpoint_prune(out, keep, 0, why);
+    close(lock);
     return sound;
 }
 
@@ -96,9 +98,7 @@ int main(int argc, char **argv) {
     if (argc == 7 && strcmp(argv[1], "save") == 0 && atoll(argv[5]) <= MAX_RANKS) {
         status = !save(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]), atoll(argv[6]), &why);
     } else if (argc == 3 && strcmp(argv[1], "latest") == 0) {
-        checkpoint_store *store = checkpoint_store_open(argv[2], &why);
-        if (store) status = latest(argv[2], &why);
-        checkpoint_store_close(store);
+        if (checkpoint_lock(argv[2], &why) >= 0) status = latest(argv[2], &why);
     } else if (argc == 3 && strcmp(argv[1], "look") == 0) {
         status = latest(argv[2], &why);
     } else {
