@@ -357,7 +357,7 @@ class Output:
     def remove_leftovers(self):
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
-            if not name.startswith(".prepare-") or path == self.own:
+            if not name.startswith(".prepare-") or name == os.path.basename(self.own):  # since Python 3.12 it is absolute
                 continue
             try:
                 with open(os.path.join(path, "lock"), "r+b") as lock:

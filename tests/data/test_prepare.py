@@ -298,6 +298,16 @@ class Errors(PrepareCase):
             self.assertEqual(self.listing(), ["train_000000.bin", "val_000000.bin"])
         self.assertEqual(len(names), 2)  # nobody can guess them
 
+    def test_its_own_directory_is_not_anothers(self):
+        """Since Python 3.12 mkdtemp() gives the whole path, whatever --out is."""
+        script = ("import os, runpy, sys, tempfile; sys.argv = sys.argv[1:]; made = tempfile.mkdtemp;"
+                  "tempfile.mkdtemp = lambda *names, **more: os.path.abspath(made(*names, **more));"
+                  "runpy.run_path(sys.argv[0], run_name='__main__')")
+        result = subprocess.run([sys.executable, "-c", script, SCRIPT, "--input", self.write("a", EVERY_BYTE), "--out", "tokens"],
+                                cwd=self.directory, capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.listing(), ["train_000000.bin", "val_000000.bin"])
+
     def test_interrupted(self):
         for number, status in (signal.SIGINT, 130), (signal.SIGTERM, 143):
             with self.subTest(number=number):
