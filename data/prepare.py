@@ -285,11 +285,11 @@ class Part:
                 self.progress.add(size)
 
 
-def find_sources(names, form, output):
+def find_sources(names, form, own):
     sources = []
     for name in names:
         if name == "-":
-            with open(os.path.join(output.own, f"input{len(sources)}"), "xb") as file, open(0, "rb", closefd=False) as given:
+            with open(os.path.join(own, f"input{len(sources)}"), "xb") as file, open(0, "rb", closefd=False) as given:
                 shutil.copyfileobj(given, file, PIECE_BYTES)
             sources.append(Source(file.name, form, name))
         elif os.path.isdir(name):
@@ -338,62 +338,48 @@ class Progress:
              f"{(self.total - self.done) / rate:.0f} s left")
 
 
-class Output:
-    """Files of a directory that appear all at once: written to a locked temporary directory in it, renamed by commit()."""
-
-    def __init__(self, directory):
-        self.directory, self.names = directory, []
-        os.makedirs(directory, exist_ok=True)
-        self.own = tempfile.mkdtemp(prefix=".prepare-", dir=directory)
-        try:
-            self.lock = open(os.path.join(self.own, "lock"), "xb")
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(self.lock, fcntl.LOCK_EX)
-            self.remove_leftovers()
-        except BaseException:
-            self.abandon()
-            raise
-
-    def remove_leftovers(self):
-        for name in os.listdir(self.directory):
-            path = os.path.join(self.directory, name)
-            if not name.startswith(".prepare-") or name == os.path.basename(self.own):  # since Python 3.12 it is absolute
+@contextlib.contextmanager
+def workplace(directory):
+    """A locked temporary directory in it, removed at the end. Those that killed runs have left go first."""
+    os.makedirs(directory, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as own, open(os.path.join(own, "lock"), "xb") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            if not name.startswith(".prepare-") or name == os.path.basename(own):  # since Python 3.12 it is absolute
                 continue
             try:
-                with open(os.path.join(path, "lock"), "r+b") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with open(os.path.join(path, "lock"), "r+b") as other:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Problem(f"another prepare.py writes into {self.directory}",
+                raise Problem(f"another prepare.py writes into {directory}",
                               "wait for its end, or choose another --out") from None
             except FileNotFoundError:
                 pass  # its run was killed before it made the lock
             except OSError:
                 continue  # another user's, or a file system without locks: its run may be alive
             shutil.rmtree(path, ignore_errors=True)
+        yield own
 
-    def create(self, name):
-        self.names.append(name)
-        return open(os.path.join(self.own, name), "xb")
 
-    def commit(self):
-        """Ignores signals, because old and new files do not belong together. Returns the old files that it has removed."""
-        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)
-        paths = {name: os.path.join(self.directory, name) for name in os.listdir(self.directory)
-                 if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
-        for path in paths.values():
-            if os.path.isdir(path):
-                raise Problem(f"{path} is a directory, but a file of the data set has this name", "remove it")
-        for name in self.names:
-            os.replace(os.path.join(self.own, name), os.path.join(self.directory, name))
-        gone = [paths[name] for name in sorted(set(paths) - set(self.names))]
-        for path in gone:
-            os.remove(path)
-        sync_directory(self.directory)
-        return gone
-
-    def abandon(self):
-        shutil.rmtree(self.own, ignore_errors=True)
+def replace_data_set(own, directory):
+    """Renames the new files and returns the old ones that it has removed. Ignores signals, because old and new files do not
+    belong together."""
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)
+    old, new = ({name for name in os.listdir(where) if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
+                for where in (directory, own))
+    for name in old:
+        if os.path.isdir(path := os.path.join(directory, name)):
+            raise Problem(f"{path} is a directory, but a file of the data set has this name", "remove it")
+    for name in new:
+        os.replace(os.path.join(own, name), os.path.join(directory, name))
+    gone = [os.path.join(directory, name) for name in sorted(old - new)]
+    for path in gone:
+        os.remove(path)
+    sync_directory(directory)
+    return gone
 
 
 def sync_directory(directory):
@@ -429,7 +415,7 @@ def encoded(parts, encoder):
                     begun, separator = True, []
 
 
-def write_split(output, split, chunks, shard_tokens):
+def write_split(own, split, chunks, shard_tokens):
     """Writes SPLIT_000000.bin, SPLIT_000001.bin, …, all but the last of shard_tokens tokens. Returns split, files and tokens."""
     def close():
         file.seek(0)
@@ -440,7 +426,7 @@ def write_split(output, split, chunks, shard_tokens):
     for tokens in map(memoryview, chunks):
         while len(tokens) > 0:
             if total % shard_tokens == 0:
-                file = output.create(f"{split}_{files:06d}.bin")
+                file = open(os.path.join(own, f"{split}_{files:06d}.bin"), "xb")
                 file.write(bytes(HEADER * 4))
                 files += 1
             count = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
@@ -490,9 +476,8 @@ def parse_arguments(arguments):
 
 
 def prepare(options):
-    output = Output(options.out)
-    try:
-        sources = find_sources(options.input, options.format, output)
+    with workplace(options.out) as own:
+        sources = find_sources(options.input, options.format, own)
         lines = [source.name for source in sources if source.lines]
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
@@ -501,15 +486,13 @@ def prepare(options):
             raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave out --documents")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
-        written = [write_split(output, split, encoded(parts, encoder), options.shard_tokens)
+        written = [write_split(own, split, encoded(parts, encoder), options.shard_tokens)
                    for split, parts in (("train", train), ("val", val))]
         if options.encoding == "gpt2":
-            file = output.create("tokenizer.bin")
-            file.write(encoder.tokenizer_file())
-            close_synced(file)
-        gone = output.commit()
-    finally:
-        output.abandon()
+            with open(os.path.join(own, "tokenizer.bin"), "xb") as file:
+                file.write(encoder.tokenizer_file())
+                close_synced(file)
+        gone = replace_data_set(own, options.out)
     for path in gone:
         say(f"removed {path} of an earlier run", sys.stdout)
     for split, files, total in written:
