@@ -11,9 +11,7 @@
 // Rank 0 keeps them in OUT/accounts.json, which is replaced as a whole after a step, at most five times a second, and not synced:
 // a power cut loses a second of the accounts, nothing else. The time from a recorded end (finished, or stopped by a signal) to the
 // next start does not count.
-#ifndef ACCOUNTS_H
-#define ACCOUNTS_H
-
+#pragma once
 #include <limits.h>
 #include "../commfuse/trace.h"
 #include "../commfuse/transport.h"
@@ -41,5 +39,3 @@ void accounts_log(const accounts *a, logfile *log); // adds fields to the line
 // The overlap audit: for each operation, how much of its communication was hidden, what limited it, and an option worth trying.
 // Means over ranks and all steps but trials. Collective. Rank 0 prints the operations with the longest exposed time and logs all.
 void accounts_audit(const cf_trace *trace, cf_transport *transport, const options *o, logfile *log);
-
-#endif

@@ -11,9 +11,7 @@
 //
 // An error of the disk is a `problem` and does not end the run. A failed save leaves nothing and changes no earlier checkpoint.
 // (Ignore SIGXFSZ, so that a limit on the size of files, ulimit -f, is such an error too.)
-#ifndef CHECKPOINT_H
-#define CHECKPOINT_H
-
+#pragma once
 #include <limits.h>
 #include <stdint.h>
 #include "../layers/params.h"
@@ -94,5 +92,3 @@ void saved_state_close(saved_state *s);
 // False if an element of [first, first + count) is missing.
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why);
-
-#endif

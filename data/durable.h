@@ -1,7 +1,5 @@
 // Files that survive a kill and a power cut: write all, sync, rename, sync the directory.
-#ifndef DURABLE_H
-#define DURABLE_H
-
+#pragma once
 #include <limits.h>
 #include "problem.h"
 
@@ -39,5 +37,3 @@ bool durable_remove_directory(const char *path);              // and the files i
 
 // "DOING PATH, which needs N bytes: no space …", from errno; bytes -1: unknown. Returns false.
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);
-
-#endif

@@ -4,9 +4,7 @@
 //
 // A row is the context with one of the endings: row 4 · example + ending. The model's answer is the ending whose tokens have the
 // lowest mean loss.
-#ifndef HELLASWAG_H
-#define HELLASWAG_H
-
+#pragma once
 #include "input.h"
 
 enum { HELLASWAG_ENDINGS = 4 };
@@ -34,5 +32,3 @@ void hellaswag_load(void *h, int64_t row, int64_t b, int64_t B, int32_t *inputs,
 // The number of examples whose right ending has the lowest mean loss; of equal ones the first counts. losses: (4 · examples), sums
 // over the tokens of an ending.
 int64_t hellaswag_correct(const hellaswag *h, const double *losses);
-
-#endif

@@ -1,7 +1,5 @@
 // Reading regular files. They are not mapped, because SIGBUS would end the run without a message if a mapped file becomes shorter.
-#ifndef INPUT_H
-#define INPUT_H
-
+#pragma once
 #include "problem.h"
 
 // An open file; ulimit -Hn limits their number. If the file is replaced, the old one is read on. Pipes are refused, because opening
@@ -36,5 +34,3 @@ bool input_check_header(const char *kind, const char *path, int64_t bytes, const
                         const int32_t *header, problem *why);
 // False unless the file has this size. promise: what its header says, "12 tokens".
 bool input_check_size(const input *file, int64_t bytes, const char *promise, problem *why);
-
-#endif

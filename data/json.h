@@ -1,8 +1,6 @@
 // Reading and printing JSON. A field that is missing or of another type gives NULL or false; so does every field of a value that is
 // not an object.
-#ifndef JSON_H
-#define JSON_H
-
+#pragma once
 #include <cjson/cJSON.h>
 #include <math.h>
 #include "problem.h"
@@ -45,5 +43,3 @@ static inline const char *json_print_number(double value, int digits, char text[
     }
     return text;
 }
-
-#endif

@@ -4,9 +4,7 @@
 // A line that cannot be written (disk full) is reported and left out, and training continues: see log_complete().
 //
 //     LOG_LINE(log, "val", FIELD("step", step), FIELD("loss", loss));
-#ifndef LOG_H
-#define LOG_H
-
+#pragma once
 #include "problem.h"
 
 typedef struct logfile logfile;
@@ -64,5 +62,3 @@ bool progress_on_terminal(void);
 // output for a tenth of a second, the line is not printed.
 void progress_show(const char *line, bool last);
 void progress_break(void); // ends a line in place, so that other output starts on its own line
-
-#endif

@@ -16,9 +16,7 @@
 //                 "taken": 0.1,                      share of the multiprocessors that transfers take
 //                 "copied": 1},                      1: copy engines do exchanges, and only native collectives take multiprocessors
 //                …the last joins all ranks: "ranks": 0 ] }
-#ifndef MACHINE_H
-#define MACHINE_H
-
+#pragma once
 #include "../commfuse/hardware.h"
 #include "problem.h"
 
@@ -29,5 +27,3 @@ typedef struct machine {
 
 // False: see why. It cannot be read, or the field that `why` names is missing, unknown or out of range.
 bool machine_read(machine *m, const char *path, problem *why);
-
-#endif

@@ -3,9 +3,7 @@
 //   header[0] 20240326   header[1] version: 3 = fp32, 5 = bf16
 //   header[2] maxT  [3] V  [4] L  [5] heads  [6] C  [7] Vp (V padded)
 // Every header field is checked, and their product against the file's size, before anything is used.
-#ifndef MODEL_FILE_H
-#define MODEL_FILE_H
-
+#pragma once
 #include "../layers/params.h"
 #include "input.h"
 
@@ -34,5 +32,3 @@ typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16);
 void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not that of the shape
-
-#endif

@@ -1,9 +1,7 @@
 // The command line. option_list.h has each option once; parser, --help, banner and log follow from it. Options are long:
 // `--name value` or `--name=value`; flags (--dry-run) take no value. If an option is repeated, the last value counts. An unknown
 // option, or a value that is missing, malformed or out of range, ends the run with a message that names it.
-#ifndef OPTIONS_H
-#define OPTIONS_H
-
+#pragma once
 #include "problem.h"
 
 enum {
@@ -40,5 +38,3 @@ void options_value(const options *o, const option_row *row, char *text, int64_t 
 bool options_given(const options *o, const char *name); // on the command line or in the file of --config
 // Prints a line for each option that is repeated on the command line.
 void options_print_repeated(const options *o, FILE *file);
-
-#endif

@@ -1,8 +1,6 @@
 // The files that a run begins from, and where it writes: tokens, vocabulary, model file, checkpoint, --out. Everything is checked,
 // and compared between ranks, before training begins. An error ends all ranks.
-#ifndef ORIGIN_H
-#define ORIGIN_H
-
+#pragma once
 #include "../commfuse/transport.h"
 #include "checkpoint.h"
 #include "hellaswag.h"
@@ -63,5 +61,3 @@ manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport)
 // Opens a checkpoint's saved_state, and reads it for state_restore() of layers/optimizer.h. Both die on an error.
 saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
-
-#endif

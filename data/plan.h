@@ -4,9 +4,7 @@
 //   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are
 //     "machine": "mpi, 2 ranks, 2 a host, …",                       where they were timed
 //     "operations": {"forward all-gather att.qkv": "ring:2", "forward reduce-scatter att.proj": "once", …} }
-#ifndef PLAN_H
-#define PLAN_H
-
+#pragma once
 #include <limits.h>
 #include "../commfuse/tune.h"
 #include "log.h"
@@ -36,5 +34,3 @@ void plan_explain(const run_plan *p, FILE *out); // for --dry-run
 char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
 // After each step. Prints, logs and writes the plan when trials have ended; later reports once if steps have become slower.
 void plan_step(run_plan *p, logfile *log, int64_t step, double ms);
-
-#endif

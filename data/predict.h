@@ -1,8 +1,6 @@
 // --predict: the time of a step of this command on the machine of MACHINE.json. The trainer records the steps of its ranks
 // (commfuse/record.h), commfuse/playback.h replays them; this file chooses modes and meshes and prints the results.
-#ifndef PREDICT_H
-#define PREDICT_H
-
+#pragma once
 #include "../commfuse/record.h"
 #include "machine.h"
 #include "options.h"
@@ -19,5 +17,3 @@ typedef void predict_record(void *trainer, const options *o, int rank, int playe
 // recipe_choose_program().
 void predict_options(options *o, machine *m);
 void predict(const options *o, const machine *m, predict_record *record, void *trainer, FILE *out);
-
-#endif

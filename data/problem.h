@@ -1,8 +1,6 @@
 // An error as a value, for callers that may use another file, checkpoint or rank instead. Other callers end the run:
 // cf_die(problem_hint(why, NULL), "%s", why->what).
-#ifndef PROBLEM_H
-#define PROBLEM_H
-
+#pragma once
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -39,5 +37,3 @@ static inline void problem_add(problem *why, const problem *more) {
     snprintf(why->what + length, sizeof why->what - length, "%s%s", length ? "\n" : "", more->what);
     if (!*why->hint) memcpy(why->hint, more->hint, sizeof why->hint);
 }
-
-#endif

@@ -1,7 +1,5 @@
 // Values that follow from the options alone.
-#ifndef RECIPE_H
-#define RECIPE_H
-
+#pragma once
 #include "options.h"
 
 // A program is compiled for one element type, here `dtype`. If o has the other type, this process becomes the program `other` of
@@ -21,5 +19,3 @@ bool recipe_sample_due(const options *o, int64_t step, bool last);
 bool recipe_hellaswag_due(const options *o, int64_t step, bool last);
 // Whether a validation, a sample, a save or the end of the run comes before the next step.
 bool recipe_pause_due(const options *o, int64_t step);
-
-#endif

@@ -1,8 +1,6 @@
 // The output of a run: banner, a line per step on the terminal and in the log, and accounts of its time.
 // All ranks call these functions; only rank 0 prints and writes.
-#ifndef REPORT_H
-#define REPORT_H
-
+#pragma once
 #include "../commfuse/fuse.h"
 #include "accounts.h"
 #include "origin.h"
@@ -69,5 +67,3 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
 
 // Whether log and timeline were written. If not, training continues, but the exit status is 1.
 bool report_complete(const run_report *r);
-
-#endif

@@ -10,9 +10,7 @@
 //
 // Every rank that fails to write reports it. The failed checkpoint is removed, the run continues with its last one, and tries again
 // when the next save is due.
-#ifndef SAVER_H
-#define SAVER_H
-
+#pragma once
 #include "../commfuse/transport.h"
 #include "checkpoint.h"
 #include "log.h"
@@ -32,5 +30,3 @@ void saver_write(saver *s, const rank_state *copy);
 double saver_stage(saver *s);
 void saver_advance(saver *s, const double *stages, int stride); // collective. stages: (ranks, stride)
 bool saver_finish(saver *s);                                    // collective. False: the last checkpoint was not written
-
-#endif

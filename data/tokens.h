@@ -4,9 +4,7 @@
 // Sample i of a file is tokens [i·T, i·T + T]: T inputs, and the same shifted by one as targets. Samples do not cross files, and
 // are numbered over all files. Epoch e visits every sample once, in a pseudo-random order that depends on (seed, e) alone. So the
 // samples of a step depend on seed and step, never on the mesh.
-#ifndef TOKENS_H
-#define TOKENS_H
-
+#pragma once
 #include "input.h"
 
 typedef struct token_file {
@@ -46,5 +44,3 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 // Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is >= vocab, naming file, position
 // and value, or if the file has become shorter.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
-
-#endif

@@ -1,9 +1,7 @@
 // The words of a vocabulary, for decoding samples and encoding prompts. prepare.py writes a vocabulary file, tokenizer.bin
 // (llm.c's), beside the token files: a header of 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one
 // byte with its length and its bytes. Byte-level models need none: token = byte.
-#ifndef VOCABULARY_H
-#define VOCABULARY_H
-
+#pragma once
 #include "options.h"
 
 typedef struct vocabulary vocabulary;
@@ -29,5 +27,3 @@ character_class vocabulary_class_of(const char *at); // of a valid character
 // token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
 enum { PROMPT_MAX_BYTES = 1 << 16 };
 int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int64_t *count);
-
-#endif
