@@ -28,72 +28,65 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
 
 // --- what ranks must have in common ------------------------------------------------------------------------
 
-// A value that all ranks must have in common: its text, cut where it is long, and the hash of the whole text.
-typedef struct fact {
-    char name[40], text[56];
-    uint64_t hash;
-} fact;
-
-CF_PRINTF(2, 3) static fact fact_of(const char *name, const char *format, ...) {
-    char text[4096];
-    fact f;
-    va_list values;
-    va_start(values, format);
-    vsnprintf(text, sizeof text, format, values);
-    va_end(values);
-    snprintf(f.name, sizeof f.name, "%s", name);
-    snprintf(f.text, sizeof f.text, "%.*s", (int)sizeof f.text - 1, text);
-    f.hash = XXH64(text, strlen(text), 0);
-    return f;
-}
-
-static void compare_facts(cf_transport *transport, const fact *mine, int facts, const char *hint) {
-    fact *all = cf_allgather_alloc(transport, mine, facts * (int64_t)sizeof *mine);
-    for (int i = 0; i < facts; i++)
-        for (int rank = 1; rank < transport->size; rank++)
-            if (all[rank * facts + i].hash != all[i].hash)
-                cf_die_together(hint, "rank %d has another %s than rank 0: '%s', on rank 0 '%s'", rank, mine[i].name,
-                                all[rank * facts + i].text, all[i].text);
+// Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
+static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
+    typedef struct fact {
+        char text[56];
+        uint64_t hash;
+    } fact;
+    const int facts = cJSON_GetArraySize(mine);
+    fact *own = cf_host_alloc(facts, sizeof *own, "what ranks compare"), *f = own;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, mine) {
+        snprintf(f->text, sizeof f->text, "%s", item->valuestring);
+        f++->hash = XXH64(item->valuestring, strlen(item->valuestring), 0);
+    }
+    fact *all = f = cf_allgather_alloc(transport, own, facts * (int64_t)sizeof *own);
+    for (int i = 0; i < facts * transport->size; i++, f++)
+        if (f->hash != all[i % facts].hash)
+            cf_die_together(hint, "rank %d has another %s than rank 0: '%s', on rank 0 '%s'", i / facts,
+                            cJSON_GetArrayItem(mine, i % facts)->string, f->text, all[i % facts].text);
     free(all);
+    free(own);
+    cJSON_Delete(mine);
 }
 
 void origin_compare_options(const options *o, const char *version, cf_transport *transport) {
     static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
-    const fact program = fact_of("version of this program", "%s", version);
-    fact option[OPTIONS];
-    int facts = 0;
+    cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
+    manifest_add(program, "version of this program", "%s", version);
+    compare(transport, program, "copy one program to every host, or build it there from the same sources");
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         char value[4096], name[40];
         snprintf(name, sizeof name, "|%s|", row->name);
         if (strstr(of_a_host, name)) continue;
         snprintf(name, sizeof name, "--%s", row->name);
         options_value(o, row, value, sizeof value);
-        option[facts++] = fact_of(name, "%s", value);
+        manifest_add(all, name, "%s", value);
     }
-    compare_facts(transport, &program, 1, "copy one program to every host, or build it there from the same sources");
-    compare_facts(transport, option, facts, "start every rank with the same options; some launchers take them per host");
+    compare(transport, all, "start every rank with the same options; some launchers take them per host");
 }
 
-static fact fingerprint_of(const char *name, const tokens *data) {
-    return fact_of(name, "%lu", !data ? 0 : (data->hash ? data->hash : data->fingerprint));
+static uint64_t fingerprint_of(const tokens *data) {
+    return !data ? 0 : data->hash ? data->hash : data->fingerprint;
 }
 
 void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
-    const fact mine[] = {fact_of("number of samples in --train", "%ld", train ? train->samples : 0),
-                         fingerprint_of("fingerprint of --train", train),
-                         fact_of("number of samples in --val", "%ld", val ? val->samples : 0),
-                         fingerprint_of("fingerprint of --val", val),
-                         fact_of("size of the vocabulary", "%ld", V),
-                         fact_of("fingerprint of --init-from", "%lu", start ? model_file_fingerprint(start, o->verify_data) : 0),
-                         fact_of("hash of --hellaswag", "%lu", questions ? questions->hash : 0),
-                         fact_of("hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0)};
-    compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
-    if (!*o->out) return;
+    cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
+    manifest_add(data, "number of samples in --train", "%ld", train ? train->samples : 0);
+    manifest_add(data, "fingerprint of --train", "%lu", fingerprint_of(train));
+    manifest_add(data, "number of samples in --val", "%ld", val ? val->samples : 0);
+    manifest_add(data, "fingerprint of --val", "%lu", fingerprint_of(val));
+    manifest_add(data, "size of the vocabulary", "%ld", V);
+    manifest_add(data, "fingerprint of --init-from", "%lu", start ? model_file_fingerprint(start, o->verify_data) : 0);
+    manifest_add(data, "hash of --hellaswag", "%lu", questions ? questions->hash : 0);
+    manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
+    compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
-    const uint64_t mark = checkpoint_mark(o->out);
-    const fact out = fact_of("--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
-    compare_facts(transport, &out, 1, "give --out a directory of a file system that all hosts share, where all may write");
+    const uint64_t mark = *o->out ? checkpoint_mark(o->out) : 0;
+    manifest_add(out, "--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
+    compare(transport, out, "give --out a directory of a file system that all hosts share, where all may write");
 }
 
 // --- what a checkpoint records of its run ------------------------------------------------------------------

@@ -54,8 +54,6 @@ static void join(saver *s) {
 
 void saver_free(saver *s) {
     if (!s) return;
-    join(s);
-    if (root(s) && atomic_load(&s->stage) != IDLE) checkpoint_abandon(s->o->out, s->step);
     cJSON_Delete(s->options);
     free(s->file);
     free(s);
