@@ -45,7 +45,6 @@ static void rank_file_name(int64_t rank, char name[FILE_NAME]) {
 
 // --- manifest ----------------------------------------------------------------------------------------------
 
-// The last line of a manifest: the hash of the text above it.
 static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
     return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016lx\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
 }

@@ -6,9 +6,6 @@
 //     "files": [{"name": "rank_00000.safetensors", "bytes": 4096, "xxh64": "0123456789abcdef"}, …],
 //     "xxh64": "…" }                              of all text above this line
 //
-// saver.c saves: rank 0 begins, each rank writes its file, rank 0 commits if all files are written, and prunes. origin.c loads the
-// latest checkpoint; each file is verified by some rank; if one is damaged, it loads the checkpoint before it.
-//
 // An error of the disk is a `problem` and does not end the run. A failed save leaves nothing and changes no earlier checkpoint.
 // (Ignore SIGXFSZ, so that a limit on the size of files, ulimit -f, is such an error too.)
 #pragma once

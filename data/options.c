@@ -1,7 +1,4 @@
-// See options.h. The parser finds a row of the table by name and stores the value at its offset; --help, banner and log print the
-// rows. So no option can be parsed but undocumented, or documented but ignored.
-//
-// Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
+// See options.h. Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
 #include "options.h"
 #include "input.h"
 #include "json.h"
