@@ -342,10 +342,10 @@ static void test_lock(void **state) {
     close(lock);
     // Whoever could read it could lock it, and every run out; that of an earlier version could be read.
     struct stat status;
-    char *lock = scratch_path("out/lock");
-    assert_int_equal(chmod(lock, 0644), 0);
+    char *path = scratch_path("out/lock");
+    assert_int_equal(chmod(path, 0644), 0);
     close(lock_out());
-    assert_int_equal(stat(lock, &status), 0);
+    assert_int_equal(stat(path, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
     // A run that is killed holds nothing.
     int ends[2];
