@@ -25,11 +25,10 @@ static double number_in(const cJSON *object, const char *name) {
 }
 
 void accounts_open(accounts *a, const char *out) {
-    problem why;
     int64_t size;
     memset(a, 0, sizeof *a);
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
-    char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, &why) : NULL;
+    char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, NULL) : NULL;
     cJSON *object = text ? cJSON_Parse(text) : NULL;
     const double written = number_in(object, "written_unix_s"), down = written > 0 ? (calendar_s() - written) * 1e3 : 0;
     for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
@@ -47,7 +46,6 @@ void accounts_step(accounts *a, int64_t step, double ms) {
 }
 
 void accounts_store(accounts *a, bool ended) {
-    problem why;
     double now = cf_now_ms();
     if (!*a->path || (!ended && a->stored_ms > 0 && now - a->stored_ms < between_stores_ms)) return;
     cJSON *object = cJSON_CreateObject();
@@ -58,7 +56,7 @@ void accounts_store(accounts *a, bool ended) {
     cJSON_AddBoolToObject(object, "ended", ended);
     char *text = cJSON_Print(object);
     cJSON_Delete(object);
-    if (text) durable_replace(a->path, text, (int64_t)strlen(text), true, &why);
+    if (text) durable_replace(a->path, text, (int64_t)strlen(text), true, NULL);
     cJSON_free(text);
     a->stored_ms = now;
 }

@@ -244,7 +244,6 @@ static bool remove_one(const char *out, found f, problem *why) {
 
 int checkpoint_lock(const char *out, problem *why) {
     char path[PATH_MAX + 8];
-    problem ignored;
     int64_t count;
     snprintf(path, sizeof path, "%s/lock", out);
     if (!durable_make_directories(out)) {
@@ -254,7 +253,7 @@ int checkpoint_lock(const char *out, problem *why) {
     const int lock = durable_lock(path, "another run saves to", out, why);
     found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
-        if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
+        if (f->stage == UNFINISHED) remove_one(out, *f, NULL);
     if (!all && lock >= 0) close(lock);
     free(all);
     return all ? lock : -1;
@@ -264,9 +263,8 @@ uint64_t checkpoint_mark(const char *out) {
     char path[PATH_MAX + 8];
     int64_t bytes;
     uint64_t hash;
-    problem ignored;
     snprintf(path, sizeof path, "%s/lock", out);
-    return access(out, W_OK | X_OK) == 0 && input_hash(path, &bytes, &hash, &ignored) ? hash >> 11 | 1 : 0;
+    return access(out, W_OK | X_OK) == 0 && input_hash(path, &bytes, &hash, NULL) ? hash >> 11 | 1 : 0;
 }
 
 // --- saving ------------------------------------------------------------------------------------------------
@@ -280,8 +278,7 @@ bool checkpoint_begin(const char *out, int64_t step, problem *why) {
 }
 
 void checkpoint_abandon(const char *out, int64_t step) {
-    problem ignored;
-    remove_one(out, (found){step, UNFINISHED}, &ignored);
+    remove_one(out, (found){step, UNFINISHED}, NULL);
 }
 
 // Checks that each file of the manifest is there and has the right size.
@@ -325,7 +322,6 @@ bool checkpoint_set_aside(const char *out, int64_t sound, problem *why) {
 }
 
 bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why) {
-    problem ignored;
     int64_t kept = 0, count;
     if (keep == 0) return true;
     found *all = list(out, &count, why);
@@ -333,8 +329,8 @@ bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem
     for (found *f = all; all && f < all + count; f++) {
         if (f->stage == DAMAGED || (f->stage == UNFINISHED && kept == 0)) continue; // the newest may be being written
         if (f->stage == FINISHED && kept < keep) {                                  // stays, but counts only if it is complete
-            manifest *m = checkpoint_manifest(out, f->step, &ignored);
-            kept += m && check_files(out, *f, m, &ignored);
+            manifest *m = checkpoint_manifest(out, f->step, NULL);
+            kept += m && check_files(out, *f, m, NULL);
             manifest_free(m);
         } else if (f->stage == UNFINISHED || keep_every == 0 || f->step % keep_every != 0) {
             removed &= remove_one(out, *f, why);

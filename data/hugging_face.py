@@ -300,17 +300,13 @@ def export_model(path, out):
     return f"{out}: {describe(shape)}"
 
 
-def parse_arguments(arguments):
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
-    return parser.parse_args(arguments)
-
-
-def main(arguments=None):
-    options = parse_arguments(arguments)
+    options = parser.parse_args(arguments)
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     convert, source = (export_model, options.model) if options.model is not None else (import_model, options.directory)

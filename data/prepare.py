@@ -440,15 +440,6 @@ def write_split(own, split, chunks, shard_tokens):
     return split, files, total
 
 
-def number(convert, low, high, what):
-    def parse(text):
-        with contextlib.suppress(ValueError):
-            if low <= (value := convert(text)) <= high:
-                return value
-        raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
-    return parse
-
-
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -464,11 +455,13 @@ def parse_arguments(arguments):
         help=f"for gpt2: documents of text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
         help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
-    add("--val-fraction", metavar="X", default=0.1, type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
-        help="share of the text, at its end, for validation")
-    add("--shard-tokens", metavar="N", default=100_000_000, type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
-        help="most tokens in one file")
+    add("--val-fraction", metavar="X", default=0.1, type=float, help="share of the text, at its end, for validation")
+    add("--shard-tokens", metavar="N", default=100_000_000, type=int, help="most tokens in one file")
     options = parser.parse_args(arguments)
+    if not 0 <= options.val_fraction <= 0.999:
+        parser.error(f"--val-fraction {options.val_fraction} is not a fraction from 0 to 0.999")
+    if not 1 <= options.shard_tokens < 2**31:
+        parser.error(f"--shard-tokens {options.shard_tokens} is not a whole number from 1 to 2^31 - 1")
     options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents", "errors")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
         parser.error(f"--{name.replace('_', '-')} is for --encoding gpt2")

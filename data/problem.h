@@ -14,10 +14,11 @@ typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
 } problem;
 
-// Returns false, so that a check can return it. hint may be NULL.
+// Returns false, so that a check can return it. hint may be NULL, and so may why, if nobody asks.
 CF_PRINTF(3, 4)
 static inline bool problem_set(problem *why, const char *hint, const char *format, ...) {
     va_list arguments;
+    if (!why) return false;
     va_start(arguments, format);
     vsnprintf(why->what, sizeof why->what, format, arguments);
     va_end(arguments);
