@@ -466,26 +466,18 @@ static const char *check_races(checker *c, int r) {
 
 // --- order ---
 
-// begin, fold, arrival
+// begin, fold
 static const char *check_order(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    int newest = -1; // transfer that was waited for
     if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
         return violated(c, "fold", r, -1, "the operation does not compute sums");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        const bool own = step->kind == CF_COMPUTE && step->first / c->slices == r;
-        const bool number_m = step->first % c->slices == c->slices - 1;
         const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->begin)) // an ADD: on either side, as needed
             return violated(c, "begin", r, i, "begin takes %d steps", s->begin);
-        if (step->accumulate != (s->folds && own && !number_m))
-            return violated(c, "fold", r, i, "slice %d is %scomputed onto another", step->first, step->accumulate ? "" : "not ");
-        const int awaited = step->wait[0] > step->wait[1] ? step->wait[0] : step->wait[1];
-        if (step->kind != CF_COMPUTE || step->side != CF_COMPUTE_AFTER || awaited < 0) continue;
-        if (awaited < newest)
-            return violated(c, "arrival", r, i, "waits for step %d, the computation before for %d", awaited, newest);
-        newest = awaited;
+        if (step->accumulate && (!s->folds || step->kind != CF_COMPUTE))
+            return violated(c, "fold", r, i, "slice %d is computed onto another", step->first);
     }
     return NULL;
 }

@@ -12,10 +12,8 @@
 //   deadlock    every step of every rank completes
 //   data        a step finds the data that it reads, and the result is complete
 //   sum order   a reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
-//   arrival     compute after: the other slices in the order in which their transfers were posted
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
-//   fold        a schedule that folds computes its own slices except m − 1, and no others, onto the sums of all other parts, in
-//               finish
+//   fold        only a COMPUTE of a schedule that folds adds to the sum at its place
 //
 // They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last, no
 // transfer at the end) is in tests/commfuse/promise_check.h.

@@ -51,7 +51,7 @@ static void set_free(set *all) {
 
 // A planted fault that breaks a promise may also make the schedule incorrect.
 static void assert_property(const set *all, const char *expected, const char *what) {
-    static const char *const promises[] = {"unit", "volume", "own slice", "work order", "tail"};
+    static const char *const promises[] = {"unit", "volume", "own slice", "work order", "tail", "arrival"};
     bool promise = false;
     for (size_t i = 0; i < sizeof promises / sizeof *promises && expected; i++) promise |= strcmp(expected, promises[i]) == 0;
     const char *property = promise ? NULL : cf_schedule_check(all->of, check_where);
