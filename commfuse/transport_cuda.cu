@@ -125,12 +125,11 @@ static void look(void *argument) {
         return;
     }
     const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
-    s->waits = true;
-    cf_watch_waits(s->watch, wait);
-    if (!news && !cf_watch_too_long(s->watch, f->waiting_ms, 1e3 * s->bootstrap->timeout_s)) return;
     char either[64];
     snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
-    cf_watch_give_up(s->watch, wait.peer < 0 && f->recv_from >= 0 ? either : NULL, wait, f->waiting_ms, news);
+    s->waits = true;
+    cf_watch_waits(s->watch, wait, wait.peer < 0 && f->recv_from >= 0 ? either : NULL, f->waiting_ms, 1e3 * s->bootstrap->timeout_s,
+                   news);
 }
 
 static void rest(cuda_state *s, double *looked_ms) {

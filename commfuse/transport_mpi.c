@@ -239,16 +239,13 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     double checked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
-        cf_watch_waits(s->watch, wait_for(r));
-        wait_at_most(&s->done, &s->lock, CHECK_MS * 1000000L);
+        pthread_mutex_unlock(&s->lock); // the watch may give up
+        cf_watch_waits(s->watch, wait_for(r), NULL, checked_ms - begin_ms, 1e3 * s->ranks->timeout_s, NULL);
+        pthread_mutex_lock(&s->lock);
+        if (!cf_reached(r, point)) wait_at_most(&s->done, &s->lock, CHECK_MS * 1000000L);
         const double gap_ms = cf_now_ms() - checked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         checked_ms += gap_ms;
-        const double waited_ms = checked_ms - begin_ms;
-        if (cf_reached(r, point)) break;
-        if (!cf_watch_too_long(s->watch, waited_ms, 1e3 * s->ranks->timeout_s)) continue;
-        pthread_mutex_unlock(&s->lock);
-        cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
     }
     pthread_mutex_unlock(&s->lock);
     cf_watch_goes_on(s->watch);

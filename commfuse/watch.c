@@ -289,16 +289,6 @@ void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
     pthread_mutex_unlock(&w->lock);
 }
 
-void cf_watch_waits(cf_watch *w, cf_wait wait) {
-    if (!w) return;
-    pthread_mutex_lock(&w->lock);
-    if (!w->here.waits) w->since_ms = cf_now_ms();
-    w->here.waits = true, w->here.peer = wait.peer;
-    set_operation(&w->here, wait.label, wait.layer, wait.step);
-    pthread_mutex_unlock(&w->lock);
-    cf_stop_waits(&wait);
-}
-
 void cf_watch_goes_on(cf_watch *w) {
     if (!w) return;
     cf_stop_waits(NULL);
@@ -306,15 +296,6 @@ void cf_watch_goes_on(cf_watch *w) {
     w->here = w->posted;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
-}
-
-bool cf_watch_too_long(cf_watch *w, double waited_ms, double timeout_ms) {
-    if (timeout_ms > 0 && waited_ms >= timeout_ms) return true;
-    if (!w || waited_ms < FOLLOW_MS) return false;
-    pthread_mutex_lock(&w->lock);
-    const bool over = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
-    pthread_mutex_unlock(&w->lock);
-    return over;
 }
 
 // --- the inquiry ---
@@ -355,11 +336,11 @@ static void ask(cf_watch *w) {
     }
 }
 
-void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
+CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
     char what[CF_WAIT_TEXT], nothing[64], found[1536] = "";
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
     const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
-    if (w && w->socket >= 0) {
+    if (w->socket >= 0) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
         int first = w->first_to_give_up, unanswered = w->unanswered, length = 0;
@@ -375,6 +356,19 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
         }
     }
     cf_die(hint, "rank %d %s; %s%s", cf_die_rank(), cf_wait_text(what, &wait, peers), news ? news : nothing, found);
+}
+
+void cf_watch_waits(cf_watch *w, cf_wait wait, const char *peers, double waited_ms, double timeout_ms, const char *news) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    if (!w->here.waits) w->since_ms = cf_now_ms();
+    w->here.waits = true, w->here.peer = wait.peer;
+    set_operation(&w->here, wait.label, wait.layer, wait.step);
+    const bool follows = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
+    pthread_mutex_unlock(&w->lock);
+    cf_stop_waits(&wait);
+    if (news || (timeout_ms > 0 && waited_ms >= timeout_ms) || (follows && waited_ms >= FOLLOW_MS))
+        give_up(w, peers, wait, waited_ms, news);
 }
 
 void cf_watch_linger(void) {
