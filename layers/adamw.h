@@ -1,6 +1,5 @@
 // AdamW with decoupled weight decay, and the squared norm.
-#ifndef ADAMW_H
-#define ADAMW_H
+#pragma once
 
 #include <math.h>
 #include "real.h"
@@ -38,4 +37,3 @@ enum { SQUARES_SCRATCH = 1024 };
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

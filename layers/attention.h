@@ -2,8 +2,7 @@
 // softmax, so that no T × T matrix exists.
 //
 // qkv (T, B, 3, H, D): for each row t·B + b the queries, keys and values of the H local heads.
-#ifndef ATTENTION_H
-#define ATTENTION_H
+#pragma once
 
 #include "real.h"
 
@@ -29,4 +28,3 @@ static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D)
 }
 
 CF_EXTERN_C_END
-#endif

@@ -1,7 +1,6 @@
 // cuDNN's fused attention, used by attention.cu; bf16 only. Same arguments and results as the functions of
 // attention.h; false: not available for this build, library, device, shape or alignment, and nothing was done.
-#ifndef ATTENTION_CUDNN_H
-#define ATTENTION_CUDNN_H
+#pragma once
 
 #include "real.h"
 
@@ -15,4 +14,3 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
 int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 
 CF_EXTERN_C_END
-#endif

@@ -1,8 +1,7 @@
 // Softmax cross-entropy over a vocabulary sharded by columns: this rank holds columns [first, first + V) of the logits; those
 // after the first `valid` (<= V) are padding, which does not count. Two passes with a reduction of three numbers per row between
 // them; one pass if this rank holds the whole vocabulary.
-#ifndef CROSSENTROPY_H
-#define CROSSENTROPY_H
+#pragma once
 
 #include "real.h"
 
@@ -26,4 +25,3 @@ void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, d
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

@@ -1,6 +1,5 @@
 // GELU (tanh approximation) and residual additions.
-#ifndef ELEMENTWISE_H
-#define ELEMENTWISE_H
+#pragma once
 
 #include "real.h"
 
@@ -13,4 +12,3 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

@@ -1,7 +1,6 @@
 // Token and position embedding. The token table is sharded by rows (vocabulary) over the tp group: this rank holds rows
 // [first, first + count) and looks up only those; the sum over ranks is the embedding.
-#ifndef EMBEDDING_H
-#define EMBEDDING_H
+#pragma once
 
 #include "real.h"
 
@@ -23,4 +22,3 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
 void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

@@ -1,7 +1,6 @@
 // Matrix products, row-major. gemm.c: fp32, by oneDNN; tests link plain loops instead (tests/layers/gemm_ref.c).
 // gemm_bf16.c: bf16, by one of two implementations.
-#ifndef GEMM_H
-#define GEMM_H
+#pragma once
 
 #include <stdbool.h>
 #include "real.h"
@@ -54,4 +53,3 @@ bool gemm_bf16_is_native(void);
 #endif
 
 CF_EXTERN_C_END
-#endif

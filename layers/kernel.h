@@ -11,8 +11,7 @@
 // Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every lane the same
 // bits, since addition is commutative), within a block that of the warps. The number of blocks depends on the shape alone, never
 // on the GPU.
-#ifndef KERNEL_H
-#define KERNEL_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -269,5 +268,3 @@ template <typename T> static __global__ void sum_kernel(double *sum, const T *x,
     block_sum(total);
     if (threadIdx.x == 0) *sum += total[0];
 }
-
-#endif

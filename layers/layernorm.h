@@ -1,6 +1,5 @@
 // Layer normalisation over the last dimension, eps = 1e-5.
-#ifndef LAYERNORM_H
-#define LAYERNORM_H
+#pragma once
 
 #include "real.h"
 
@@ -16,4 +15,3 @@ void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, cons
                         const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

@@ -1,6 +1,5 @@
 // Linear layer. Weights are (OC, IC) row-major, as in GPT-2's files after transposition (llm.c's order).
-#ifndef LINEAR_H
-#define LINEAR_H
+#pragma once
 
 #include "real.h"
 
@@ -51,4 +50,3 @@ void linear_time_algorithms(bool all);
 int linear_algorithm(void);
 
 CF_EXTERN_C_END
-#endif

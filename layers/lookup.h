@@ -18,8 +18,7 @@
 // All ranks know all tokens, hence the longest list of rows that one rank wants from one owner: as many rows travel between any
 // two. That is never more than a rank's tokens or an owner's rows, so in total never more than the whole table. Forward copies
 // rows, so its bits do not depend on this.
-#ifndef LOOKUP_H
-#define LOOKUP_H
+#pragma once
 
 #include <stdio.h>
 #include "overlap.h"
@@ -71,4 +70,3 @@ void lookup_finish_delivery(lookup *l, precise *shard);
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: what travels, and why
 
 CF_EXTERN_C_END
-#endif

@@ -6,8 +6,7 @@
 // and overflow to infinity come out right. At most 2 ulp; NaN stays NaN.
 //
 // In double, for the gradient tests, speed does not matter.
-#ifndef MATH_REAL_H
-#define MATH_REAL_H
+#pragma once
 
 #include "real.h"
 #include <string.h>
@@ -51,5 +50,4 @@ static inline precise exp_real(precise x) {
     return p * power_of_two(half) * power_of_two(biased - half);
 }
 
-#endif
 #endif

@@ -6,8 +6,7 @@
 //
 // N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
 // UP. Hl = H / N local heads, Cl = C / N, Fl = 4C / S, Vl = local rows of the vocabulary, padding included.
-#ifndef MODEL_H
-#define MODEL_H
+#pragma once
 
 #include "../commfuse/tune.h"
 #include "lookup.h"
@@ -148,4 +147,3 @@ const real *up_backward(gpt *g, int layer, real *dx);
 void up_late_gradient(gpt *g, int layer);
 
 CF_EXTERN_C_END
-#endif

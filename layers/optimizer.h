@@ -5,8 +5,7 @@
 //
 //     gpt_begin_forward(…); optimizer_finish_update(…); gpt_forward(…); gpt_backward(…);
 //     optimizer_reduce(…); optimizer_begin_update(…);
-#ifndef OPTIMIZER_H
-#define OPTIMIZER_H
+#pragma once
 
 #include "adamw.h"
 #include "model.h"
@@ -81,4 +80,3 @@ typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t l
 void state_restore(zero_optimizer *o, state_reader *read, void *argument);
 
 CF_EXTERN_C_END
-#endif

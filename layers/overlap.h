@@ -1,6 +1,5 @@
 // How every operation of the model communicates.
-#ifndef OVERLAP_H
-#define OVERLAP_H
+#pragma once
 
 #include "../commfuse/fuse.h"
 #include "real.h"
@@ -30,4 +29,3 @@ static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_
 typedef void visit_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times);
 
 CF_EXTERN_C_END
-#endif

@@ -9,8 +9,7 @@
 //
 // zero.h says where gradients of weights are computed. If a matrix is a bucket by itself (params.h), the last micro-batch may
 // compute its gradient owner by owner, inside a reduce-scatter, this rank's rows last; otherwise it is added up in place.
-#ifndef PARALLEL_LINEAR_H
-#define PARALLEL_LINEAR_H
+#pragma once
 
 #include "zero.h"
 
@@ -102,4 +101,3 @@ void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, re
 void row_finish_backward(parallel_linear *l, int layer);
 
 CF_EXTERN_C_END
-#endif

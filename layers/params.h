@@ -18,8 +18,7 @@
 // vectors of all layers (norms, biases) share one bucket for each group. Shards of several tensors are a multiple of 8 elements,
 // those of a matrix whole rows; the remainder is padding. So, for the usual numbers of channels, everything is aligned to sixteen
 // bytes on any mesh, as matrix products require.
-#ifndef PARAMS_H
-#define PARAMS_H
+#pragma once
 
 #include "../commfuse/mesh.h"
 #include "real.h"
@@ -153,4 +152,3 @@ typedef struct rank_state {
 void params_init(parameters *p, uint64_t seed, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

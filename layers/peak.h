@@ -1,6 +1,5 @@
 // The peak that MFU is a fraction of.
-#ifndef PEAK_H
-#define PEAK_H
+#pragma once
 
 #include "../commfuse/transport.h"
 #include "real.h"
@@ -16,4 +15,3 @@ CF_EXTERN_C_BEGIN
 double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream);
 
 CF_EXTERN_C_END
-#endif

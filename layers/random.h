@@ -1,7 +1,6 @@
 // Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so that initial weights and generated text
 // do not depend on the mesh, the number of threads or the order of calls. (data/tokens.c shuffles the samples.)
-#ifndef RANDOM_H
-#define RANDOM_H
+#pragma once
 
 #include <stdint.h>
 #include "../commfuse/extern_c.h"
@@ -13,4 +12,3 @@ double random_uniform(uint64_t seed, uint64_t stream, uint64_t index); // [0, 1)
 double random_normal(uint64_t seed, uint64_t stream, uint64_t index);  // mean 0, variance 1
 
 CF_EXTERN_C_END
-#endif

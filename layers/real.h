@@ -7,8 +7,7 @@
 //
 // In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in `precise`:
 // precise_of() when they read an element, real_of() when they write one.
-#ifndef REAL_H
-#define REAL_H
+#pragma once
 
 #include "../commfuse/bf16.h"
 #include "../commfuse/device.h"
@@ -66,5 +65,3 @@ static inline int64_t larger(int64_t a, int64_t b) {
 static inline int64_t ceil_div(int64_t n, int64_t by) {
     return (n + by - 1) / by;
 }
-
-#endif

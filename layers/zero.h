@@ -15,8 +15,7 @@
 // Exchanges begin no earlier because transfers queue: what forward needs now must not wait for all the weights. (Over MPI it
 // passes them; on GPUs only in another group.) Native gathers all begin at once: one after another they slow fewer products than
 // spread over forward. In mode none both are native collectives, after backward and after the update.
-#ifndef ZERO_H
-#define ZERO_H
+#pragma once
 
 #include <stdio.h>
 #include "overlap.h"
@@ -90,4 +89,3 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
 void zero_explain(const zero_shards *z, FILE *out);
 
 CF_EXTERN_C_END
-#endif

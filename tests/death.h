@@ -5,8 +5,7 @@
 //
 // The child is a copy of this thread only: fork before OpenMP or MPI start their threads, or keep the
 // statement free of both. No cmocka assertion inside it: the child would go on with the other tests.
-#ifndef DEATH_H
-#define DEATH_H
+#pragma once
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,5 +69,3 @@ static inline void death_check(death d, const char *statement, const char *file,
 
 // What a user can mend must come with what to do.
 #define ASSERT_REFUSED(statement, ...) ASSERT_DIES(statement, "hint:", __VA_ARGS__)
-
-#endif

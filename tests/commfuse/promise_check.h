@@ -10,8 +10,7 @@
 //   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and by
 //               direct (an all-to-all has the same order on both)
 //   tail        no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
-#ifndef PROMISE_CHECK_H
-#define PROMISE_CHECK_H
+#pragma once
 
 #include "tests/commfuse/wire_check.h"
 
@@ -83,5 +82,3 @@ static const char *check_promises(cf_schedule *const *schedule) {
     for (int r = 0; r < ranks && !broken; r++) broken = check_work(schedule[r]);
     return broken;
 }
-
-#endif

@@ -3,8 +3,7 @@
 // Every rank runs the same tests in the same order; rank 0 runs them under cmocka and reports. A rank that finds an error ends all
 // ranks at once (CHECK), because the others would wait for it for ever. For the same reason a crash stays a crash: cmocka would
 // catch it on rank 0 and continue with the next test.
-#ifndef RANKS_H
-#define RANKS_H
+#pragma once
 
 #include <setjmp.h>
 #include <signal.h>
@@ -65,5 +64,3 @@ static inline cf_mesh ranks_mesh(cf_transport *transport, int tp, int dp) {
     cf_mesh_bind(transport, &mesh);
     return mesh;
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 //   wire order      the k-th message from r to p is the k-th that p expects from r, of all operations
 //   wire deadlock   every step of every rank completes, one transfer at a time
-#ifndef WIRE_CHECK_H
-#define WIRE_CHECK_H
+#pragma once
 
 #include "commfuse/die.h"
 #include "commfuse/schedule_check.h"
@@ -168,5 +167,3 @@ static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *co
     if (i < nowire->count || j < commfuse->count) return violated("nowire", nowire->rank, i, "number of steps");
     return NULL;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // What a library of the disk says of what went wrong. After tests/death.h, which has cmocka.
-#ifndef SAYS_H
-#define SAYS_H
+#pragma once
 
 #include "data/problem.h"
 #include <string.h>
@@ -13,5 +12,3 @@ static problem why; // of the last thing that went wrong
         for (const char *const *word = words_expected; *word; word++)                                                              \
             if (!strstr(why.what, *word)) fail_msg("'%s' does not say '%s'", why.what, *word);                                     \
     } while (0)
-
-#endif

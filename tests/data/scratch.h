@@ -1,6 +1,5 @@
 // A directory of a test's own under $TMPDIR or /tmp, and files in it.
-#ifndef SCRATCH_H
-#define SCRATCH_H
+#pragma once
 
 #include <dirent.h>
 #include <limits.h>
@@ -70,5 +69,3 @@ static inline int scratch_entries(void) {
     if (directory) closedir(directory);
     return count;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // What a host, which sends notes of all that it enqueues (clock_host.cc), and the clock (clock.cc) exchange.
-#ifndef EMULATOR_CLOCK_H
-#define EMULATOR_CLOCK_H
+#pragma once
 
 #include "emulator.h"
 #include <cstring>
@@ -26,4 +25,3 @@ struct Reply {     // to an ASK
 void keep_time(int listener, int ranks);
 
 } // namespace emulator
-#endif

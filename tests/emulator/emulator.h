@@ -15,8 +15,7 @@
 //   - that addresses are aligned as packs need it, unless built with SAN=alignment
 //   - what the real libraries return or refuse beyond the checks here, and in which order they add
 //   - anything about cuDNN: compiled without it, attention_cudnn.cu returns "not supported"
-#ifndef EMULATOR_H
-#define EMULATOR_H
+#pragma once
 
 #include <vector>
 #include "include/cuda_runtime.h"
@@ -117,4 +116,3 @@ void need_device(const void *address, size_t bytes,
 void run_grid(uint3 grid, uint3 block, const std::function<void()> &thread);
 
 } // namespace emulator
-#endif

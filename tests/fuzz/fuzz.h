@@ -7,8 +7,7 @@
 // compiled, knows what they hold: it is given back after a death, and after a parser that has come to its end
 // there must be none, files and maps included. For parsers that are never to die (no FUZZ_TRY) a death is a
 // crash.
-#ifndef FUZZ_H
-#define FUZZ_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdbool.h>
@@ -47,5 +46,3 @@ const char *fuzz_file(int number, const uint8_t *bytes, size_t size);
 // Files of a 256-number header: an input is one byte, the count of header numbers in it, those numbers, and
 // what comes behind the header; with 255 in front it is the file as it is. So no input is spent on zeros.
 const char *fuzz_headed_file(int number, const uint8_t *bytes, size_t size);
-
-#endif

@@ -1,7 +1,6 @@
 // Put in front of parsers that may die (cc -include): whatever they take and give back is entered in a
 // ledger.
-#ifndef LEDGER_H
-#define LEDGER_H
+#pragma once
 
 #include <fcntl.h>
 #include <glob.h>
@@ -35,6 +34,4 @@ void ledger_globfree(glob_t *found);
 #define close(fd)                           ledger_close(fd)
 #define glob(pattern, flags, error, found)  ledger_glob(pattern, flags, error, found)
 #define globfree(found)                     ledger_globfree(found)
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 // Shared by the kernel tests: random and poisoned buffers, comparison that names the first wrong element,
 // and gradients by central differences.
-#ifndef KERNEL_TESTING_H
-#define KERNEL_TESTING_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -142,5 +141,3 @@ static inline void assert_gradient(const char *name, real *x, const real *gradie
                      expected);
     }
 }
-
-#endif

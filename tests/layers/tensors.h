@@ -4,8 +4,7 @@
 //
 // Around each tensor are GUARD bytes of the poison, a NaN in every floating-point type: reading them spoils the results,
 // tensor_guards() finds writes.
-#ifndef TENSORS_H
-#define TENSORS_H
+#pragma once
 
 #include "commfuse/die.h"
 #include "layers/random.h"
@@ -171,5 +170,3 @@ static inline void tensor_integers(const tensor *x, uint64_t seed, uint64_t numb
     tensor_write(x, host, stream);
     free(host);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // Every rank of a mesh in one process, and the places that params.h's table gives its parameters, for tests without transport.
 // Expected places come from independent formulas, element by element.
-#ifndef WORLDS_H
-#define WORLDS_H
+#pragma once
 
 #include "kernel_testing.h"
 #include "commfuse/die.h"
@@ -132,5 +131,3 @@ static inline element_place *expected_places(const world *w, int rank) {
     }
     return place;
 }
-
-#endif
