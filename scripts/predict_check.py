@@ -41,17 +41,17 @@ def predict(machine, **options):
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
 
-def line_of(names, what, measured, predicted):
-    """A line of a table, and the pair (measured, predicted)."""
-    return {**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
-            "error": f"{100 * (predicted / measured - 1):+.1f} %"}, (measured, predicted)
+def compared(what, rows):
+    """A table of rows (names, measured, predicted), and the pairs (measured, predicted)."""
+    return tables.markdown([{**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
+                             "error": f"{100 * (predicted / measured - 1):+.1f} %"} for names, measured, predicted in rows]), \
+        [pair for _, *pair in rows]
 
 
 def published(_):
-    lines, points = zip(*(line_of({"llm.c": name}, "measured", measured, predict(
+    return compared("measured", [({"llm.c": name}, measured, predict(
         machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch, recompute=1)["slice"]["step"])
-                          for name, machine, model, micro, batch, measured in PUBLISHED))
-    return tables.markdown(lines), list(points)
+                                 for name, machine, model, micro, batch, measured in PUBLISHED])
 
 
 # --- Megatron ---
@@ -167,7 +167,7 @@ def scaling(o):
 
 def measured_steps(program, what, machine, shape, meshes, modes, rounds, **environment):
     """Compares the shortest step of each mode, which other work disturbs least."""
-    lines, points = [], []
+    rows = []
     for mesh in meshes:
         found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
         text = run(["scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
@@ -176,11 +176,8 @@ def measured_steps(program, what, machine, shape, meshes, modes, rounds, **envir
         _, steps = run_log.turns(text)
         for mode in modes:
             measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
-            line, pair = line_of({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, what, measured,
-                                 found[mode]["step"])
-            lines.append(line)
-            points.append(pair)
-    return tables.markdown(lines), points
+            rows.append(({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, measured, found[mode]["step"]))
+    return compared(what, rows)
 
 
 def here(o):
