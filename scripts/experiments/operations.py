@@ -110,7 +110,7 @@ def measure(place, point):
     samples, wires, found = {}, [], run(place, point, "compute")
     while not wires or time.monotonic() < end:
         compute = undisturbed_ms(found["compute"]["samples_ms"])
-        place.link(min(FREE_LINK, 1e3 * bits / (point["ratio"] * float(compute))))
+        place.rate = min(FREE_LINK, 1e3 * bits / (point["ratio"] * float(compute)))
         found = run(place, point)
         for name, line in found.items():
             samples.setdefault(name, []).extend(line["samples_ms"])

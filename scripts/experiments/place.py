@@ -1,10 +1,10 @@
 """The place of an experiment: the hosts of a lab (scripts/lab.py), or this machine over shared memory.
 
     place = Place("auto")
-    place.link(2e9)
+    place.rate = 2e9
     output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
 
-A lab's link has a settable rate; shared memory has not. In both a rank has one compute thread, and describe() reports whether it
+Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it
 has two cores, one to compute and one to move bytes, or shares them (lab.SHARED).
 """
 import os
@@ -51,8 +51,8 @@ def available_mib(root="/"):
 
 
 class Place:
-    """kind: lab, local, or auto (a lab if possible). ratio: of the transfers of `training` to its ideal step. commands: what was
-    run, in a form that can be typed."""
+    """kind: lab, local, or auto (a lab if possible). ratio: of the transfers of `training` to its ideal step. rate: of the lab's
+    links, bits per second each way. commands: what was run, in a form that can be typed."""
 
     def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
@@ -61,13 +61,6 @@ class Place:
         self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
         self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
         self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
-
-    def link(self, rate):
-        """rate: bits per second, each way."""
-        if self.kind == "local":
-            raise Failed(f"the link of this machine's shared memory cannot be set to {rate / 1e9:g} Gbit/s; "
-                         "a lab can: scripts/lab.py (Linux, root)")
-        self.rate = rate
 
     def describe(self):
         mpi, cpu = self.runner.printed("mpirun", "--version"), self.runner.printed("lscpu")

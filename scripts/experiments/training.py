@@ -92,17 +92,14 @@ LOOKED_AT = "commfuse", "ideal"
 
 def first_look(place, point):
     """Configuration, the ideal step in ms and the bits of a step, over a practically unlimited link."""
-    if point["ratio"]:
-        place.link(FREE_LINK)
+    place.rate = FREE_LINK
     config, steps = take_turns(place, point, LOOKED_AT, QUICK_ROUNDS, *NO_PEAK)
     return config, ideal_of(steps), 8 * max(step["bytes_sent_rank0"] for step in steps)
 
 
 def set_link(place, point, ideal_ms, bits):
     """Sets and returns the rate with which the bits of a step take `ratio` of the ideal step; None over shared memory."""
-    if not point["ratio"]:
-        return None
-    place.link(1e3 * bits / (point["ratio"] * ideal_ms))
+    place.rate = point["ratio"] and 1e3 * bits / (point["ratio"] * ideal_ms)
     return place.rate
 
 

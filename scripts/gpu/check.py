@@ -1,6 +1,5 @@
 """The state of a check: options, programs, and findings, which are always on the disk."""
 import contextlib
-import itertools
 import json
 import os
 import tempfile
@@ -29,7 +28,6 @@ class Check:
             self.gpu = os.open("/dev/nvidia0", os.O_RDWR)
         self.rows, self.data = [], {"complete": False, "stages": {}}
         self.begin, self.stage = time.monotonic(), ""
-        self.names = itertools.count(1)
         self.save()
 
     def say(self, text=""):
@@ -60,7 +58,7 @@ class Check:
         return path
 
     def path(self, name):
-        return os.path.join(self.scratch, f"{next(self.names):03d}-{name}")
+        return os.path.join(tempfile.mkdtemp(dir=self.scratch), name)
 
     def save(self):
         """Writes beside, syncs and renames, so that results.json is always whole."""

@@ -39,11 +39,6 @@ class MadeUpPlace:
     def __init__(self, kind="lab", ranks=2):
         self.kind, self.ranks, self.commands, self.rate, self.cores = kind, ranks, [], 40e9, 2 * ranks
 
-    def link(self, rate):
-        if self.kind == "local":
-            raise AssertionError("shared memory has no rate to set")
-        self.rate = rate
-
     def time(self, variant, slices, wire):
         return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
                 "slice": 100 + slices + 4 * wire, "commfuse": 100 + slices + 0.1 * wire}[variant]
