@@ -15,7 +15,7 @@ import re
 import statistics
 import sys
 
-from runner import Failed, Runner
+from runner import ROOT, Failed, Runner
 
 run, BENCHES = Runner().output, "build/release/tests/bench"
 SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V
@@ -61,10 +61,12 @@ def wire(ranks):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2, help="on this host (2)")
+    parser.add_argument("--ranks", type=int, default=2, help="on this host, at least 2 (2)")
     parser.add_argument("--threads", type=int, default=1, help="that compute, of each rank (1)")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     o = parser.parse_args()
+    if o.ranks < 2:
+        parser.error(f"--ranks {o.ranks}: messages between ranks are measured, so at least 2")
     run(["make", "-s", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
     curves, memory, peak = kernels(o.ranks, o.threads)
     latency, rate, share = wire(o.ranks)
@@ -73,16 +75,14 @@ def main():
             "copied": 0,
             "taken": min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))}  # where transfers share cores with computation
     machine = {
+        **json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text()),  # what is not measured here
         "name": os.uname().nodename[:40],
         "comment": f"{cores} cores, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
-        "device": "cpu", "dtype": "fp32", "peak_tflops": peak / 1e3,
-        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks, "memory_gb_per_s": memory,
-        "multiprocessors": 1, "persistent": 0, "tile_share": [[1, 1]], "tile_depth": 0,
+        "peak_tflops": peak / 1e3, "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks,
+        "memory_gb_per_s": memory,
         **{f"{name}_tflops": points for name, points in curves.items()},
-        "kernel_us": 2, "moment_us": 0, "start_us": 0, "call_us": 0, "word_ns": 2, "message_us": 2,
         "native_us": latency * 1e6, "native_share": share,
-        "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}] if o.ranks > 1
-        else [{"name": "memory", "ranks": 0, **link}]}
+        "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}]}
     o.out.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")
     print(f"{o.out}: products at {curves['product'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
           f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs")

@@ -61,11 +61,13 @@ class Check(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertRegex(pathlib.Path(folder, "predict.md").read_text(), "Skipped: .*nowhere is not here")
 
-    def test_an_unknown_part_is_named(self):
-        result = subprocess.run([sys.executable, ROOT / "scripts/predict_check.py", "--only", "published,nonsense"],
-                                capture_output=True, text=True, check=False)
-        self.assertEqual(result.returncode, 2)
-        self.assertIn("--only nonsense: there are published, megatron", result.stderr)
+    def test_options_that_cannot_be_are_refused(self):
+        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only nonsense: there are published, megatron"),
+                           (("measure_machine.py", "--out", "/dev/null", "--ranks", "1"), "--ranks 1: messages between ranks")):
+            result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
+                                    check=False)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(why, result.stderr)
 
     def test_all_reduces_and_the_host_bound_a_step(self):
         """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
