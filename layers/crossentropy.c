@@ -62,21 +62,6 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
     }
 }
 
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
-    for (int64_t r = 0; r < R; r++) {
-        softmax s = {-INFINITY, 0};
-        precise target = 0;
-        for (int64_t i = 0; i < ranks; i++) {
-            const precise *stats = all + (i * R + r) * 3;
-            s = merge(s, (softmax){stats[0], stats[1]});
-            target += stats[2];
-        }
-        total[r * 2] = s.maximum;
-        total[r * 2 + 1] = s.sum;
-        losses[r] = loss_of(s, target);
-    }
-}
-
 // A row of logits becomes its gradient; target: its column, which may be another rank's.
 static void differentiate(real *row, softmax s, precise scale, int64_t target, int64_t valid, int64_t V) {
     const bool here = held(target, 0, valid);
@@ -87,11 +72,20 @@ static void differentiate(real *row, softmax s, precise scale, int64_t target, i
     if (here) row[target] = real_of(exp_real(logit - s.maximum) * factor - scale); // rounded once
 }
 
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
-                           int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
 #pragma omp parallel for
-    for (int64_t r = 0; r < R; r++)
-        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (precise)scale, targets[r] - first, valid, V);
+    for (int64_t r = 0; r < R; r++) {
+        softmax s = {-INFINITY, 0};
+        precise target = 0;
+        for (int64_t i = 0; i < ranks; i++) {
+            const precise *stats = all + (i * R + r) * 3;
+            s = merge(s, (softmax){stats[0], stats[1]});
+            target += stats[2];
+        }
+        losses[r] = loss_of(s, target);
+        if (scale != 0) differentiate(logits + r * V, s, (precise)scale, targets[r] - first, valid, V);
+    }
 }
 
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,

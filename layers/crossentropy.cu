@@ -12,7 +12,7 @@
 #include "crossentropy.h"
 #include "kernel.h"
 
-enum { THREADS = 512, FLIGHT = 4, COMBINE_THREADS = 128 };
+enum { THREADS = 512, FLIGHT = 4 };
 
 typedef struct softmax {
     float maximum, sum; // sum of exp(logit − maximum)
@@ -88,26 +88,6 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
     cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid, V);
 }
 
-static __global__ void combine_kernel(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R) {
-    int64_t r = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x;
-    if (r >= R) return;
-    softmax s = {-INFINITY, 0};
-    float target = 0;
-    for (int64_t i = 0; i < ranks; i++) {
-        const precise *stats = all + (i * R + r) * 3;
-        s = merge(s, {stats[0], stats[1]});
-        target += stats[2];
-    }
-    total[r * 2] = s.maximum;
-    total[r * 2 + 1] = s.sum;
-    losses[r] = loss_of(s, target);
-}
-
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
-    cf_launch(combine_kernel, dim3((unsigned)ceil_div(R, COMBINE_THREADS)), dim3(COMBINE_THREADS), stream, losses, total, all,
-              ranks, R);
-}
-
 typedef struct row_gradient {
     float maximum, factor, scale;
     int64_t target, valid; // target: its column, −1 if not here
@@ -142,15 +122,25 @@ static __device__ inline void differentiate(real *row, softmax s, float scale, i
         });
 }
 
-static __global__ void __launch_bounds__(THREADS) backward_kernel(real *logits, const precise *total, const int32_t *targets,
-                                                                  float scale, int64_t first, int64_t valid, int64_t V) {
+static __global__ void __launch_bounds__(THREADS)
+    combine_kernel(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, float scale,
+                   int64_t first, int64_t valid, int64_t R, int64_t V) {
     int64_t r = blockIdx.x;
-    differentiate(logits + r * V, {total[r * 2], total[r * 2 + 1]}, scale, targets[r] - first, valid, V);
+    softmax s = {-INFINITY, 0};
+    float target = 0;
+    for (int64_t i = 0; i < ranks; i++) {
+        const precise *stats = all + (i * R + r) * 3;
+        s = merge(s, {stats[0], stats[1]});
+        target += stats[2];
+    }
+    if (threadIdx.x == 0) losses[r] = loss_of(s, target);
+    if (scale != 0) differentiate(logits + r * V, s, scale, targets[r] - first, valid, V);
 }
 
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
-                           int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(backward_kernel, dim3((unsigned)R), dim3(THREADS), stream, logits, total, targets, (float)scale, first, valid, V);
+void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(combine_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, all, ranks, targets, (float)scale, first,
+              valid, R, V);
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)

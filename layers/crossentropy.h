@@ -11,14 +11,11 @@ CF_EXTERN_C_BEGIN
 // of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream);
-// losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in
-// order.
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream);
+// losses (R) over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in order. Then, unless scale is 0,
 // logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
-                           int64_t R, int64_t V, cf_stream *stream);
-// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits is overwritten by its
-// gradient. Reads a row from memory once.
+void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+// Both at once, with a gradient, for a rank that holds the whole vocabulary, first = 0. Reads a row from memory once.
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum is device memory.

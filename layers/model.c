@@ -93,7 +93,6 @@ static void alloc_ends(gpt *g) {
     const char *shared = "activations, shared";
     g->logits = gpt_alloc(g, rows * g->Vl, sizeof(real), "logits");
     g->stats = gpt_alloc(g, S * rows * 3, sizeof(precise), shared);
-    g->total = gpt_alloc(g, rows * 2, sizeof(precise), shared);
     g->losses = gpt_alloc(g, rows, sizeof(precise), shared);
     g->loss = gpt_alloc(g, 1, sizeof *g->loss, shared);
     g->next = gpt_alloc(g, N * g->Vl, sizeof(real), shared);
@@ -310,8 +309,7 @@ static void compute_loss(gpt *g, double scale) {
     } else {
         crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, g->first, g->valid, rows, Vl, stream);
         cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
-        crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
-        if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, g->first, g->valid, rows, Vl, stream);
+        crossentropy_combine(g->losses, g->logits, g->stats, g->split->size, targets, scale, g->first, g->valid, rows, Vl, stream);
     }
     if (scale != 0) crossentropy_sum(g->loss, g->losses + g->split->rank * own, own, stream);
 }

@@ -52,7 +52,6 @@ typedef struct gpt {
     precise *norm_scratch, *attention_scratch;
     real *logits;                        // (S · Ts · B, Vl); their gradient after a forward pass with a scale
     precise *stats;                      // (S, S · Ts · B, 3)
-    precise *total;                      // (S · Ts · B, 2)
     precise *losses;                     // (S · Ts · B)
     double *loss;                        // sum of losses, of all passes since the caller zeroed it
     int32_t *inputs, *targets;           // (T, B)

@@ -314,7 +314,7 @@ static void loss_stats(bench *b, const int64_t *n) {
 }
 static void loss_combine(bench *b, const int64_t *n) {
     (void)n;
-    crossentropy_combine(b->rows + 3 * b->s.R, b->rows + 4 * b->s.R, b->rows, 1, b->s.R, b->stream);
+    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 0, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 static void loss_fused(bench *b, const int64_t *n) { // again and again on its own result, as below
     (void)n;
@@ -327,7 +327,7 @@ static void loss_sum(bench *b, const int64_t *n) {
 static void loss_gradient(bench *b,
                           const int64_t *n) { // again and again on its own result: values do not matter
     (void)n;
-    crossentropy_backward(b->logits, b->rows + 4 * b->s.R, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V, b->stream);
+    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 
 static void update_some(bench *b, int64_t from, int64_t count) {
@@ -431,7 +431,7 @@ static void report_ends(bench *b) {
     report(b, "crossentropy stats", loss_stats, NULL, 0, 0,
            logits * sizeof(real)); // where ranks share the vocabulary
     report(b, "crossentropy combine", loss_combine, NULL, 0, 0, 0);
-    report(b, "crossentropy backward", loss_gradient, NULL, 0, 0, 2 * logits * sizeof(real));
+    report(b, "crossentropy gradient", loss_gradient, NULL, 0, 0, 2 * logits * sizeof(real));
     report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
     report(b, "embedding backward", lookup_gradient, NULL, 1, 0, narrow + 2 * R * (double)s->C * sizeof(precise));
     report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0, narrow + 2 * R * (double)s->C * sizeof(precise));

@@ -154,10 +154,8 @@ static void run_crossentropy_stats(bench *b) {
     crossentropy_stats(b->row_stats, b->logits, b->tokens, 0, b->s.V - b->s.V / 1000, b->s.R, b->s.V, NULL);
 }
 static void run_crossentropy_combine(bench *b) {
-    crossentropy_combine(b->row_stats + 3 * b->s.R, b->row_stats + 4 * b->s.R, b->row_stats, 1, b->s.R, NULL);
-}
-static void run_crossentropy_backward(bench *b) { // repeated on its own result: the values do not matter
-    crossentropy_backward(b->logits, b->row_stats + 4 * b->s.R, b->tokens, 1, 0, b->s.V - b->s.V / 1000, b->s.R, b->s.V, NULL);
+    crossentropy_combine(b->row_stats + 3 * b->s.R, b->logits, b->row_stats, 1, b->tokens, 1, 0, b->s.V - b->s.V / 1000, b->s.R,
+                         b->s.V, NULL); // repeated on its own result: the values do not matter
 }
 
 static void run_adamw(bench *b) {
@@ -250,8 +248,7 @@ static void report_all(bench *b) {
     report(b, "attention forward", run_attention_forward, 4 * causal, 0);
     report(b, "attention backward", run_attention_backward, 10 * causal, 0);
     report(b, "crossentropy stats", run_crossentropy_stats, 0, R * V);
-    report(b, "crossentropy combine", run_crossentropy_combine, 0, 0);
-    report(b, "crossentropy backward", run_crossentropy_backward, 0, 2 * R * V);
+    report(b, "crossentropy combine", run_crossentropy_combine, 0, 2 * R * V);
     report(b, "adamw", run_adamw, 0, 7 * n);
     report(b, "sum of squares", run_sum_of_squares, 0, n);
 }

@@ -86,10 +86,10 @@ MOVES(crossentropy_stats, R *V *E,
       (precise * stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R, int64_t V,
        cf_stream *stream),
       stats, logits, targets, first, valid, R, V, stream)
-MOVES(crossentropy_backward, R *V * 2 * E,
-      (real * logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid, int64_t R,
-       int64_t V, cf_stream *stream),
-      logits, total, targets, scale, first, valid, R, V, stream)
+MOVES(crossentropy_combine, scale == 0 ? 0 : R * V * 2 * E,
+      (precise * losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale, int64_t first,
+       int64_t valid, int64_t R, int64_t V, cf_stream *stream),
+      losses, logits, all, ranks, targets, scale, first, valid, R, V, stream)
 MOVES(crossentropy_fused, R *V * 2 * E,
       (precise * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
        cf_stream *stream),

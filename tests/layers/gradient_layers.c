@@ -166,7 +166,7 @@ typedef struct crossentropy_problem {
     int64_t shards, R, V, valid[3], first[3];
     int32_t *targets;
     real *logits; // shard i at i · R · V
-    real *stats, *losses, *total;
+    real *stats, *losses;
     double scale;
 } crossentropy_problem;
 
@@ -175,7 +175,7 @@ static double crossentropy_loss(void *context) {
     for (int64_t i = 0; i < p->shards; i++)
         crossentropy_stats(p->stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i], p->valid[i], p->R, p->V,
                            NULL);
-    crossentropy_combine(p->losses, p->total, p->stats, p->shards, p->R, NULL);
+    crossentropy_combine(p->losses, NULL, p->stats, p->shards, p->targets, 0, 0, 0, p->R, p->V, NULL);
     double sum = 0;
     crossentropy_sum(&sum, p->losses, p->R, NULL);
     return p->scale * sum;
@@ -190,11 +190,10 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
     p.logits = random_buffer(count);
     p.stats = poisoned_buffer(shards * R * 3);
     p.losses = poisoned_buffer(R);
-    p.total = poisoned_buffer(R * 2);
     crossentropy_loss(&p);
     real *gradient = copy_buffer(p.logits, count);
     for (int64_t i = 0; i < shards; i++)
-        crossentropy_backward(gradient + i * R * V, p.total, p.targets, (real)p.scale, p.first[i], valid[i], R, V, NULL);
+        crossentropy_combine(p.losses, gradient + i * R * V, p.stats, shards, p.targets, p.scale, p.first[i], valid[i], R, V, NULL);
     assert_gradient("logits", p.logits, gradient, count, 2 * MOST, crossentropy_loss, &p);
 }
 

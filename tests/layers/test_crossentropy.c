@@ -10,7 +10,7 @@ typedef struct problem {
     int64_t first[SHARDS_MAX], valid[SHARDS_MAX], vocabulary;
     int32_t *targets;
     real *logits; // shard i (R, V) at i · R · V; padding is NaN: it must not be read
-    real *stats, *losses, *total;
+    real *stats, *losses;
 } problem;
 
 static problem problem_new(int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
@@ -22,7 +22,6 @@ static problem problem_new(int64_t shards, int64_t R, int64_t V, const int64_t *
     for (int64_t i = 0; i < shards * R; i++) fill_normal(p.logits + i * V, valid[i / R], deviation);
     p.stats = poisoned_buffer(shards * R * 3);
     p.losses = poisoned_buffer(R);
-    p.total = poisoned_buffer(R * 2);
     return p;
 }
 
@@ -33,16 +32,23 @@ static void run_stats(void *context, real *stats) {
                            NULL);
 }
 
+// Each shard has all losses.
+static void combine(problem *p, real *logits, double scale) {
+    for (int64_t i = 0; i < p->shards; i++)
+        crossentropy_combine(p->losses, logits + i * p->R * p->V, p->stats, p->shards, p->targets, scale, p->first[i], p->valid[i],
+                             p->R, p->V, NULL);
+}
+
+// Without a gradient the logits stay as they are.
 static void forward(problem *p) {
+    real *before = copy_buffer(p->logits, p->shards * p->R * p->V);
     run_stats(p, p->stats);
-    crossentropy_combine(p->losses, p->total, p->stats, p->shards, p->R, NULL);
+    combine(p, p->logits, 0);
+    assert_memory_equal(p->logits, before, (size_t)(p->shards * p->R * p->V) * sizeof *before);
 }
 
 static void run_backward(void *context, real *logits) {
-    problem *p = context;
-    for (int64_t i = 0; i < p->shards; i++)
-        crossentropy_backward(logits + i * p->R * p->V, p->total, p->targets, (real)0.25, p->first[i], p->valid[i], p->R, p->V,
-                              NULL);
+    combine(context, logits, 0.25);
 }
 
 static void run_fused(void *context, real *logits) {

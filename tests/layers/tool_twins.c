@@ -448,28 +448,25 @@ static void run_crossentropy(tool *t, const int64_t *n) {
              (long long)vocabulary);
     tensor *logits = randoms(t, OF_REAL, R * V, 0, 3), *targets = integers(t, OF_INT32, R, 0, vocabulary),
            *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R), *losses = poisoned(t, OF_PRECISE, R),
-           *total = poisoned(t, OF_PRECISE, R * 2), *whole_losses = poisoned(t, OF_PRECISE, R),
-           *whole = poisoned(t, OF_PRECISE, R * 2), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
+           *whole_losses = poisoned(t, OF_PRECISE, R), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
     crossentropy_stats(precises(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
-    crossentropy_combine(precises(losses), precises(total), precises(all), ranks, R, t->stream);
+    crossentropy_combine(precises(losses), reals(logits), precises(all), ranks, tokens_of(targets), 0, first, valid, R, V,
+                         t->stream);
     keep(t, "crossentropy_combine", "losses", losses);
-    keep(t, "crossentropy_combine", "total", total);
+    keep(t, "crossentropy_combine", "logits, as before", logits);
     crossentropy_sum(doubles(sum), precises(losses), R, t->stream);
     keep(t, "crossentropy_sum", "sum", sum);
-    if (valid > 0) {
-        crossentropy_combine(precises(whole_losses), precises(whole), precises(stats), 1, R, t->stream);
-        keep(t, "crossentropy_combine", "losses, one rank", whole_losses);
-    }
     if (first == 0 && valid == vocabulary) {
         crossentropy_fused(precises(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses", fused_losses);
         keep(t, "crossentropy_fused", "logits", fused);
     }
-    crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets), 1 / (double)R, first, valid, R, V,
-                          t->stream);
-    keep(t, "crossentropy_backward", "logits", logits);
+    crossentropy_combine(precises(whole_losses), reals(logits), precises(valid > 0 ? stats : all), valid > 0 ? 1 : ranks,
+                         tokens_of(targets), 1 / (double)R, first, valid, R, V, t->stream);
+    keep(t, "crossentropy_combine", "losses, with gradient", whole_losses);
+    keep(t, "crossentropy_combine", "logits", logits);
     if (first == 0 && valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
         tensor *huge = randoms(t, OF_REAL, R * V, 1e30, 0);
         crossentropy_fused(precises(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V, t->stream);
