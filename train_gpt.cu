@@ -41,7 +41,7 @@ typedef struct trainer {
     cf_transport *transport;
     cf_context context;
     cf_mesh mesh;
-    overlap how;
+    cf_choice how;
     gpt model;
     zero_optimizer optimizer;
     tokens *train, *val;

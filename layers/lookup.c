@@ -7,7 +7,7 @@
 
 // --- life ---
 
-static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o, cf_dtype dtype,
+static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, cf_choice o, cf_dtype dtype,
                      int64_t capacity) {
     cf_fuse_plan p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
@@ -15,7 +15,7 @@ static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operat
 }
 
 // tokens: of the ranks that hold a copy.
-static void create_exchange(lookup *l, int64_t tokens, overlap o) {
+static void create_exchange(lookup *l, int64_t tokens, cf_choice o) {
     int64_t N = l->owners->size, each = (int64_t)sizeof(int32_t), list = l->rows_most * l->p->shape.C;
     l->ids = plan(l, l->owners, CF_ALLGATHER, CF_NO_COMPUTE, o, CF_BYTE, tokens * each);
     l->fetch = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, REAL_DTYPE, list);
@@ -32,7 +32,7 @@ static void create_exchange(lookup *l, int64_t tokens, overlap o) {
     l->length = l->number + l->part;
 }
 
-void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, overlap o) {
+void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, cf_choice o) {
     int64_t shard = Ts * B * p->shape.C, tokens = split->size * Ts * B;
     const param_bucket *table = &p->bucket[p->table];
     *l = (lookup){.context = context, .p = p, .split = split, .owners = table->group};

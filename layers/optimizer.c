@@ -7,7 +7,7 @@
 
 // --- life ---
 
-void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
+void optimizer_create(zero_optimizer *o, gpt *model, cf_choice how) {
     parameters *p = &model->params;
     *o = (zero_optimizer){
         .context = model->context, .mesh = model->mesh, .params = p, .zero = &model->zero, .embedding = &model->embedding};

@@ -1,21 +1,15 @@
 // How every operation of the model communicates.
 #pragma once
 
+#include "../commfuse/choice.h"
 #include "../commfuse/fuse.h"
-#include "real.h"
 #include <string.h>
 
 CF_EXTERN_C_BEGIN
 
-typedef struct overlap {
-    cf_mode mode;
-    cf_route route;
-    int slices;
-} overlap;
-
 // capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
-static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_group *group, cf_operation operation, cf_side side,
-                                        cf_dtype dtype, int64_t capacity) {
+static inline cf_fuse_plan overlap_plan(cf_choice how, const char *name, const cf_group *group, cf_operation operation,
+                                        cf_side side, cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan;
     memset(&plan, 0, sizeof plan);
     plan.name = name, plan.group = group;

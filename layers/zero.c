@@ -58,7 +58,7 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     return NULL;
 }
 
-static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
+static void create_bucket(zero_shards *z, int i, int64_t rows, cf_choice how) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
@@ -101,7 +101,7 @@ static void order_buckets(zero_shards *z) {
     for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
 }
 
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, overlap how) {
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, cf_choice how) {
     *z = (zero_shards){.context = context, .params = p, .mode = how.mode, .rows_travel = rows_travel, .gathers_begun = p->buckets};
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");

@@ -56,7 +56,7 @@ typedef struct zero_shards {
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, overlap how);
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, cf_choice how);
 void zero_free(zero_shards *z);
 
 // In place of a layer: the token table; positions and the vectors of all layers.

@@ -46,7 +46,7 @@ typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and c
 
 typedef struct entrant {
     char name[32]; // as asked for
-    overlap how;
+    cf_choice how;
     run_plan plan; // of mode auto
     int64_t trials;
     gpt model;
@@ -116,7 +116,7 @@ static void parse(bench *b, int argc, char **argv) {
     refuse_what_does_not_apply(&b->o);
 }
 
-static bool take_mode(overlap *how, const char *word) {
+static bool take_mode(cf_choice *how, const char *word) {
     const bool found = cf_mode_parse(word, &how->mode);
     how->slices = found && how->mode == CF_MODE_SLICE ? 4 : 1;
     return found;

@@ -68,7 +68,7 @@ static void open_problem(problem *q, cf_mesh *mesh, parallel_strategy strategy, 
     q->Ts = T / mesh->tp;
     q->part = params_local_rows(&q->p, WTE);
     q->owned = (q->part + q->owners->size - 1) / q->owners->size;
-    lookup_create(&q->l, &context, &q->p, q->split, q->Ts, B, (overlap){CF_MODE_COMMFUSE, CF_RING, 2});
+    lookup_create(&q->l, &context, &q->p, q->split, q->Ts, B, (cf_choice){CF_MODE_COMMFUSE, CF_RING, 2});
     int64_t shard = q->Ts * B * C, size = (int64_t)sizeof(real), N = q->split->size;
     q->inputs = cf_alloc(N * q->Ts * B * (int64_t)sizeof *q->inputs, "test");
     q->x = cf_alloc(shard * size, "test");

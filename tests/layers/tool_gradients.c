@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
-    overlap how = {.slices = atoi(slices)};
+static cf_choice parse_choice(const char *mode, const char *route, const char *slices) {
+    cf_choice how = {.slices = atoi(slices)};
     if (!cf_mode_parse(mode, &how.mode) || !cf_route_parse(route, &how.route))
         cf_die(NULL, "no mode %s, or no route %s", mode, route);
     return how;
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
     cf_mesh_bind(transport, &mesh);
     cf_device_threads(1);
 
-    overlap how = parse_overlap(argv[8], argv[9], argv[10]);
+    cf_choice how = parse_choice(argv[8], argv[9], argv[10]);
     model_file *file = model_file_open(argv[1]);
     gpt_shape f = file->shape;
     static gpt model;
