@@ -266,14 +266,16 @@ static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
 
 // --- computed inside operations: time steps [t0, t0 + n) ---
 
-void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
+void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
+    gpt *g = (gpt *)model;
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
     attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
                       stream);
 }
 
-void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
+void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
+    gpt *g = (gpt *)model;
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
     attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
@@ -281,18 +283,10 @@ void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int6
     g->dqkv_begun = true;
 }
 
-static void attend(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
+// After dgrad of these rows; the weight gradient reads the GELU's output.
+static void gelu_again(void *model, int layer, real *dhidden, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
-    gpt_attend(g, layer, g->acts.heads[layer], t0, n, stream);
-}
-
-static void attend_backward(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
-    gpt *g = (gpt *)model;
-    gpt_attend_backward(g, layer, g->dheads, t0, n, stream);
-}
-
-static void gelu_again(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
-    gpt *g = (gpt *)model;
+    (void)dhidden;
     const int64_t row = g->pass.B * g->fcproj.IC;
     gelu_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, stream);
 }
@@ -333,7 +327,7 @@ void gpt_forward(gpt *g, double scale) {
             sum = up_forward(g, l, norm);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
-            sum = row_forward(&g->attproj, l, g->sums, g->acts.heads[l], attend, g);
+            sum = row_forward(&g->attproj, l, g->sums, g->acts.heads[l], gpt_attend, g);
         }
         residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
         column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], norm_forward(g, mlp));
@@ -375,7 +369,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         if (g->up) {
             dnorm = up_backward(g, l, dx);
         } else {
-            job = (linear_job){.x = g->acts.heads[l], .rows = attend_backward, .argument = g};
+            job = (linear_job){.x = g->acts.heads[l], .rows = gpt_attend_backward, .argument = g};
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);

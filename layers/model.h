@@ -131,9 +131,9 @@ void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose); // 
 // The output of layer norm n in backward: with recompute, this rank's shard is computed again.
 real *gpt_norm_again(gpt *g, int64_t n);
 // Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
-// dheads, which is added to dqkv if g->dqkv_begun.
-void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n, cf_stream *stream);
+// dheads, which is added to dqkv if g->dqkv_begun. model: a gpt.
+void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
 
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.

@@ -142,7 +142,7 @@ static void row_forward_rows(void *argument, const cf_span *span, cf_stream *str
     const parallel_linear *l = j->linear;
     const real *x = j->in + span->row * l->pass->B * l->IC;
     for (int i = 0; j->rows && i < span->blocks; i++)
-        j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
+        j->rows(j->argument, j->layer, (real *)j->in, span->row + i * span->row_stride, span->rows, stream);
     linear_forward((real *)span->data, NULL, x, l->ready, NULL, span->accumulate, rows_of(j, span, l->OC), l->IC, l->OC, stream);
 }
 
@@ -156,7 +156,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     // Slices may run on two streams, but they add to sums of all slices one after another.
     if (j->rows && j->begun) cf_stream_after(stream, j->rows_done);
     for (int64_t i = 0; i < r.blocks && j->rows; i++)
-        j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
+        j->rows(j->argument, j->layer, j->out, span->row + i * span->row_stride, span->rows, stream);
     if (j->rows) j->rows_done = cf_moment_untimed(stream);
     if (j->dw.at && j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++)
@@ -204,7 +204,7 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
 
 // --- the row-parallel layer ---
 
-const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument) {
+const real *row_forward(parallel_linear *l, int layer, real *out, real *x, time_steps *rows, void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
     linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument};

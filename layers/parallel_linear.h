@@ -41,8 +41,8 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
 
 // --- the layers ---
 
-// Called before time steps [t0, t0 + n) of the whole sequence are read, or after they are written.
-typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n, cf_stream *stream);
+// Called before time steps [t0, t0 + n) of the whole sequence are read from x, or after they are written to it.
+typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t n, cf_stream *stream);
 
 // The product of an operation in progress.
 typedef struct linear_job {
@@ -92,8 +92,8 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
 void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
-// rows(argument, layer, …) computes these rows of x first; NULL: x is complete.
-const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument);
+// rows(argument, layer, x, …) computes these rows of x first; NULL: x is complete.
+const real *row_forward(parallel_linear *l, int layer, real *out, real *x, time_steps *rows, void *argument);
 // dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy is gathered into whole
 // (T, B, OC); on one rank whole is not used, and shard must not change until row_finish_backward(). job: x and, if wanted, pre,
 // rows and argument. rows are called when those of dx are complete; then their part of the weight gradient is computed.
