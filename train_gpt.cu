@@ -15,12 +15,12 @@
 #include <string.h>
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
-#include "commfuse/stop.h"
 #include "layers/optimizer.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
-extern "C" { // the headers of data/ are for C
+extern "C" { // these headers are for C
 #endif
+#include "commfuse/stop.h"
 #include "data/origin.h"
 #include "data/predict.h"
 #include "data/recipe.h"

@@ -9,9 +9,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 typedef struct cf_bootstrap cf_bootstrap;
 struct cf_bootstrap {
@@ -36,5 +33,3 @@ void cf_mpi_check(int code, const char *call, const struct cf_request *r);
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s);
 // For the two before: sets local_rank, local_size and local_cores. Collective.
 void cf_bootstrap_find_neighbours(cf_bootstrap *b);
-
-CF_EXTERN_C_END

@@ -5,9 +5,6 @@
 
 #include <stdint.h>
 #include "hardware.h"
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 enum { CF_PLAYERS_MAX = 64 };
 
@@ -84,5 +81,3 @@ struct cf_stream;
 void cf_record_kernel(struct cf_stream *stream, cf_work_kind work, const char *name, double parts, double part_s, double bytes);
 int cf_record_multiprocessors(void); // those for a product: it leaves room for simultaneous transfers
 const cf_hardware *cf_record_hardware(void);
-
-CF_EXTERN_C_END

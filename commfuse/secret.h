@@ -9,9 +9,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 typedef struct cf_mac { // a code, or a key to make codes with: a code that no stranger can make serves as a key
     unsigned char bytes[32];
@@ -24,5 +21,3 @@ bool cf_secret_given(void);
 cf_mac cf_mac_of(const cf_mac *key, const void *data, size_t bytes);
 bool cf_mac_equal(const cf_mac *a, const cf_mac *b); // takes the same time wherever they differ
 void cf_random(void *data, size_t bytes);            // at most 256 unpredictable bytes
-
-CF_EXTERN_C_END

@@ -6,9 +6,6 @@
 #pragma once
 
 #include <stddef.h>
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 // Call once, from the compute thread, after cf_device_threads.
 void cf_stop_listen(void);
@@ -29,5 +26,3 @@ void cf_stop_waits(const cf_wait *wait);
 // "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: the ranks, in words; NULL: as in `wait`.
 enum { CF_WAIT_TEXT = 512 };
 const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers);
-
-CF_EXTERN_C_END

@@ -18,8 +18,6 @@
 // does not ask a library to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's notices broken
 // connections, and that of deadlines (watch.h) guards calls at start and at the end that may never return.
 #include "transport_cuda.h"
-#include "die.h"
-#include "watch.h"
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,13 @@
 // Shared by transport_cuda.cu and its two wires, transport_nccl.cu and transport_ipc.cu. Never included by C.
 #pragma once
 
-#include "bootstrap.h"
 #include "cuda.h"
 #include "transport.h"
+extern "C" { // these are for C
+#include "bootstrap.h"
+#include "secret.h"
+#include "watch.h"
+}
 
 // How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either kind.
 struct cf_wire {

@@ -23,7 +23,6 @@
 // over NCCL. If copies of several streams pass through one queue nevertheless, it helps that an exchange enqueues the write of
 // `ready` before its waits. One more stream joins both halves: it gives the moment when a request is complete.
 #include "transport_cuda.h"
-#include "secret.h"
 #include <cuda.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -15,7 +15,6 @@
 // Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
 // deadlines guard these. In the steps nothing waits inside NCCL, because all pairs are connected by then.
 #include "transport_cuda.h"
-#include "watch.h"
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,9 +10,6 @@
 #include "bootstrap.h"
 #include "die.h"
 #include "stop.h"
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 typedef struct cf_watch cf_watch;
 
@@ -39,5 +36,3 @@ void cf_watch_linger(void);
 // a message that names the call. One at a time in a process. what: a string that stays valid.
 void cf_deadline_begin(const char *what, double timeout_s);
 void cf_deadline_end(void);
-
-CF_EXTERN_C_END
