@@ -11,7 +11,7 @@ lib = ctypes.CDLL("libcommfuse.so", mode=ctypes.RTLD_GLOBAL)
 P, I, L, D, B = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_bool
 
 
-class Group(ctypes.Structure):  # its first fields, as of the next one
+class Group(ctypes.Structure):  # its first fields
     _fields_ = [("name", ctypes.c_char_p), ("size", I), ("rank", I)]
 
 
