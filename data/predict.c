@@ -21,12 +21,14 @@ typedef struct forecast {
 void predict_options(options *o, machine *m) {
     problem why;
     if (!machine_read(m, o->predict, &why)) cf_die_together(why.hint, "%s", why.what);
-    if (*o->init_from || *o->out || *o->export_to)
+    const char *other = *o->init_from   ? "init-from"
+                        : *o->out       ? "out"
+                        : *o->export_to ? "export"
+                        : o->check_wire ? "check-wire"
+                                        : NULL;
+    if (other)
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
-                        "--predict reads and saves no model, but --%s is given",
-                        *o->init_from ? "init-from"
-                        : *o->out     ? "out"
-                                      : "export");
+                        "--predict reads and saves no model and has no data to check, but --%s is given", other);
     o->dry_run = true;
     if (strcmp(o->dtype, "auto") == 0) o->dtype = m->dtype;
     if (strcmp(o->dtype, m->dtype) != 0)

@@ -181,7 +181,8 @@ class Predict(harness.Case):
         self.assertIn("nowhere.json", self.ask("./nowhere.json", **FEW).err)
 
     def test_refused(self):
-        for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"), (dict(tp=128, dp=1, heads=128), "--tp"),
+        for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),
+                            (dict(check_wire=True), "--check-wire"), (dict(tp=128, dp=1, heads=128), "--tp"),
                             (dict(predict_all=True, tp=2, dp=64), "--predict-all"),
                             (dict(predict_all=True, predict_ranks="128:129"), "--predict-all")):
             result = self.ask(**{**FEW, **more})
