@@ -42,7 +42,7 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.mode, choice.route, w->ranks, 0, choice.slices, w->folds);
     estimate e = {w, c};
     cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
-    double ms = cf_replay_symmetric(s, &machine).finished_ms;
+    double ms = cf_replay(&s, 1, &machine).finished_ms;
     cf_schedule_free(s);
     return ms;
 }

@@ -175,15 +175,15 @@ static cf_replayed result_of(const replay *r) {
     return result;
 }
 
-cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine *machine) {
+cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine *machine) {
     CF_RETURNS(((cf_replayed){NAN, NAN}));
-    replay r = {.machine = machine, .players = ranks};
+    replay r = {.machine = machine, .players = count};
     start(&r, schedule);
     for (double next = 0; next < INFINITY; next = next_instant(&r)) {
         r.now_ms = next;
         for (bool moved = true; moved;) {
             moved = false;
-            for (player *p = r.player; p < r.player + ranks; p++) {
+            for (player *p = r.player; p < r.player + count; p++) {
                 moved |= walk(&r, p);
                 moved |= make_ready(&r, p);
             }
@@ -191,11 +191,7 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine 
         }
     }
     cf_replayed result = result_of(&r);
-    for (int i = 0; i < ranks; i++) free(r.player[i].transfer);
+    for (int i = 0; i < count; i++) free(r.player[i].transfer);
     free(r.player);
     return result;
-}
-
-cf_replayed cf_replay_symmetric(cf_schedule *schedule, const cf_machine *machine) {
-    return cf_replay(&schedule, 1, machine);
 }

@@ -33,11 +33,9 @@ typedef struct cf_replayed {
     double exposed_ms;  // longest wait of a rank's compute stream, the wait at the end included
 } cf_replayed;
 
-// schedule[r]: of rank r; all of one operation, and correct (schedule_check.h). NAN on an error: a deadlock, with rank and step.
-cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine *machine);
-
-// The same from one rank's schedule, for costs that are equal on all ranks: each rank's schedule is then its neighbour's with all
-// ranks shifted by one.
-cf_replayed cf_replay_symmetric(cf_schedule *schedule, const cf_machine *machine);
+// schedule[r]: of rank r; all of one operation, and correct (schedule_check.h). count: their number, or 1: any rank's stands for all,
+// if each rank's schedule is its neighbour's with all ranks shifted by one and costs are equal on all ranks. NAN on an error: a
+// deadlock, with rank and step.
+cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine *machine);
 
 CF_EXTERN_C_END

@@ -29,7 +29,7 @@ static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, i
                             bool symmetric) {
     cf_schedule *s[64];
     for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.mode, c.route, ranks, r, c.slices, false);
-    cf_replayed result = symmetric ? cf_replay_symmetric(s[ranks / 2], machine) : cf_replay(s, ranks, machine);
+    cf_replayed result = symmetric ? cf_replay(&s[ranks / 2], 1, machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
     return result;
 }
