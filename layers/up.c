@@ -39,12 +39,11 @@ struct job {
     cf_side side;
     void (*linear)(const job *j, int64_t group, int64_t first, int64_t rows, real *data);
     int64_t width;
-    // On the other side: attention of rows from time step t0 on; data: address of time step 0.
-    void (*attend)(const job *j, int64_t t0, int64_t rows, real *data);
-    const real *in;    // (Ts, B, C) input of the linear layer, or NULL
-    cf_stream *stream; // of the slice in progress
-    bool begun;        // an earlier slice was enqueued:
-    cf_moment added;   // when it has added to the sums of all slices
+    time_steps *attend; // on the other side
+    const real *in;     // (Ts, B, C) input of the linear layer, or NULL
+    cf_stream *stream;  // of the slice in progress
+    bool begun;         // an earlier slice was enqueued:
+    cf_moment added;    // when it has added to the sums of all slices
 };
 
 // The linear layer works on one shard of the span at a time, this rank's first.
@@ -56,7 +55,8 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
     if (sums && j->begun) cf_stream_after(stream, j->added);
     for (int k = 0; k < span->blocks && span->side != j->side; k++) {
         int64_t t0 = span->row + k * span->row_stride;
-        j->attend(j, t0, span->rows, (real *)(span->data + k * span->data_stride) - t0 * row_elements);
+        real *first = (real *)(span->data + k * span->data_stride) - t0 * row_elements; // time step 0
+        j->attend(j->u->g, j->layer, first, t0, span->rows, stream);
     }
     for (int64_t i = 0; i < j->u->N && span->side == j->side; i++)
         for (int k = 0; k < span->blocks; k++) {
@@ -86,10 +86,6 @@ static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *
                    j->stream);
 }
 
-static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
-    gpt_attend(j->u->g, j->layer, out, t0, rows, j->stream);
-}
-
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
 static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
     const int64_t C = j->u->C, Cl = j->u->Cl;
@@ -106,7 +102,7 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     prepare_groups(u, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
-    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = attend};
+    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = gpt_attend};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
     prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
@@ -122,10 +118,6 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
     linear_dgrad(dheads, j->in + first * j->pass->B * j->u->C, j->u->ready[group], NULL, false, linear_all(rows * j->pass->B),
                  j->u->Cl, j->u->C, j->stream);
-}
-
-static void attend_backward(const job *j, int64_t t0, int64_t rows, real *dheads) {
-    gpt_attend_backward(j->u->g, j->layer, dheads, t0, rows, j->stream);
 }
 
 // Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum.
@@ -153,7 +145,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const parameters *p = &g->params;
     int64_t N = u->N, C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B;
     job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
-    j.attend = attend_backward, j.in = dx;
+    j.attend = gpt_attend_backward, j.in = dx;
     prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
