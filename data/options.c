@@ -104,7 +104,9 @@ static bool set_argument(options *o, int argc, char **argv, int *at, problem *wh
     if (argument[0] != '-' || *name == 0)
         return problem_set(why, "options start with --; quote patterns to keep the shell from expanding them: --train 'data/*.bin'",
                            "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
-    const option_row *row = name - argument == 2 ? find(name, length) : strcmp(argument, "-h") == 0 ? find("help", 4) : NULL;
+    const option_row *row = name - argument == 2          ? find(name, length)
+                            : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
+                                                          : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
     o->repeated[row - options_table] = row->type != OPTION_FLAG && o->given[row - options_table];
     o->given[row - options_table] = true;
@@ -141,7 +143,8 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
                                      : "text");
     if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // cJSON finds the first of that name
         return problem_set(why, NULL, "--%s appears twice", row->name);
-    if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config in a file is not allowed");
+    if (row == &options_table[OPTION_config])
+        return problem_set(why, "put all options into one", "--config in a file is not allowed");
     if (!set(*given ? &checked_only : o, row, text, why)) return false;
     *given |= *text != 0;
     return true;
@@ -185,12 +188,6 @@ bool options_try(options *o, int argc, char **argv, problem *why) {
 void options_parse(options *o, int argc, char **argv) {
     problem why;
     if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-}
-
-bool options_given(const options *o, const char *name) {
-    const option_row *row = find(name, strlen(name));
-    if (!row) cf_die(NULL, "options_given: there is no option --%s", name);
-    return o->given[row - options_table];
 }
 
 void options_print_repeated(const options *o, FILE *file) {

@@ -4,15 +4,16 @@
 #pragma once
 #include "problem.h"
 
-enum {
-    OPTIONS = 0
-#define OPTION(...) +1
+enum { // rows of the table: OPTION_seq, OPTION_lr, …
+#define OPTION(type, kind, field, ...) OPTION_##field,
 #include "option_list.h"
+    OPTIONS
 };
 typedef struct options { // 0 and "": see --help of each
 #define OPTION(type, kind, field, ...) type field;
 #include "option_list.h"
-    bool given[OPTIONS], repeated[OPTIONS]; // by row of the table; repeated: more than once on the command line
+    // By row: given on the command line or in the file of --config, more than once on the command line.
+    bool given[OPTIONS], repeated[OPTIONS];
 } options;
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
@@ -35,6 +36,5 @@ bool options_try(options *o, int argc, char **argv, problem *why);
 void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
-bool options_given(const options *o, const char *name); // on the command line or in the file of --config
 // Prints a line for each option that is repeated on the command line.
 void options_print_repeated(const options *o, FILE *file);

@@ -115,13 +115,14 @@ cJSON *origin_describe(const options *o, const run_facts *facts) {
         options_value(o, row, text, sizeof text);
         manifest_add(all, row->name, "%s", text);
     }
-    const struct {
-        const char *name;
-        int64_t value;
-    } number[] = {{"positions", facts->shape->maxT}, {"padded-vocab", facts->shape->Vp}, {"train-tokens", t->count},
-                  {"train-samples", t->samples},     {"train-hash", (int64_t)t->hash},   {"train-blocks", (int64_t)t->fingerprint},
-                  {"skipped", facts->skipped},       {"watched", facts->watched}};
-    for (size_t i = 0; i < sizeof number / sizeof *number; i++) manifest_add(all, number[i].name, "%ld", number[i].value);
+    manifest_add(all, "positions", "%ld", facts->shape->maxT);
+    manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
+    manifest_add(all, "train-tokens", "%ld", t->count);
+    manifest_add(all, "train-samples", "%ld", t->samples);
+    manifest_add(all, "train-hash", "%ld", (int64_t)t->hash);
+    manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
+    manifest_add(all, "skipped", "%ld", facts->skipped);
+    manifest_add(all, "watched", "%d", facts->watched);
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
@@ -175,26 +176,27 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
 // --- the model's shape -------------------------------------------------------------------------------------
 
 static gpt_shape shape_of_file(options *o, model_file **start) {
-    const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
+    static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_heads, OPTION_vocab};
     *start = model_file_open(o->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (options_given(o, fixed[i]))
-            cf_die_together("leave out that option", "--%s is set by the model file %s", fixed[i], o->init_from);
+        if (o->given[fixed[i]])
+            cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[fixed[i]].name,
+                            o->init_from);
     gpt_shape s = (*start)->shape;
-    if (!options_given(o, "seq") && o->seq > s.maxT) o->seq = s.maxT;
+    if (!o->given[OPTION_seq] && o->seq > s.maxT) o->seq = s.maxT;
     return s;
 }
 
 // saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
 static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
-    gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
+    gpt_shape s = saved->L > 0 && !o->given[OPTION_model] ? *saved : params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
     if (o->channels > 0) s.C = o->channels;
     if (o->heads > 0) s.H = o->heads;
     s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
     s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
     if (s.V == saved->V) s.Vp = saved->Vp;
-    if (saved->L > 0 && !options_given(o, "seq") && o->seq > saved->maxT) o->seq = saved->maxT;
+    if (saved->L > 0 && !o->given[OPTION_seq] && o->seq > saved->maxT) o->seq = saved->maxT;
     s.maxT = saved->L > 0 ? saved->maxT : o->seq;
     return s;
 }

@@ -29,7 +29,7 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
 }
 
 void recipe_check(options *o) {
-    const bool fixed = options_given(o, "route") || options_given(o, "slices");
+    const bool fixed = o->given[OPTION_route] || o->given[OPTION_slices];
     const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
     if (wrong && *o->out)
         cf_die_together("leave out --out, or choose another --overlap",
@@ -52,11 +52,10 @@ void recipe_check(options *o) {
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
         cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
                         "--check-wire checks exchanges between ranks; with --overlap %s there are none", o->overlap);
-    if (fixed && options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0)
+    if (fixed && o->given[OPTION_overlap] && strcmp(o->overlap, "auto") == 0)
         cf_die_together("add --overlap commfuse or slice, or leave it out",
-                        "--%s fixes what --overlap auto chooses for each operation",
-                        options_given(o, "route") ? "route" : "slices");
-    if (fixed && !options_given(o, "overlap")) o->overlap = "commfuse";
+                        "--%s fixes what --overlap auto chooses for each operation", o->given[OPTION_route] ? "route" : "slices");
+    if (fixed && !o->given[OPTION_overlap]) o->overlap = "commfuse";
     if (*o->plan && strcmp(o->overlap, "auto") != 0)
         cf_die_together("leave out one of them", "--plan sets the schedule of each operation, and so does --overlap %s",
                         o->overlap);

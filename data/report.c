@@ -55,9 +55,9 @@ void report_open(run_report *r) {
 void report_config(run_report *r) {
     char host[64] = "unknown", given[4096] = "";
     gethostname(host, sizeof host - 1);
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
-        if (options_given(r->o, row->name) && strcmp(row->name, "config") != 0)
-            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", row->name);
+    for (int i = 0; i < OPTIONS; i++)
+        if (r->o->given[i] && i != OPTION_config)
+            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", options_table[i].name);
     const bool resumed = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, resumed ? "resume" : "config");
     LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),

@@ -91,7 +91,7 @@ static bool is_one_of(const char *name, const char *const *list, size_t count) {
 
 static void refuse_what_does_not_apply(const options *o) {
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
-        if (options_given(o, row->name) && !is_one_of(row->name, applies, sizeof applies / sizeof *applies))
+        if (o->given[row - options_table] && !is_one_of(row->name, applies, sizeof applies / sizeof *applies))
             cf_die_together(usage, "--%s says nothing here", row->name);
 }
 

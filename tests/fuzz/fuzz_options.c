@@ -18,12 +18,12 @@ static void give_again(const options *o) {
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         options_value(o, row, value, sizeof value);
         FUZZ_CHECK(memchr(value, 0, sizeof value));
-        if (row->type == OPTION_FLAG || !options_given(o, row->name)) continue;
+        if (row->type == OPTION_FLAG || !o->given[row - options_table]) continue;
         snprintf(argument, sizeof argument, "--%s=%s", row->name, value);
         options second;
         problem wrong;
         char *argv[] = {argument, argument, NULL};
-        FUZZ_CHECK(options_try(&second, 2, argv, &wrong) && options_given(&second, row->name));
+        FUZZ_CHECK(options_try(&second, 2, argv, &wrong) && second.given[row - options_table]);
         options_value(&second, row, again, sizeof again);
         FUZZ_CHECK(strcmp(value, again) == 0);
     }
