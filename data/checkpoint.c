@@ -73,30 +73,24 @@ const char *manifest_value(const manifest *m, const char *name) {
 char *manifest_print(const manifest *m, int64_t *size) {
     if (m->ranks < 1 || m->ranks > MANIFEST_MAX_RANKS || m->step < 0 || m->step > JSON_WHOLE_MAX)
         cf_die(NULL, "no manifest for step %ld of %ld ranks", m->step, m->ranks);
-    cJSON *root = got(cJSON_CreateObject());
-    got(cJSON_AddStringToObject(root, "format", format));
-    got(cJSON_AddNumberToObject(root, "version", VERSION));
-    got(cJSON_AddNumberToObject(root, "step", (double)m->step));
-    got(cJSON_AddNumberToObject(root, "ranks", (double)m->ranks));
-    if (!cJSON_AddItemReferenceToObject(root, "options", m->options)) got(NULL);
-    cJSON *files = got(cJSON_AddArrayToObject(root, "files"));
+    char *text, *options = got(cJSON_Print(m->options)), name[FILE_NAME], seal[SEAL_ROOM];
+    size_t length;
+    FILE *out = got(open_memstream(&text, &length));
+    fprintf(out, "{\n\t\"format\":\t\"%s\",\n\t\"version\":\t%d,\n\t\"step\":\t%ld,\n\t\"ranks\":\t%ld,\n", format, VERSION,
+            m->step, m->ranks);
+    fprintf(out, "\t\"options\":\t%s,\n\t\"files\":\t[", options);
     for (int64_t rank = 0; rank < m->ranks; rank++) {
-        char name[FILE_NAME], hash[17];
         rank_file_name(rank, name);
-        snprintf(hash, sizeof hash, "%016lx", m->file[rank].hash);
-        cJSON *file = got(cJSON_CreateObject());
-        cJSON_AddItemToArray(files, file);
-        got(cJSON_AddStringToObject(file, "name", name));
-        got(cJSON_AddNumberToObject(file, "bytes", (double)m->file[rank].bytes));
-        got(cJSON_AddStringToObject(file, "xxh64", hash));
+        fprintf(out, "%s{\"name\": \"%s\", \"bytes\": %ld, \"xxh64\": \"%016lx\"}", rank > 0 ? ",\n\t\t" : "", name,
+                m->file[rank].bytes, m->file[rank].hash);
     }
-    char *body = got(cJSON_Print(root)), seal[SEAL_ROOM];
-    cJSON_Delete(root);
-    size_t length = strlen(body); // its last two bytes are "\n}"; ",\n" replaces them
-    char *text = got(realloc(body, length + SEAL_ROOM));
-    memcpy(text + length - 2, ",\n", 2);
-    *size = (int64_t)length + make_seal(text, (int64_t)length, seal);
-    strcpy(text + length, seal);
+    fprintf(out, "],\n");
+    if (fflush(out) != 0) got(NULL);
+    make_seal(text, (int64_t)length, seal);
+    fprintf(out, "%s", seal);
+    if (fclose(out) != 0) got(NULL);
+    cJSON_free(options);
+    *size = (int64_t)length;
     return text;
 }
 
