@@ -53,13 +53,9 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
 
 // --- between moments ---
 
-static bool has_moments(const cf_trace *trace, cf_trace_row row) {
-    return row != CF_TRACE_COMPUTE || trace->record;
-}
-
-cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream) {
+cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream) {
     cf_range_begin(name);
-    return has_moments(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
+    return trace->record ? cf_moment_now(stream) : (cf_moment){0};
 }
 
 cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
@@ -100,16 +96,15 @@ static void add_span(cf_trace *trace, span s, const char *name) {
     trace->span[trace->spans++] = s;
 }
 
-void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
+void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {
-        .row = row, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
+        .row = CF_TRACE_COMPUTE, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
     cf_range_end();
-    if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
+    if (trace->record) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
     const cf_trace_event e = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1};
-    cf_range_end();
     add_span(trace, (span){e, begin, begin, end}, name);
 }
 

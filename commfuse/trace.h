@@ -45,13 +45,13 @@ void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // a step begins with the next work on the stream
-// An interval between two moments of a stream. begin opens a range of that name on the host's timeline, end closes it. Moments of
-// computation are taken only while events are recorded.
-cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
-void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
+// A computation, between two moments of a stream, which are taken only while events are recorded; also a range of that name on the
+// host's timeline.
+cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream);
+void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // The moment at which a request is posted; it has a time only while events are recorded.
 cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream);
-// A wait for a transfer that ended at `end`; if that is before `begin`, nothing had to wait. Closes the range of cf_trace_begin().
+// A wait for a transfer that ended at `end`; if that is before `begin`, nothing had to wait.
 // (The microseconds in which a GPU's stream resumes are not counted.)
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
 // A transfer: posted at `posted`, in flight from `begin` to `end`.

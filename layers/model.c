@@ -36,11 +36,11 @@ enum { PASS_UNIT = 64 }; // tokens of a rank
 
 // In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
-    return cf_trace_begin(g->context->trace, CF_TRACE_COMPUTE, name, g->context->stream);
+    return cf_trace_begin(g->context->trace, name, g->context->stream);
 }
 
 static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) {
-    cf_trace_end(g->context->trace, CF_TRACE_COMPUTE, name, (int)layer, -1, begin, g->context->stream);
+    cf_trace_end(g->context->trace, name, (int)layer, -1, begin, g->context->stream);
 }
 
 // --- life ---

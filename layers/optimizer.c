@@ -49,7 +49,7 @@ static void update(zero_optimizer *o, int i) {
     const precise *shard = o->zero->bucket[i].shard;
     cf_stream *stream = o->context->stream;
     if (!shard) return;
-    cf_moment start = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
+    cf_moment start = cf_trace_begin(o->context->trace, "update", stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         adamw a = o->update;
@@ -59,7 +59,7 @@ static void update(zero_optimizer *o, int i) {
         adamw_update(o->params->weight + begin, o->master ? o->master + at : NULL, o->m + at, o->v + at, shard + done, end - begin,
                      a, stream);
     }
-    cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", b->layer, -1, start, stream);
+    cf_trace_end(o->context->trace, "update", b->layer, -1, start, stream);
     zero_updated(o->zero, i);
 }
 
