@@ -51,8 +51,8 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
 
 static void test_bounds(void **state) {
     (void)state;
-    const cf_costs wire = {.latency_s = 1e-6, .bytes_per_s = 1e9, .spare = true}, slow = {1e-3, 0, 0, 1e9, 0, 0, true, true, false},
-                   crowded = {.latency_s = 1e-6, .bytes_per_s = 1e9};
+    const cf_costs wire = {.latency_s = 1e-6, .bytes_per_s = 1e9, .spare = true},
+                   slow = {.latency_s = 1e-3, .bytes_per_s = 1e9, .spare = true}, crowded = {.latency_s = 1e-6, .bytes_per_s = 1e9};
     assert_bound("", wire, 0.1, "nothing", "");
     assert_bound("", wire, 2, "bandwidth", "--micro-batch 8");
     assert_bound("--micro-batch 3", wire, 5, "bandwidth", "--micro-batch 6");
