@@ -21,16 +21,41 @@ struct cf_stream {
 
 static int64_t free_bytes;
 
-// Free memory of the host, or the limit of the container.
+static void lower_to(const char *path) {
+    long long limit = LLONG_MAX;
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%lld", &limit) == 1 && limit < free_bytes) free_bytes = limit; // else "max"
+    if (file) fclose(file);
+}
+
+// Batch systems and containers limit control groups, and kill a process of one that takes more: the least limit of this process's
+// groups and of those above them. A line is "4:memory:/job" (version 1) or "0::/job" (version 2).
+static void lower_to_limits(void) {
+    char line[1024], path[1200];
+    FILE *groups = fopen("/proc/self/cgroup", "r");
+    while (groups && fgets(line, sizeof line, groups)) {
+        char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
+        if (!group) continue;
+        *group++ = '\0', group[strcspn(group, "\n")] = '\0';
+        if (kind[1] && !strstr(kind, "memory")) continue;
+        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
+            *end = '\0';
+            snprintf(path, sizeof path, kind[1] ? "/sys/fs/cgroup/memory%s/memory.limit_in_bytes" : "/sys/fs/cgroup%s/memory.max",
+                     group);
+            lower_to(path);
+        }
+    }
+    if (groups) fclose(groups);
+}
+
 void cf_device_open(int local_rank) {
     char line[128];
-    long long kib = LLONG_MAX / 1024, limit = LLONG_MAX;
-    FILE *host = fopen("/proc/meminfo", "r"), *container = fopen("/sys/fs/cgroup/memory.max", "r");
+    long long kib = LLONG_MAX / 1024;
+    FILE *host = fopen("/proc/meminfo", "r");
     while (host && fgets(line, sizeof line, host) && sscanf(line, "MemAvailable: %lld", &kib) != 1) {}
-    if (container && fscanf(container, "%lld", &limit) != 1) limit = LLONG_MAX; // "max"
     if (host) fclose(host);
-    if (container) fclose(container);
-    free_bytes = 1024 * kib < limit ? 1024 * kib : limit;
+    free_bytes = 1024 * kib;
+    lower_to_limits();
 }
 
 int64_t cf_device_memory(int local_ranks) {

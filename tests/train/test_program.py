@@ -5,6 +5,7 @@ saving in one run each. The other files look at each of these closely; this one 
 # limit: 120
 import json
 import os
+import subprocess
 import sys
 import unittest
 
@@ -50,6 +51,27 @@ class Program(harness.Case):
                 self.assertIn((rank, step, "compute"), kinds)
                 if tp * dp > 1:
                     self.assertIn((rank, step, "comm"), kinds)
+
+    def test_memory_is_what_the_control_group_allows(self):
+        """With 200 MiB backward computes layer norms again, though the machine has more."""
+        def found(shell):
+            line = ["sh", "-c", shell + 'exec "$@"', "sh", harness.PROGRAM,
+                    *harness.options(dry_run=True, train=self.tokens, layers=4, channels=256, heads=4, seq=512, micro_batch=4, vocab=256)]
+            return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        for parent, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+            group = os.path.join(parent, f"commfuse_test_{os.getpid()}")
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            self.addCleanup(os.rmdir, group)
+            if os.path.exists(os.path.join(group, limit)):
+                with open(os.path.join(group, limit), "w", encoding="ascii") as file:
+                    file.write(str(200 << 20))
+                self.assertIn("layer norms again", found(f"echo $$ > {group}/cgroup.procs && "))
+                self.assertNotIn("layer norms again", found(""))
+                return
+        self.skipTest("only root can make a control group, where they limit memory")
 
     def agrees(self, tp, dp, **mode):
         cls = type(self)
