@@ -54,9 +54,12 @@ class Program(harness.Case):
 
     def test_memory_is_what_the_control_group_allows(self):
         """With 200 MiB backward computes layer norms again, though the machine has more."""
+        tokens = self.fresh("tokens.bin")
+        reference.write_tokens(tokens, harness.random_tokens(4096, 256))
+        options = harness.options(dry_run=True, train=tokens, layers=4, channels=256, heads=4, seq=512, micro_batch=4, vocab=256)
+
         def found(shell):
-            line = ["sh", "-c", shell + 'exec "$@"', "sh", harness.PROGRAM,
-                    *harness.options(dry_run=True, train=self.tokens, layers=4, channels=256, heads=4, seq=512, micro_batch=4, vocab=256)]
+            line = ["sh", "-c", shell + 'exec "$@"', "sh", harness.PROGRAM, *options]
             return subprocess.run(line, capture_output=True, text=True, check=True).stdout
         for parent, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
             group = os.path.join(parent, f"commfuse_test_{os.getpid()}")
