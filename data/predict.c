@@ -46,10 +46,9 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     if (players > CF_PLAYERS_MAX)
         cf_die_together(o.predict_all ? "leave out --predict-all" : "lower --tp",
                         "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
-    predicted_rank *rank = calloc((size_t)players, sizeof *rank);
+    predicted_rank rank[CF_PLAYERS_MAX];
     const cf_record *records[CF_PLAYERS_MAX];
     cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
-    if (!rank) cf_die(NULL, "out of memory to predict %lld ranks", (long long)players);
     o.overlap = modes[mode];
     for (int i = 0; i < players; i++) record(trainer, &o, i, (int)players, &rank[i]), records[i] = &rank[i].record;
     f.played = cf_playback(records, (int)players, timeline ? events : NULL);
@@ -62,7 +61,6 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     if (timeline && (!file || fclose(file) != 0))
         cf_die("choose another --trace", "%s cannot be written: %s", o.trace, strerror(errno));
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
-    free(rank);
     return f;
 }
 
