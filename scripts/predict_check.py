@@ -8,18 +8,20 @@ megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's, in ../shar
             computes forward twice, uses blocking all-reduces, and its host is often the limit: a step is the sum of phases that
             --predict prints, with EIGHT fitted constants of machine and program
 emulated    the emulator's clock, with a machine file of the same assumptions
-here        this machine, described by measure_machine.py, training over shared memory
+here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
 scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
 """
 import argparse
 import csv
 import functools
+import json
 import os
 import pathlib
 import re
 import statistics
 import sys
 
+import lab
 import plots
 import run_log
 import tables
@@ -28,6 +30,7 @@ from runner import ROOT, Failed, Runner, words_of
 run = Runner().output
 MODES = "ideal", "none", "slice", "commfuse", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
+HOSTS_GBIT = 2
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
              ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
@@ -165,12 +168,13 @@ def scaling(o):
 
 # --- steps measured by bench_train ---
 
-def measured_steps(program, what, machine, shape, meshes, modes, rounds, **environment):
-    """Compares the shortest step of each mode, which other work disturbs least."""
+def measured_steps(program, what, machine, shape, meshes, modes, rounds, rate=None, **environment):
+    """Compares the shortest step of each mode, which other work disturbs least. With a rate each rank has a host in a lab."""
     rows = []
+    launcher = ["scripts/lab.py", "--rate", rate, "--hosts"] if rate else ["scripts/mpirun.sh", "-np"]
     for mesh in meshes:
         found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
-        text = run(["scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
+        text = run([*launcher, ranks, *["--"][:bool(rate)], program, "--rounds", rounds, "--json", "--peak-tflops", 1,
                     "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
                    EMULATOR_DEVICES=ranks, **environment)
         _, steps = run_log.turns(text)
@@ -185,9 +189,19 @@ def here(o):
     run([sys.executable, "scripts/measure_machine.py", "--out", machine])
     run(["make", "-s", bench])
     shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
-    table, points = measured_steps(bench, "measured", machine, shape, (dict(tp=2, dp=1), dict(tp=1, dp=2)), MODES[:4], 7,
-                                   OMP_WAIT_POLICY="passive")
-    return f"{table}\n{os.cpu_count()} cores, perhaps shared with other work.\n", points
+    meshes = dict(tp=2, dp=1), dict(tp=1, dp=2), dict(tp=2, dp=1, strategy="up")
+    of = functools.partial(measured_steps, bench, "measured", shape=shape, meshes=meshes, modes=MODES[:4], rounds=7,
+                           OMP_WAIT_POLICY="passive")
+    table, points = of(machine=machine)
+    text = f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products.\n\n{table}"
+    if obstacle := lab.obstacle():
+        return f"{text}\nNo hosts: {obstacle}\n", points
+    described = json.loads(machine.read_text(encoding="utf-8"))
+    described["links"] = [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]
+    hosts = o.out / "hosts.json"
+    hosts.write_text(json.dumps(described), encoding="utf-8")
+    table, more = of(machine=hosts, rate=f"{HOSTS_GBIT}gbit")
+    return f"{text}\nTwo hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{table}", points + more
 
 
 def emulated(o):
