@@ -19,11 +19,12 @@ from runner import ROOT, Failed, Runner
 
 run, BENCHES = Runner().output, "build/release/tests/bench"
 SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V
-MEMORY = "layernorm forward", "layernorm backward", "gelu backward 4C", "residual", "adamw"
+MEMORY = ("layernorm forward", "layernorm backward", "gelu forward 4C", "gelu backward 4C", "residual", "crossentropy stats",
+          "crossentropy combine", "adamw")
 
 
 def kernels(ranks, threads):
-    """Curves of TFLOP/s over flops in 10⁹, GB/s of kernels that memory limits, and the peak."""
+    """Curves of TFLOP/s over flops in 10⁹, GB/s of the other kernels together, and the peak."""
     curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
     for C, H, B, T, V in SIZES:
         text = run([f"{BENCHES}/bench_layers", C, H, B, T, V, 10], copies=ranks, OMP_WAIT_POLICY="passive",
@@ -39,8 +40,9 @@ def kernels(ranks, threads):
         curves["product"].append([8 * rows * C * C / 1e9, min(product, peak) / 1e3])
         curves["attention"].append([2 * rows * T * C / 1e9, column("attention forward", 2) / 1e3])
         curves["attention_backward"].append([5 * rows * T * C / 1e9, column("attention backward", 2) / 1e3])
-        memory = [column(name, -1) for name in MEMORY]  # the last size counts, because it fits in no cache
-    return curves, statistics.median(memory), peak
+        times = [column(name, 0) for name in MEMORY]
+        memory = sum(ms * column(name, -1) for ms, name in zip(times, MEMORY)) / sum(times)
+    return curves, memory, peak  # of the last size, because that fits in no cache
 
 
 def wire(ranks):

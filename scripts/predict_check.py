@@ -168,39 +168,51 @@ def scaling(o):
 
 # --- steps measured by bench_train ---
 
-def measured_steps(program, what, machine, shape, meshes, modes, rounds, rate=None, **environment):
-    """Compares the shortest step of each mode, which other work disturbs least. With a rate each rank has a host in a lab."""
-    rows = []
-    launcher = ["scripts/lab.py", "--rate", rate, "--hosts"] if rate else ["scripts/mpirun.sh", "-np"]
+def measured_steps(program, shape, meshes, modes, rounds, rate=None, **environment):
+    """[mesh, mode, ms] of the shortest steps, which other work disturbs least. With a rate each rank has a host in a lab."""
+    launcher, found = ["scripts/lab.py", "--rate", rate, "--hosts"] if rate else ["scripts/mpirun.sh", "-np"], []
     for mesh in meshes:
-        found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
+        ranks = str(mesh["tp"] * mesh["dp"])
         text = run([*launcher, ranks, *["--"][:bool(rate)], program, "--rounds", rounds, "--json", "--peak-tflops", 1,
                     "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
                    EMULATOR_DEVICES=ranks, **environment)
-        _, steps = run_log.turns(text)
-        for mode in modes:
-            measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
-            rows.append(({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, measured, found[mode]["step"]))
-    return compared(what, rows)
+        steps = run_log.turns(text)[1]
+        found += [(mesh, mode, min(step["step_ms"] for step in steps if step["mode"] == mode)) for mode in modes]
+    return found
+
+
+def compared_steps(what, steps, shape, *machines):
+    """Beside the mean of what is predicted for several descriptions of one machine."""
+    return compared(what, [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, ms, statistics.mean(
+        predict(str(machine), **shape, **mesh)[mode]["step"] for machine in machines)) for mesh, mode, ms in steps])
 
 
 def here(o):
-    machine, bench = o.out / "here.json", "build/release/tests/bench/bench_train"
-    run([sys.executable, "scripts/measure_machine.py", "--out", machine])
-    run(["make", "-s", bench])
+    """The machine is measured before and after, because its speed drifts."""
+    bench, machines, hosts = "build/release/tests/bench/bench_train", [], []
     shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
     meshes = dict(tp=2, dp=1), dict(tp=1, dp=2), dict(tp=2, dp=1, strategy="up")
-    of = functools.partial(measured_steps, bench, "measured", shape=shape, meshes=meshes, modes=MODES[:4], rounds=7,
-                           OMP_WAIT_POLICY="passive")
-    table, points = of(machine=machine)
-    text = f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products.\n\n{table}"
-    if obstacle := lab.obstacle():
+    options = dict(program=bench, shape=shape, meshes=meshes, modes=MODES[:4], rounds=7, OMP_WAIT_POLICY="passive")
+
+    def measure(when):
+        machines.append(o.out / f"{when}.json")
+        run([sys.executable, "scripts/measure_machine.py", "--out", machines[-1]])
+        described = json.loads(machines[-1].read_text(encoding="utf-8"))
+        hosts.append(o.out / f"hosts_{when}.json")
+        hosts[-1].write_text(json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}),
+                             encoding="utf-8")
+        return described["peak_tflops"]
+
+    run(["make", "-s", bench])
+    obstacle, before = lab.obstacle(), measure("before")
+    local, remote = measured_steps(**options), [] if obstacle else measured_steps(**options, rate=f"{HOSTS_GBIT}gbit")
+    drift = measure("after") / before - 1
+    table, points = compared_steps("measured", local, shape, *machines)
+    text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products. The peak after "
+            f"training was {100 * drift:+.0f} % of that before.\n\n{table}")
+    if obstacle:
         return f"{text}\nNo hosts: {obstacle}\n", points
-    described = json.loads(machine.read_text(encoding="utf-8"))
-    described["links"] = [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]
-    hosts = o.out / "hosts.json"
-    hosts.write_text(json.dumps(described), encoding="utf-8")
-    table, more = of(machine=hosts, rate=f"{HOSTS_GBIT}gbit")
+    table, more = compared_steps("measured", remote, shape, *hosts)
     return f"{text}\nTwo hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{table}", points + more
 
 
@@ -210,9 +222,9 @@ def emulated(o):
     if not os.path.exists(f"{ROOT}/{program}"):
         return f"Skipped: {program} is not built (make {program})\n", []
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
-    return measured_steps(program, "emulated", "tests/emulator/imagined.json", shape,
-                          (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
-                          MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
+    meshes = dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")
+    steps = measured_steps(program, shape, meshes, MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
+    return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
 
 
 PARTS = {part.__name__: part for part in (published, megatron, emulated, here, scaling)}
