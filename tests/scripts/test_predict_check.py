@@ -20,10 +20,13 @@ linear dgrad 4C→C        159.437      38%     121.2   86.5%
 linear wgrad               159.767      29%     121.0   86.3%
 layernorm forward            5.152     118%                        4.9
 layernorm backward           4.165     138%                       12.1
+gelu forward 4C              8.000     107%                       12.0
 gelu backward 4C            12.050     107%                       12.5
 residual                     2.013     421%                       18.8
 attention forward           66.711      45%      96.7   68.9%
 attention backward         146.295      43%     110.2   78.6%
+crossentropy stats          20.000      10%                       10.0
+crossentropy combine        10.000      10%                       30.0
 adamw                       34.244      42%                       31.6
 """
 COLLECTIVES = """Open MPI v4.1.4, 2 ranks, blocks of a rank; ms, median of 5 rounds in turns (times the wire)
@@ -50,7 +53,7 @@ class Check(unittest.TestCase):
             measure_machine.main()
             text = pathlib.Path(folder, "here.json").read_text()
             self.assertIn('"gb_per_s": 4.27', text)  # 16 MiB in 3.926 ms
-            self.assertIn('"memory_gb_per_s": 12.5', text)
+            self.assertIn('"memory_gb_per_s": 20.31', text)  # 1942 MB in 95.6 ms
             found = predict_check.predict(f"{folder}/here.json", tp=2, dp=1, layers=2, channels=256, heads=4, seq=128)
         self.assertEqual(tuple(found), predict_check.MODES)
 
