@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
-    scripts/predict_check.py [--only published,megatron,emulated,here,scaling] [--megatron FOLDER] [--out DIR]
+    scripts/predict_check.py [--only published,megatron,emulated,report,here,scaling] [--megatron FOLDER] [--out DIR]
 
 published   llm.c's published steps, nothing fitted
 megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's, in ../shared; skipped where that is missing). That program
             computes forward twice, uses blocking all-reduces, and its host is often the limit: a step is the sum of phases that
             --predict prints, with EIGHT fitted constants of machine and program
 emulated    the emulator's clock, with a machine file of the same assumptions
+report      the committed report of a lab of four cores; for each mesh the speed of a rank is fitted
 here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
 scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
 """
@@ -31,6 +32,8 @@ run = Runner().output
 MODES = "ideal", "none", "slice", "commfuse", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 HOSTS_GBIT = 2
+REPORTED = {"none": ("none", 0), "slice": ("slice", 0), "commfuse ring": ("commfuse", 1),
+            "commfuse ring, 4 slices": ("commfuse", 4)}
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
              ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
@@ -216,6 +219,39 @@ def here(o):
     return f"{text}\nTwo hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{table}", points + more
 
 
+def report(o):
+    """The lab of the committed report. Its machine is not here: one constant is fitted for each mesh, the speed of a rank, so that
+    the step without transfers is as measured."""
+    laptop = json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text(encoding="utf-8"))
+    with open(f"{ROOT}/scripts/experiments/results/training/training.csv", encoding="utf-8") as file:
+        steps = [row for row in csv.DictReader(file) if row["threads"] == "1" and row["round"] != "0"]
+
+    def middle(rows, column):
+        return statistics.median(float(row[column]) for row in rows)
+
+    rows = []
+    for name in dict.fromkeys(row["mesh"] for row in steps):
+        modes = {mode: [row for row in steps if (row["mesh"], row["mode"]) == (name, mode)] for mode in ("nowire", *REPORTED)}
+        strategy, tp, dp = re.fullmatch(r"(\w+) (\d+)x(\d+)", name).groups()
+        shape = dict(model="d12", vocab=8192, seq=1024, micro_batch=1, recompute=1, strategy=strategy, tp=tp, dp=dp)
+        own = modes["nowire"]
+        link = dict(laptop["links"][-1], gb_per_s=middle(own, "link_bits_per_s") / 8e9, block_gb_per_s=0, taken=0)
+        share = min(1, middle(own, "line_ms") / middle(own, "native_ms"))  # the library's collectives, timed alone
+        speed, off = 1, 1
+        while abs(off) > 0.001:
+            path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
+            faster = {f"{kind}_tflops": [[x, y * speed] for x, y in laptop[f"{kind}_tflops"]]
+                      for kind in ("product", "attention", "attention_backward")}
+            path.write_text(json.dumps({**laptop, **faster, "memory_gb_per_s": laptop["memory_gb_per_s"] * speed, "links": [link],
+                                        "native_share": [[1, share]]}), encoding="utf-8")
+            off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
+            speed *= 1 + off
+        for mode, (kind, slices) in REPORTED.items():
+            rows.append(({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"),
+                         predict(str(path), **shape, slices=slices)[kind]["step"]))
+    return compared("measured", rows)
+
+
 def emulated(o):
     """On the GPUs of tests/emulator/clock.cc."""
     program = "build/emulated-bf16/tests/bench/bench_train"
@@ -227,7 +263,7 @@ def emulated(o):
     return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
 
 
-PARTS = {part.__name__: part for part in (published, megatron, emulated, here, scaling)}
+PARTS = {part.__name__: part for part in (published, megatron, emulated, report, here, scaling)}
 
 
 def main():
