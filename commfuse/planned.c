@@ -162,8 +162,8 @@ static uint64_t player(const cf_group *g, int member) {
     return UINT64_C(1) << g->world[member] % record.players;
 }
 
-// Adds the bytes and steps of a ring over the members. Each forwards the data of all others; in a block of ranks only the last forwards them
-// to the next block.
+// Adds the bytes and steps of a ring over the members. Each forwards the data of all others; in a block of ranks only the last
+// forwards them to the next block.
 static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int reach = level_of(g->world[0], g->world[g->size - 1]), together = 1;
@@ -183,7 +183,8 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
     }
 }
 
-// A native collective is a ring or a message to each member: always on CPUs, as in Open MPI, but for a blocking all-gather.
+// An exchange or a native collective. On GPUs a collective is a ring, but for the all-to-all; on CPUs a message to each member, as Open
+// MPI does it, but for a blocking all-gather.
 static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     const cf_group *g = r->group;

@@ -271,7 +271,7 @@ bool cf_tuner_trying(const cf_tuner *t) {
     return t && t->phase != DONE;
 }
 
-// Choice `measured` was. If it is far from the best, those of its mode that are predicted to take as long are not tried either.
+// If the choice that was just measured is far from the best, others of its mode that are predicted to take as long are not tried.
 static void drop_worse(operation *o, int measured) {
     double best = INFINITY;
     for (int k = 0; k < o->contest.candidates; k++) best = fmin(best, median_ms(&o->contest, k)); // fmin ignores NAN

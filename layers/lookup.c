@@ -42,9 +42,10 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     // Rows travel in addition to the table, whose transfer the layers then hide. Where nothing can be hidden, since no core of
-    // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows (of English
-    // text, eight times as many tokens as it has rows: a third, as many: an eighth), which nothing hides either; and several ranks of
-    // a host would all fetch theirs from other hosts, where a collective fetches each row once. The baselines send the table.
+    // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows, which
+    // nothing hides either: roughly an eighth with as many tokens as it has rows, a third with eight times as many (counted in
+    // tiny Shakespeare). And several ranks of a host would all fetch theirs from other hosts, where a collective fetches each
+    // row once. The baselines send the table.
     const cf_transport *t = context->transport;
     const bool hides = t && (t->costs.spare || t->local_size < t->size);
     const bool few = l->owners->hierarchy ? 2 * tokens <= l->owned : tokens <= 8 * l->owned;
