@@ -47,7 +47,8 @@ DEPS    := build/deps
 CJSON   := -lcjson
 CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
-export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH)) # system headers give no warnings
+# As directories of the system, whose headers give no warnings. (No comment after the value: its blank would be part of the path.)
+export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH))
 CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
 CJSON   := $(CARRIED) $(CJSON)
 CRYPTO  := $(CARRIED) $(CRYPTO)

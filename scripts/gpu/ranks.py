@@ -17,7 +17,7 @@ HANGS_MAX = 2  # then a transport is not tried again
 # The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
 # collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
 # so meshes run one after another.
-AUTO_MESHES = "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
+AUTO_MESHES = "tpsp 2 2 auto", "up 2 1 auto bf16", "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (
     "tpsp 2 1 commfuse", "up 2 1 commfuse:direct", "tpsp 2 1 none", "tpsp 2 2 commfuse", "tpsp 2 1 commfuse bf16",
     "tpsp 2 1 commfuse bf16 again", "tpsp 2 1 slice", "tpsp 1 2 commfuse", "tpsp 2 1 commfuse:direct", "tpsp 4 1 commfuse:direct",

@@ -11,7 +11,7 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER = """#!/bin/sh
-echo "$C_INCLUDE_PATH $*" >>commands
+echo "${C_INCLUDE_PATH:+$C_INCLUDE_PATH: }$*" >>commands
 while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done
 """
 FILES = ("Makefile", "scripts/cuda.mk", "scripts/lib.mk", "scripts/tools.mk", "tests/tests.mk", "tests/emulator/emulator.mk",
@@ -89,7 +89,7 @@ class Carried(Copy):
         (deps / "include").mkdir(parents=True)
         shutil.rmtree(self.folder / "build/release")
         asked = self.make("program=", target)
-        self.assertTrue(all(line.startswith(f"{deps}/include ") for line in asked), asked)
+        self.assertTrue(all(line.startswith(f"{deps}/include: ") for line in asked), asked)
         for name in "cjson", "crypto":
             self.assertIn(f"-Lbuild/deps/lib -Xlinker -rpath={deps}/lib -l{name}", asked[-1])
 
