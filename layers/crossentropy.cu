@@ -18,6 +18,11 @@ typedef struct softmax {
     float maximum, sum; // sum of exp(logit − maximum)
 } softmax;
 
+// For logits in bf16 the hardware's exponential is exact enough.
+static __device__ inline float exponential(float x) {
+    return PACK == 8 ? __expf(x) : expf(x);
+}
+
 static __device__ inline float shift_of(float maximum) {
     return maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
 }
@@ -26,9 +31,9 @@ template <int W> static __device__ inline softmax include(softmax s, const value
     float maximum = s.maximum;
 #pragma unroll
     for (int i = 0; i < W; i++) maximum = fmaxf(maximum, x.at[i]);
-    float shift = shift_of(maximum), sum = s.sum * expf(s.maximum - shift);
+    float shift = shift_of(maximum), sum = s.sum * exponential(s.maximum - shift);
 #pragma unroll
-    for (int i = 0; i < W; i++) sum += expf(x.at[i] - shift);
+    for (int i = 0; i < W; i++) sum += exponential(x.at[i] - shift);
     return {maximum, sum};
 }
 
@@ -95,13 +100,14 @@ typedef struct row_gradient {
 
 // x becomes the gradient of columns c … c + W − 1.
 template <int W> static __device__ inline void differentiate(values<W> &x, row_gradient g, int64_t c) {
-    int target = g.target >= c && g.target < c + W ? (int)(g.target - c) : -1;
-    int valid = g.valid - c < W ? (int)(g.valid - c) : W;
 #pragma unroll
-    for (int i = 0; i < W; i++) {
-        float gradient = expf(x.at[i] - g.maximum) * g.factor - (i == target ? g.scale : 0);
-        x.at[i] = i < valid ? gradient : 0;
-    }
+    for (int i = 0; i < W; i++) x.at[i] = exponential(x.at[i] - g.maximum) * g.factor;
+    if (c <= g.target && g.target < c + W) // rare
+#pragma unroll
+        for (int i = 0; i < W; i++) x.at[i] -= c + i == g.target ? g.scale : 0;
+    if (g.valid < c + W)
+#pragma unroll
+        for (int i = 0; i < W; i++) x.at[i] = c + i < g.valid ? x.at[i] : 0;
 }
 
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.

@@ -48,7 +48,8 @@ class Mesh:
 
     @property
     def options(self):
-        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, **{"route": "ring", "slices": 0, **options_of_mode(self.mode)})
+        fixed = {} if self.mode == "auto" else {"route": "ring", "slices": 0}  # auto chooses them for each operation
+        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, **{**fixed, **options_of_mode(self.mode)})
 
     @property
     def name(self):
@@ -58,7 +59,7 @@ class Mesh:
     @property
     def same_bits(self):
         """Runs with the same key must have the same bits: commfuse by any route over any transport, however often."""
-        return (self.strategy, self.tp, self.dp, self.options["slices"], self.kind)
+        return (self.strategy, self.tp, self.dp, self.options.get("slices"), self.kind)
 
 
 def meshes(transport):

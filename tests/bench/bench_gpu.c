@@ -282,6 +282,10 @@ static void residual_add(bench *b, const int64_t *n) {
     (void)n;
     residual_forward(sink(b, 0), residual(b, 1), residual(b, 2), b->weight, b->s.R, b->s.C, b->stream);
 }
+static void sum_of_parts(bench *b, const int64_t *n) {
+    (void)n;
+    cf_add(sink(b, 0), b->wide, 3, b->s.R * b->s.C, b->s.R * b->s.C, REAL_DTYPE, b->stream);
+}
 static void row_copy(bench *b, const int64_t *n) {
     (void)n;
     cf_copy(sink(b, 0), residual(b, 1), b->s.R * b->s.C * (int64_t)sizeof(real), b->stream);
@@ -415,6 +419,7 @@ static void report_layers(bench *b) {
     report(b, "gelu forward", gelu, NULL, 0, 0, 2 * wide);
     report(b, "gelu backward", gelu_gradient, NULL, 0, 0, 3 * wide);
     report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
+    report(b, "sum of four parts", sum_of_parts, NULL, 0, 0, 5 * narrow); // where four ranks reduce and scatter rows
     report(b, "copy of rows", row_copy, NULL, 2, 0, 2 * narrow); // where several ranks gather rows, 2 L more
 }
 
