@@ -1,17 +1,16 @@
 // Token and position embedding on the GPU.
 //
 // The scatter-add of token gradients must have the same bits every time, so nothing is added atomically: one thread sums each
-// element of the table, in row order. To do so, the rows are sorted by token, with rows of the same token in order, and a block
-// then adds the run of rows of its token. Tokens are few bytes compared with their rows, so the sort is simple: each thread
-// counts the keys before its own, which is its place. For 65536 rows these are 4 · 10⁹ comparisons, of keys in shared memory. A run
-// takes time in proportion to its length, because the sum is serial; its rows are loaded eight at a time. The longest runs, of
-// the most frequent tokens, have some per cent of the rows.
+// element of the table, in row order. To do so, CUB sorts the rows by token, with rows of the same token in order, and a block
+// then adds the run of rows of its token. A run takes time in proportion to its length, because the sum is serial; its rows are
+// loaded eight at a time. The longest runs, of the most frequent tokens, have some per cent of the rows.
 //
 // Tokens held by other ranks get the key `count` and come last.
 #include "embedding.h"
+#include <cub/device/device_radix_sort.cuh>
 #include "kernel.h"
 
-enum { SORT_THREADS = 512, RUN_THREADS_MAX = 256 };
+enum { KEY_THREADS = 512, RUN_THREADS_MAX = 256, LIST = 64 }; // LIST: the length of a list is a multiple of it, for alignment
 
 static workspace scratch[STREAMS_MAX];
 
@@ -37,37 +36,42 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
 
 // --- the rows sorted by token ---
 
-static __device__ inline int32_t key_of(int32_t token, int64_t first, int64_t count) {
-    return (int32_t)(held(token, first, count) ? token - first : count);
+static __global__ void key_kernel(int32_t *keys, int32_t *rows, const int32_t *tokens, int64_t first, int64_t count, int64_t R) {
+    int64_t r = (int64_t)blockIdx.x * KEY_THREADS + threadIdx.x;
+    if (r < R) keys[r] = (int32_t)(held(tokens[r], first, count) ? tokens[r] - first : count), rows[r] = (int32_t)r;
 }
 
-static __global__ void sort_kernel(int32_t *keys, int32_t *rows, const int32_t *tokens, int64_t first, int64_t count, int64_t R) {
-    __shared__ int32_t other[SORT_THREADS];
-    int64_t r = (int64_t)blockIdx.x * SORT_THREADS + threadIdx.x;
-    int32_t key = r < R ? key_of(tokens[r], first, count) : 0, place = 0;
-    for (int64_t begin = 0; begin < R; begin += SORT_THREADS) {
-        const int64_t i = begin + threadIdx.x;
-        const int before = (int)(r - begin); // how many of these rows are before this one
-        __syncthreads();
-        other[threadIdx.x] = i < R ? key_of(tokens[i], first, count) : INT32_MAX;
-        __syncthreads();
-#pragma unroll 16
-        for (int k = 0; k < SORT_THREADS; k++) place += other[k] < key + (k < before);
-    }
-    if (r < R) keys[place] = key, rows[place] = (int32_t)r;
+typedef struct order {
+    const int32_t *keys, *rows; // (R)
+} order;
+
+static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int64_t R, cf_stream *stream) {
+    const cudaStream_t s = cf_cuda_stream(stream);
+    int32_t *list[4] = {}; // keys, rows; sorted keys, rows
+    int bits = 1;
+    size_t bytes = 0; // that CUB needs
+    while (count >> bits > 0) bits++;
+    CF_CUDA(cub::DeviceRadixSort::SortPairs(NULL, bytes, list[0], list[2], list[1], list[3], (int)R, 0, bits, s));
+    const int64_t length = ceil_div(R, LIST) * LIST, lists = 4 * length * (int64_t)sizeof(int32_t);
+    char *memory = workspace_of(scratch, stream, lists + (int64_t)bytes, "embedding scratch");
+    for (int i = 0; i < 4; i++) list[i] = (int32_t *)memory + i * length;
+    cf_launch(key_kernel, dim3((unsigned)ceil_div(R, KEY_THREADS)), dim3(KEY_THREADS), stream, list[0], list[1], tokens, first,
+              count, R);
+    CF_CUDA(cub::DeviceRadixSort::SortPairs(memory + lists, bytes, list[0], list[2], list[1], list[3], (int)R, 0, bits, s));
+    return {list[2], list[3]};
 }
 
 // A block for each position: if a token's run of rows begins there, it adds the run.
 template <int W, typename T>
 static __global__ void __launch_bounds__(RUN_THREADS_MAX)
-    add_runs_kernel(precise *dwte, const T *dout, const int32_t *keys, const int32_t *rows, int64_t count, int64_t R, int64_t C) {
+    add_runs_kernel(precise *dwte, const T *dout, order sorted, int64_t count, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x;
-    int32_t key = keys[begin];
-    if (key == count || (begin > 0 && keys[begin - 1] == key)) return;
+    int32_t key = sorted.keys[begin];
+    if (key == count || (begin > 0 && sorted.keys[begin - 1] == key)) return;
     int64_t end = begin + 1;
     for (int64_t other = R; end < other;) { // bisection: the end of the run
         int64_t middle = (end + other) / 2;
-        if (keys[middle] == key)
+        if (sorted.keys[middle] == key)
             end = middle + 1;
         else
             other = middle;
@@ -75,7 +79,7 @@ static __global__ void __launch_bounds__(RUN_THREADS_MAX)
     for (int64_t c = (int64_t)threadIdx.x * W; c < C; c += (int64_t)blockDim.x * W) {
         values<W> sum = load<W>(dwte + key * C + c);
 #pragma unroll 8
-        for (int64_t i = begin; i < end; i++) sum += load<W>(dout + rows[i] * C + c);
+        for (int64_t i = begin; i < end; i++) sum += load<W>(dout + sorted.rows[i] * C + c);
         store<W>(dwte + key * C + c, sum);
     }
 }
@@ -85,14 +89,11 @@ static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_
                      cf_stream *stream) {
     if (R == 0 || count == 0) return;
     if (R > INT32_MAX) cf_die("lower --micro-batch or --seq", "embedding: %lld rows in one pass", (long long)R);
-    int32_t *keys = (int32_t *)workspace_of(scratch, stream, 2 * R * (int64_t)sizeof(int32_t), "embedding scratch");
-    int32_t *rows = keys + R; // (R), (R): sorted
-    cf_launch(sort_kernel, dim3((unsigned)ceil_div(R, SORT_THREADS)), dim3(SORT_THREADS), stream, keys, rows, tokens, first, count,
-              R);
+    order sorted = sort_rows(tokens, first, count, R, stream);
     bool packed = packable(C, dwte) && packable(C, dout);
     const int64_t threads = smaller(ceil_div(ceil_div(C, packed ? PACK : 1), WARP) * WARP, RUN_THREADS_MAX);
     cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, dim3((unsigned)R), dim3((unsigned)threads), stream, dwte,
-              dout, keys, rows, count, R, C);
+              dout, sorted, count, R, C);
 }
 
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
