@@ -107,12 +107,12 @@ class Plan(unittest.TestCase):
         self.assertEqual(result.stdout, self.run_plan().stdout)
 
     def test_every_mesh_is_there_once(self):
-        for transport, sizes in ("ipc", {2, 4}), ("auto", {2}), ("nccl", {2, 4}):
+        for transport, sizes in ("ipc", {2, 4}), ("auto", {2, 4}), ("nccl", {2, 4}):
             mine = ranks.meshes(transport)
             self.assertEqual(len(mine), len(set(mine)))
             self.assertEqual({m.tp * m.dp for m in mine}, sizes)
             self.assertLessEqual({"none", "commfuse"}, {m.mode for m in mine})
-            self.assertEqual(len([m for m in mine if not m.commfuse]), {"ipc": 1, "auto": 2, "nccl": 10}[transport])
+            self.assertEqual(len([m for m in mine if not m.commfuse]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
         self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "commfuse", "commfuse:direct", "commfuse:2"})
 
     def test_options_of_a_mesh(self):
@@ -120,6 +120,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="commfuse", route="direct", slices="3"))
         self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc commfuse:direct:3, again"))
         self.assertEqual(ranks.Mesh.of("ipc", "tpsp 2 1 slice").options["slices"], 0)
+        self.assertEqual(ranks.Mesh.of("auto", "tpsp 2 2 auto").options, dict(tp=2, dp=2, strategy="tpsp", overlap="auto"))
 
     def test_the_most_telling_meshes_come_first(self):
         first = [(m.strategy, m.tp, m.dp, m.mode, m.kind) for m in ranks.meshes("nccl")[:5]]
