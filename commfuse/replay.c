@@ -179,7 +179,8 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine 
     CF_RETURNS(((cf_replayed){NAN, NAN}));
     replay r = {.machine = machine, .players = count};
     start(&r, schedule);
-    for (double next = 0; next < INFINITY; next = next_instant(&r)) {
+    double next = 0;
+    do {
         r.now_ms = next;
         for (bool moved = true; moved;) {
             moved = false;
@@ -189,7 +190,8 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine 
             }
             moved |= start_transfer(&r);
         }
-    }
+        next = next_instant(&r);
+    } while (next < INFINITY);
     cf_replayed result = result_of(&r);
     for (int i = 0; i < count; i++) free(r.player[i].transfer);
     free(r.player);

@@ -310,7 +310,7 @@ static void end_compare_step(cf_tuner *t, double step_ms) {
 void cf_tuner_end_step(cf_tuner *t) {
     if (!cf_tuner_trying(t) || !t->in_step) return;
     const int count = t->operations + 1;
-    double ms[OPERATIONS_MAX + 1];
+    double ms[OPERATIONS_MAX + 1] = {0};
     cf_moment end = cf_moment_now(t->context->stream);
     cf_stream_sync(t->context->stream);
     for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_median_ms(t->operation[i].fuse);

@@ -28,7 +28,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48 };
+enum { MANIFEST_VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48 };
 typedef enum { FINISHED, UNFINISHED, DAMAGED, STAGES } stage;
 static const char *const stage_suffix[STAGES] = {"", ".tmp", ".damaged"};
 static const char manifest_name[] = "manifest.json", format[] = "commfuse checkpoint",
@@ -76,8 +76,8 @@ char *manifest_print(const manifest *m, int64_t *size) {
     char *text, *options = got(cJSON_Print(m->options)), name[FILE_NAME], seal[SEAL_ROOM];
     size_t length;
     FILE *out = got(open_memstream(&text, &length));
-    fprintf(out, "{\n\t\"format\":\t\"%s\",\n\t\"version\":\t%d,\n\t\"step\":\t%ld,\n\t\"ranks\":\t%ld,\n", format, VERSION,
-            m->step, m->ranks);
+    fprintf(out, "{\n\t\"format\":\t\"%s\",\n\t\"version\":\t%d,\n\t\"step\":\t%ld,\n\t\"ranks\":\t%ld,\n", format,
+            MANIFEST_VERSION, m->step, m->ranks);
     fprintf(out, "\t\"options\":\t%s,\n\t\"files\":\t[", options);
     for (int64_t rank = 0; rank < m->ranks; rank++) {
         rank_file_name(rank, name);
@@ -126,9 +126,9 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
     const cJSON *item;
     if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
     if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
-    if (version != VERSION)
+    if (version != MANIFEST_VERSION)
         return problem_set(why, "it was written by another version of this program", "%s has version %ld, expected %d", name,
-                           version, VERSION);
+                           version, MANIFEST_VERSION);
     if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)) return problem_set(why, damaged, "%s has no step", name);
     if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
         return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);

@@ -46,7 +46,7 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     if (players > CF_PLAYERS_MAX)
         cf_die_together(o.predict_all ? "leave out --predict-all" : "lower --tp",
                         "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
-    predicted_rank rank[CF_PLAYERS_MAX];
+    predicted_rank rank[CF_PLAYERS_MAX] = {0};
     const cf_record *records[CF_PLAYERS_MAX];
     cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
     o.overlap = modes[mode];

@@ -19,7 +19,7 @@
 enum {
     MAGIC = 20240520,
     MAGIC_32_BIT = 20240801,
-    VERSION = 1,
+    FILE_VERSION = 1,
     FEISTEL_ROUNDS = 8,
     PIECE = 1 << 16,      // tokens of one read
     BLOCK = 256,          // tokens
@@ -80,7 +80,7 @@ static const uint16_t *read_tokens(const tokens *t, const token_file *file, int6
 
 static void open_file(token_file *file, const char *name) {
     static const header_field fields[] = {{"magic", MAGIC, MAGIC},
-                                          {"version", VERSION, VERSION},
+                                          {"version", FILE_VERSION, FILE_VERSION},
                                           {"number of tokens", 0, INT32_MAX}};
     problem why;
     int32_t header[INPUT_HEADER] = {0};

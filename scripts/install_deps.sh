@@ -5,7 +5,7 @@
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --log-to       also build/venv with tensorboardX, for scripts/log_to.py
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
-#     scripts/install_deps.sh --lint         also clang-tidy, for make lint
+#     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
@@ -57,6 +57,7 @@ slurmd|program slurmd|Slurm's nodes
 slurm-client|program srun|srun, sbatch
 munge|program munged|authentication between Slurm's daemons"
 want --lint && needed="$needed
+clang-format|program clang-format|the format of the C sources
 clang-tidy|program clang-tidy|checks of the C sources"
 want --download && needed="$needed
 ca-certificates|certificates|downloads over https"

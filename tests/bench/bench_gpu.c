@@ -420,7 +420,7 @@ static void report_layers(bench *b) {
     report(b, "gelu backward", gelu_gradient, NULL, 0, 0, 3 * wide);
     report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
     report(b, "sum of four parts", sum_of_parts, NULL, 0, 0, 5 * narrow); // where four ranks reduce and scatter rows
-    report(b, "copy of rows", row_copy, NULL, 2, 0, 2 * narrow); // where several ranks gather rows, 2 L more
+    report(b, "copy of rows", row_copy, NULL, 2, 0, 2 * narrow);          // where several ranks gather rows, 2 L more
 }
 
 static void report_ends(bench *b) {
