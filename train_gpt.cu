@@ -438,7 +438,7 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
 
 int main(int argc, char **argv) {
     static trainer t;
-    static machine described;
+    static cf_hardware described;
     options *o = &t.o;
     int status = 0;
     t.report.lap_ms = cf_now_ms();
@@ -460,7 +460,7 @@ int main(int argc, char **argv) {
     if (*o->predict) {
         options asked = *o; // record_rank() overwrites t.o
         origin_shape(&asked, t.words, t.transport, &t.start);
-        ((cf_record *)t.transport->state)->hardware = &described.hardware;
+        ((cf_record *)t.transport->state)->hardware = &described;
         predict(&asked, &described, record_rank, &t, stdout);
         close_trainer(&t);
         return 0;

@@ -1,4 +1,4 @@
-// A machine for predictions: rates, costs and links, read from a file (data/machine.c).
+// A machine for predictions: rates, costs and links, read from a file (data/predict.c).
 #pragma once
 
 #include <math.h>
