@@ -304,3 +304,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
     }
     add_partials(&a, blocks, block);
 }
+
+bool attention_backward_by_ranges(void) {
+    return true;
+}

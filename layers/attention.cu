@@ -456,3 +456,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
     cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, key_blocks, threads, stream, dqkv, a, s);
     cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, query_blocks, threads, stream, dqkv, a, s);
 }
+
+bool attention_backward_by_ranges(void) {
+    return false;
+}

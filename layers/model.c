@@ -128,7 +128,8 @@ static void create_layers(gpt *g, bool up, cf_choice how) {
     } else {
         column_create(&g->qkv, "att.qkv", shard, how, g->recompute);
         g->qkv.may_wait = true;
-        row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + 2.5 * attention);
+        const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
+        row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + ranges);
     }
     column_create(&g->head, "head", shard, how, false);
 }
@@ -283,6 +284,10 @@ void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64
     g->dqkv_begun = true;
 }
 
+void gpt_attend_backward_rest(gpt *g, int layer) {
+    if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dheads, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
+}
+
 // After dgrad of these rows; the weight gradient reads the GELU's output.
 static void gelu_again(void *model, int layer, real *dhidden, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
@@ -369,9 +374,11 @@ void gpt_backward(gpt *g, bool first, bool last) {
         if (g->up) {
             dnorm = up_backward(g, l, dx);
         } else {
-            job = (linear_job){.x = g->acts.heads[l], .rows = gpt_attend_backward, .argument = g};
+            job = (linear_job){.x = g->acts.heads[l], .rows = attention_backward_by_ranges() ? gpt_attend_backward : NULL};
+            job.argument = g;
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
+            gpt_attend_backward_rest(g, l);
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
         }
         norm_backward(g, attention, dnorm);

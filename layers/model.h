@@ -134,6 +134,7 @@ real *gpt_norm_again(gpt *g, int64_t n);
 // dheads, which is added to dqkv if g->dqkv_begun. model: a gpt.
 void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
 void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
 
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.

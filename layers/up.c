@@ -39,7 +39,7 @@ struct job {
     cf_side side;
     void (*linear)(const job *j, int64_t group, int64_t first, int64_t rows, real *data);
     int64_t width;
-    time_steps *attend; // on the other side
+    time_steps *attend; // on the other side, or NULL
     const real *in;     // (Ts, B, C) input of the linear layer, or NULL
     cf_stream *stream;  // of the slice in progress
     bool begun;         // an earlier slice was enqueued:
@@ -53,7 +53,7 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
     const bool sums = span->side == CF_COMPUTE_AFTER; // over head groups, or time steps
     j->stream = stream;
     if (sums && j->begun) cf_stream_after(stream, j->added);
-    for (int k = 0; k < span->blocks && span->side != j->side; k++) {
+    for (int k = 0; k < span->blocks && span->side != j->side && j->attend; k++) {
         int64_t t0 = span->row + k * span->row_stride;
         real *first = (real *)(span->data + k * span->data_stride) - t0 * row_elements; // time step 0
         j->attend(j->u->g, j->layer, first, t0, span->rows, stream);
@@ -145,7 +145,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const parameters *p = &g->params;
     int64_t N = u->N, C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B;
     job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
-    j.attend = gpt_attend_backward, j.in = dx;
+    j.attend = attention_backward_by_ranges() ? gpt_attend_backward : NULL, j.in = dx;
     prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
@@ -153,6 +153,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(u, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
+    gpt_attend_backward_rest(g, layer);
 
     j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
     cf_fuse_set_result(g->qkv.backward, u->dqkv_groups);
@@ -181,13 +182,14 @@ void up_create(gpt *g, cf_choice how) {
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
     const double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(g->T, g->B, shape->H / N, C / shape->H);
+    const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
     up *u = g->up = cf_host_alloc(1, sizeof *u, "head groups");
     const real **groups = cf_host_alloc(3 * N, sizeof *groups, "head groups");
     *u = (up){.g = g, .N = N, .own = g->mesh->tp_group.rank, .C = C, .Cl = Cl};
     u->ready = groups, u->dy = groups + N, u->x = groups + 2 * N;
     g->qkv.forward = plan_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
     g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
-    g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
+    g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
     g->qkv.backward = plan_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
     u->dheads_out = gpt_alloc(g, N * shard_rows * Cl, sizeof(real), "activations, shared");
     u->dqkv_groups = gpt_alloc(g, N * shard_rows * 3 * Cl, sizeof(real), "activations, shared");

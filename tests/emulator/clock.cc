@@ -45,7 +45,8 @@ const bool PERSISTENT = setting("EMULATOR_PERSISTENT", 1) != 0; // products: one
 const struct {
     double rows, columns, share; // a tile; the share of the rate that such tiles reach
 } TILES[] = {{128, 256, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {64, 64, 0.5}};
-const double ATTENTION_RATE[] = {280e12, 200e12}; // forward; backward, deterministic; 64 channels a head
+const double ATTENTION_RATE[] = {300e12, 210e12}; // forward; backward, deterministic; 64 channels a head
+const double ATTENTION_S[] = {8e-6, 20e-6};       // and of each call
 const double MEMORY_RATE = 2.8e12, MEMORY_WAVE_S = 4e-6;
 const double GAP_S = 0.7e-6, KERNEL_S = 0.7e-6;                       // between two kernels of a stream; the shortest kernel
 const double TIMED_EVENT_S = 2e-6, EVENT_S = 0.8e-6, WORD_S = 1.6e-6; // a timed event's pause; from an event to its waiter; a word
@@ -533,8 +534,8 @@ Note note_product(double m, double n, double k, double times, double bytes, int 
 }
 
 Note note_attention(double flops, double heads, double rows, bool backward) {
-    double blocks = heads * std::ceil(rows / ATTENTION_ROWS);
-    return kernel_note({(int64_t)blocks, KERNEL_S + flops / blocks * MULTIPROCESSORS / ATTENTION_RATE[backward]});
+    double blocks = heads * std::ceil(rows / ATTENTION_ROWS), start = ATTENTION_S[backward] / std::ceil(blocks / MULTIPROCESSORS);
+    return kernel_note({(int64_t)blocks, start + flops / blocks * MULTIPROCESSORS / ATTENTION_RATE[backward]});
 }
 
 } // namespace emulator
