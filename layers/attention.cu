@@ -339,7 +339,8 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
 }
 
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
-    const int64_t own = T * B * H, cudnn = attention_cudnn_scratch(T, B, H, D);
+    const int64_t own = T * B * H, cudnn = attention_cudnn_scratch(T, B, H);
+    (void)D;
     return own > cudnn ? own : cudnn;
 }
 
@@ -443,9 +444,9 @@ static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     if (B * H * D == 0) return;
+    if (first && n == T && attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
     if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
     if (n == 0) return;
-    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream)) return;
     shape s = shape_of(t0, n, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
     const backward a = {dout, qkv, lse, scratch, first};

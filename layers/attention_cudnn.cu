@@ -484,17 +484,6 @@ static __global__ void transpose(float *to, const float *from, int64_t rows, int
     if (i < rows * columns) to[i] = from[i % rows * columns + i / rows];
 }
 
-// dqkv (rows, 3, H·D) += more; of the first t0_rows rows only keys and values. HD is a multiple of 8.
-static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows, int64_t t0_rows, int64_t HD) {
-    typedef cf_pack<real> pack;
-    const int64_t packs = 3 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= rows * packs || (i < t0_rows * packs && i % packs < packs / 3)) return;
-    pack sum = ((const pack *)dqkv)[i];
-    const pack added = ((const pack *)more)[i];
-    for (int j = 0; j < pack::N; j++) sum.value[j] = (real)((float)sum.value[j] + (float)added.value[j]);
-    ((pack *)dqkv)[i] = sum;
-}
-
 // ---- called by attention.cu
 
 bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
@@ -519,41 +508,36 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     return true;
 }
 
-// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and gradients (keys, B, 3, H, D) to be added.
 static int64_t padded_rows(int64_t rows) {
     return (rows + 63) / 64 * 64;
 }
 
-int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
-    return 2 * padded_rows(T * B * H) + (T * B * 3 * H * D + 1) / 2;
+// statistics (B, H, T), delta (B, H, T), each padded to 256 bytes
+int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H) {
+    return 2 * padded_rows(T * B * H);
 }
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
-                              int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
-    (void)T;
-    const problem of = {BACKWARD, n, t0 + n, B, H, D};
+                              int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+    const problem of = {BACKWARD, T, T, B, H, D};
     plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
-    const int64_t HD = H * D, rows = n * B * H, keys = t0 + n;
+    const int64_t HD = H * D, rows = T * B * H;
     float *stats = scratch, *delta = stats + padded_rows(rows);
-    real *gradients = first ? dqkv : (real *)(delta + padded_rows(rows)); // (keys, B, 3, H, D)
-    cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
+    cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse, T, B * H);
     void *pointer[NAMES] = {};
-    pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
+    pointer[Q] = (void *)qkv;
     pointer[K] = (void *)(qkv + HD);
     pointer[V] = (void *)(qkv + 2 * HD);
-    pointer[O] = (void *)(out + t0 * B * HD);
-    pointer[DO] = (void *)(dout + t0 * B * HD);
+    pointer[O] = (void *)out;
+    pointer[DO] = (void *)dout;
     pointer[STATS] = stats;
     pointer[DELTA] = delta;
-    pointer[DQ] = gradients + t0 * B * 3 * HD;
-    pointer[DK] = gradients + HD;
-    pointer[DV] = gradients + 2 * HD;
+    pointer[DQ] = dqkv;
+    pointer[DK] = dqkv + HD;
+    pointer[DV] = dqkv + 2 * HD;
     set_scalars(pointer, p);
     run(p, pointer, workspace_of(cudnn.of_stream, stream, p->workspace, PURPOSE), stream);
-    if (!first)
-        cf_launch(add_gradients, dim3((unsigned)ceil_div(keys * B * 3 * HD / cf_pack<real>::N, THREADS)), dim3(THREADS), stream,
-                  dqkv, gradients, keys * B, t0 * B, HD);
     return true;
 }
 
@@ -574,13 +558,13 @@ bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, 
     return false;
 }
 
-bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *, int64_t, int64_t,
-                              int64_t, int64_t, int64_t, int64_t, bool, cf_stream *) {
-    return false;
+int64_t attention_cudnn_scratch(int64_t, int64_t, int64_t) {
+    return 0;
 }
 
-int64_t attention_cudnn_scratch(int64_t, int64_t, int64_t, int64_t) {
-    return 0;
+bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *, int64_t, int64_t,
+                              int64_t, int64_t, cf_stream *) {
+    return false;
 }
 
 #endif

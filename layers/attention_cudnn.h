@@ -1,5 +1,5 @@
-// cuDNN's fused attention, used by attention.cu; bf16 only. Same arguments and results as the functions of
-// attention.h; false: not available for this build, library, device, shape or alignment, and nothing was done.
+// cuDNN's fused attention, used by attention.cu; bf16 only. Arguments and results as those of the functions of attention.h, but
+// backward is of all rows; false: not available for this build, library, device, shape or alignment, and nothing was done.
 #pragma once
 
 #include "real.h"
@@ -8,9 +8,8 @@ CF_EXTERN_C_BEGIN
 
 bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream);
-// first: the caller zeroes rows after the range and dq before it.
+int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H);
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
-                              int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
-int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
+                              int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream);
 
 CF_EXTERN_C_END

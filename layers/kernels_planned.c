@@ -92,7 +92,7 @@ static double described_peak(const char **source) {
 
 #define PLANNED_attention_channels_max     CHANNELS_MAX
 #define PLANNED_attention_forward          attention(false, t0, n, B, H, D)
-#define PLANNED_attention_scratch          gpu() ? 2 * T * B * H + (T * B * 3 * H * D + 1) / 2 : T * B * H * (1 + D)
+#define PLANNED_attention_scratch          gpu() ? 2 * T * B * H : T * B * H * (1 + D)
 #define PLANNED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
 #define PLANNED_attention_backward_by_ranges !gpu()
 

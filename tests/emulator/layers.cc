@@ -40,14 +40,6 @@ static bool takes_time(double flops, double heads, int64_t rows, bool backward, 
 #endif
 }
 
-enum { E = sizeof(real), P = sizeof(precise) };
-static bool takes_time_to_move(double bytes, cf_stream *stream) {
-    if (!imagined() || bytes <= 0) return false;
-    start_clock();
-    enqueue(cf_cuda_stream(stream), "what memory limits", note_copy_within(bytes / 2), {});
-    return true;
-}
-
 extern "C" {
 decltype(attention_cudnn_forward) __real_attention_cudnn_forward, __wrap_attention_cudnn_forward;
 decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_attention_cudnn_backward;
@@ -59,14 +51,18 @@ bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, in
 }
 
 bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
-                                     precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                                     bool first, cf_stream *stream) {
-    const bool timed = takes_time(2.5 * flops(t0, n, B, H, D), (double)(B * H), n, true, stream);
-    // of keys, values and these queries: what this call has written and the sum are read, and the sum is written
-    if (timed && !first) takes_time_to_move((double)((2 * (t0 + n) + n) * B * H * D) * 3 * E, stream);
-    return timed || __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream);
+                                     precise *scratch, int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+    return takes_time(2.5 * flops(0, T, B, H, D), (double)(B * H), T, true, stream) ||
+           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream);
 }
 
+enum { E = sizeof(real), P = sizeof(precise) };
+static bool takes_time_to_move(double bytes, cf_stream *stream) {
+    if (!imagined() || bytes <= 0) return false;
+    start_clock();
+    enqueue(cf_cuda_stream(stream), "what memory limits", note_copy_within(bytes / 2), {});
+    return true;
+}
 
 #define MOVES(name, bytes, parameters, ...)                                                                                        \
     decltype(name) __real_##name, __wrap_##name;                                                                                   \
