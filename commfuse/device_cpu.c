@@ -21,40 +21,44 @@ struct cf_stream {
 
 static int64_t free_bytes;
 
-static void lower_to(const char *path) {
-    long long limit = LLONG_MAX;
-    FILE *file = fopen(path, "r");
-    if (file && fscanf(file, "%lld", &limit) == 1 && limit < free_bytes) free_bytes = limit; // else "max"
-    if (file) fclose(file);
+// The number that follows `name` in a line of a file, or `otherwise`.
+static long long number_in(const char *folder, const char *file, const char *name, long long otherwise) {
+    char path[1200], line[128];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    FILE *lines = fopen(path, "r");
+    while (lines && fgets(line, sizeof line, lines))
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%lld", &otherwise) == 1) break;
+    if (lines) fclose(lines);
+    return otherwise;
 }
 
-// Batch systems and containers limit control groups, and kill a process of one that takes more: the least limit of this process's
-// groups and of those above them. A line is "4:memory:/job" (version 1) or "0::/job" (version 2).
+// Batch systems and containers limit control groups, and kill a process of one that takes more: the least that this process's
+// groups and those above them leave. Cached files can be dropped at once. A line is "4:memory:/job" (version 1) or "0::/job"
+// (version 2).
 static void lower_to_limits(void) {
-    char line[1024], path[1200];
+    char line[1024], folder[1100];
     FILE *groups = fopen("/proc/self/cgroup", "r");
     while (groups && fgets(line, sizeof line, groups)) {
         char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
         if (!group) continue;
         *group++ = '\0', group[strcspn(group, "\n")] = '\0';
-        if (kind[1] && !strstr(kind, "memory")) continue;
+        const bool old = kind[1] != '\0'; // version 1
+        if (old && !strstr(kind, "memory")) continue;
         for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
             *end = '\0';
-            snprintf(path, sizeof path, kind[1] ? "/sys/fs/cgroup/memory%s/memory.limit_in_bytes" : "/sys/fs/cgroup%s/memory.max",
-                     group);
-            lower_to(path);
+            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s", old ? "/memory" : "", group);
+            const long long limit = number_in(folder, old ? "memory.limit_in_bytes" : "memory.max", "", LLONG_MAX); // or "max"
+            const long long used = number_in(folder, old ? "memory.usage_in_bytes" : "memory.current", "", 0);
+            const long long cached = number_in(folder, "memory.stat", old ? "total_inactive_file " : "inactive_file ", 0);
+            const long long left = limit - (used > cached ? used - cached : 0);
+            if (left < free_bytes) free_bytes = left > 0 ? left : 0;
         }
     }
     if (groups) fclose(groups);
 }
 
 void cf_device_open(int local_rank) {
-    char line[128];
-    long long kib = LLONG_MAX / 1024;
-    FILE *host = fopen("/proc/meminfo", "r");
-    while (host && fgets(line, sizeof line, host) && sscanf(line, "MemAvailable: %lld", &kib) != 1) {}
-    if (host) fclose(host);
-    free_bytes = 1024 * kib;
+    free_bytes = 1024 * number_in("/proc", "meminfo", "MemAvailable:", LLONG_MAX / 1024);
     lower_to_limits();
 }
 

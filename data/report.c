@@ -125,7 +125,8 @@ void report_banner(const run_report *r) {
         printf("peak      unknown, no MFU (%s)\n", r->peak_source);
     else
         printf("peak      not measured by --dry-run\n");
-    printf("memory    %.1f MiB per rank%s\n", (double)cf_memory_bytes() / 1048576,
+    printf("memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
+           (double)cf_device_memory(r->transport->local_size) / 1048576,
            strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
     if (strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0)
         printf("NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");

@@ -8,7 +8,6 @@ Only a lab's links have a rate. In both a rank has one compute thread, and descr
 has two cores, one to compute and one to move bytes, or shares them (lab.SHARED).
 """
 import os
-import pathlib
 import platform
 import re
 
@@ -17,37 +16,6 @@ from runner import Failed, Runner, shown
 
 TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
 FREE_LINK = 40e9    # bits per second: practically unlimited
-UNKNOWN = float("inf")  # no Linux
-# Folder, limit and use of a control group in both versions.
-V1 = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-V2 = "sys/fs/cgroup", "memory.max", "memory.current"
-
-
-def text_of(*path):
-    try:
-        return pathlib.Path(*path).read_text()
-    except OSError:
-        return ""
-
-
-def available_mib(root="/"):
-    """The memory that ranks may use here: the least of the machine's and of the limits of all control groups of this process. Batch
-    systems and containers set such limits and kill a process above them without a message."""
-    machine = re.search(r"^MemAvailable: *(\d+) kB", text_of(root, "proc/meminfo"), re.MULTILINE)
-    found = [int(machine[1]) / 1024 if machine else UNKNOWN]
-    for line in text_of(root, "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, *files = V1 if controllers else V2
-        for group in [(last := pathlib.PurePath(path.lstrip("/"))), *last.parents]:
-            limit, used, stat = (text_of(root, base, group, file).strip() for file in (*files, "memory.stat"))
-            if limit.isdigit() and used.isdigit():  # else "max", or not mounted
-                # Cached files can be dropped at once. In version 1 only total_* includes child groups.
-                cached = dict(re.findall(r"^(\w+) (\d+)$", stat, re.MULTILINE))
-                cached = int(cached.get("total_inactive_file", cached.get("inactive_file", 0)))
-                found.append(max(0, int(limit) - max(0, int(used) - cached)) / 2**20)
-    return min(found)
 
 
 class Place:

@@ -26,7 +26,7 @@ from runner import ROOT, Failed
 from tables import markdown, number
 
 from .operations import faster_half
-from .place import FREE_LINK, available_mib
+from .place import FREE_LINK
 
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = f"{ROOT}/build/release"
@@ -105,7 +105,7 @@ def set_link(place, point, ideal_ms, bits):
 
 def check_memory(config, modes):
     """Each mode has a model in memory; a machine that runs out of memory may kill any process."""
-    need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, available_mib()
+    need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, config["free_mib"]
     if need > have:
         raise Failed(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB are available")
 

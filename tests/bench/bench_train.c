@@ -322,8 +322,9 @@ static double flops_per_step(const bench *b) {
 static void print_config(const bench *b) {
     double memory = (double)cf_memory_bytes() / 1048576;
     if (b->json) {
-        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"memory_mib\":%.1f}\n", b->transport->size,
-               (long long)params_count(&b->shape), flops_per_step(b), memory);
+        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"memory_mib\":%.1f,\"free_mib\":%.1f}\n",
+               b->transport->size, (long long)params_count(&b->shape), flops_per_step(b), memory,
+               (double)cf_device_memory(1) / 1048576);
     } else {
         printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size, b->mesh.tp, b->mesh.dp,
                b->o.strategy, b->transport->name, (long long)b->shape.L, (long long)b->shape.C);

@@ -20,6 +20,7 @@
 import argparse
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,6 @@ sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import run_log
 import shapes
 import traffic
-from experiments import place
 from runner import words_of
 from tokens import write_tokens
 
@@ -102,7 +102,9 @@ def tail_ms(trace, step):
 
 
 def bench_train(build, steps):
-    cores, model = os.cpu_count(), "d12" if place.available_mib() > TURNS_MIB else "d6"
+    printed = subprocess.run([f"{build}/train_gpt", "--dry-run"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    cores, free_mib = os.cpu_count(), float(re.search(r"MiB per rank, of ([\d.]+) MiB", printed)[1])
+    model = "d12" if free_mib > TURNS_MIB else "d6"
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
           f"{'' if cores >= 4 else ', shared'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)

@@ -144,7 +144,7 @@ class TrainingPlace(MadeUpPlace):
     def run(self, ranks, command, env=None, timeout=None):
         self.commands.append(command)
         option = dict(zip(command[1::2], command[2::2]))
-        lines = [{"event": "config", "ranks": ranks, "flops": 1e9, "parameters": 1, "memory_mib": 1.0}]
+        lines = [{"event": "config", "ranks": ranks, "flops": 1e9, "parameters": 1, "memory_mib": 1.0, "free_mib": 100}]
         ms = 400.0 + 100 * len(self.commands)
         lines += [{"event": "step", "mode": mode, "round": number, "step_ms": ms * (9 if number == 0 else 1),
                    "exposed_comm_ms": 1.0, "exposed_mean_ms": 1.0, "comm_ms": 1.0, "loss": 1.0, "bytes_sent_rank0": 1000}

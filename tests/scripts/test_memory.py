@@ -1,16 +1,20 @@
-"""Memory that a machine, a batch system or a container leaves, from made-up files of /proc and /sys/fs/cgroup.
+"""Memory that a machine, a batch system or a container leaves, as the program finds it in made-up files of /proc and
+/sys/fs/cgroup. They are mounted where only the program sees them, which needs root.
 
-limit: 30
+limit: 60
 """
 import pathlib
-import sys
+import re
+import subprocess
 import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from experiments import place
-
+SEES = """
+mount --bind "$0/proc/meminfo" /proc/meminfo && mount --bind "$0/proc/self/cgroup" /proc/$$/cgroup &&
+mount --bind "$0/sys/fs/cgroup" /sys/fs/cgroup || exit 77
+exec build/release/train_gpt --dry-run --layers 1 --channels 64 --heads 1 --seq 16
+"""
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000 kB\nMemAvailable:    8388608 kB\n"
 
@@ -20,6 +24,9 @@ class MemoryTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
+        self.write("proc/meminfo", MEMINFO)
+        self.write("proc/self/cgroup", "")
+        (self.root / "sys/fs/cgroup").mkdir(parents=True)
 
     def write(self, path, text):
         file = self.root / path
@@ -27,18 +34,20 @@ class MemoryTest(unittest.TestCase):
         file.write_text(f"{text}\n")
 
     def found_gib(self):
-        return place.available_mib(self.root) / 1024
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", SEES, self.root], cwd=ROOT, capture_output=True, text=True)
+        if "unshare: " in done.stderr or done.returncode == 77:
+            self.skipTest(f"only root can mount files: {done.stderr}")
+        return float(re.search(r"MiB per rank, of ([\d.]+) MiB", done.stdout)[1]) / 1024
 
     def test_a_machine_without_groups(self):
-        self.write("proc/meminfo", MEMINFO)
         self.assertEqual(self.found_gib(), 8)
 
-    def test_no_linux(self):
-        self.assertEqual(self.found_gib(), place.UNKNOWN)
+    def test_a_machine_that_does_not_say(self):
+        self.write("proc/meminfo", "MemTotal: 1 kB")
+        self.assertGreater(self.found_gib(), 2**30)
 
     def test_the_narrowest_group_decides(self):
         """As Slurm has it: the job has a limit, its step none. Cached files do not count."""
-        self.write("proc/meminfo", MEMINFO)
         self.write("proc/self/cgroup", "0::/slurm/job_7/step_0")
         group = "sys/fs/cgroup/slurm"
         for at, limit, used in (("", "max", 15 * GIB), ("/job_7", 4 * GIB, 3 * GIB), ("/job_7/step_0", "max", GIB)):
@@ -48,7 +57,6 @@ class MemoryTest(unittest.TestCase):
         self.assertEqual(self.found_gib(), 3)
 
     def test_a_full_group_leaves_nothing(self):
-        self.write("proc/meminfo", MEMINFO)
         self.write("proc/self/cgroup", "0::/")
         self.write("sys/fs/cgroup/memory.max", GIB)
         self.write("sys/fs/cgroup/memory.current", GIB + 4096)
@@ -56,7 +64,6 @@ class MemoryTest(unittest.TestCase):
 
     def test_groups_of_version_1(self):
         """A container sees its own group as the first one, though its processes still name it by its whole path."""
-        self.write("proc/meminfo", MEMINFO)
         self.write("proc/self/cgroup", "9:name=systemd:/\n5:memory:/docker/abc\n3:cpu,cpuacct:/\n0::/")
         self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", 6 * GIB)
         self.write("sys/fs/cgroup/memory/memory.usage_in_bytes", 5 * GIB)
@@ -64,7 +71,6 @@ class MemoryTest(unittest.TestCase):
         self.assertEqual(self.found_gib(), 2)
 
     def test_a_limit_that_is_none(self):
-        self.write("proc/meminfo", MEMINFO)
         self.write("proc/self/cgroup", "5:memory:/")
         self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
         self.write("sys/fs/cgroup/memory/memory.usage_in_bytes", 15 * GIB)

@@ -427,9 +427,8 @@ class Measured(Case):
 
     def test_too_little_memory_is_reported_before_it_is_taken(self):
         with self.assertRaisesRegex(Failed, "3 modes on 2 ranks need 3072.0 GiB"):
-            training.check_memory({"memory_mib": 2**20, "ranks": 2}, 3)
-        with unittest.mock.patch.object(training, "available_mib", return_value=100):
-            training.check_memory({"memory_mib": 33, "ranks": 2}, 3)  # of the two modes of a first look
+            training.check_memory({"memory_mib": 2**20, "free_mib": 2**20, "ranks": 2}, 3)
+        training.check_memory({"memory_mib": 33, "free_mib": 100, "ranks": 2}, 3)  # of the two modes of a first look
 
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
