@@ -1,4 +1,4 @@
-"""Tables: Markdown, columns of a terminal, CSV."""
+"""Tables: Markdown, CSV."""
 import csv
 
 
@@ -6,11 +6,6 @@ def markdown(lines):
     """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell."""
     cells = [f"| {' | '.join(map(str, line))} |" for line in (lines[0], *(line.values() for line in lines))]
     return "\n".join([cells[0], "|---|" + "---:|" * (len(lines[0]) - 1), *cells[1:]]) + "\n"
-
-
-def columns(cells, widths):
-    """A line for a terminal; a negative width aligns its cell left."""
-    return " ".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in zip(cells, widths)).rstrip()
 
 
 def write_csv(path, rows):

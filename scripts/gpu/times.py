@@ -1,10 +1,8 @@
-"""The stages times and kernels. times: steps of this program, then of PyTorch, each beside one of this program.
+"""The stages times and kernels.
 
 Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
 larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
 less; then with recomputation in backward. PyTorch has the same order, with a run of this program right after each.
-
-kernels: the time of each kernel of a step and its share of the peak; the cost of slicing and fusing.
 """
 import contextlib
 import dataclasses
@@ -17,7 +15,6 @@ import sys
 
 import run_log
 from runner import ROOT, Late, Runner
-from tables import columns
 from tokens import write_tokens
 
 from .check import FAIL, LATE, OK, SKIP
@@ -85,17 +82,17 @@ def measure_torch(check, python, model, step, peak_tflops):
 
 # --- the table ---
 
-WIDTHS = -5, -9, 5, 5, 9, 7, 10, 7, 8, 8, 7
-HEAD = columns("model,program,batch,accum,step ms,spread,tokens/s,MFU,of GEMM,mem GiB,start s".split(","), WIDTHS)
+FORMAT = "{:<5} {:<9} {:>5} {:>5} {:>9} {:>7} {:>10} {:>7} {:>8} {:>8} {:>7}"
+HEAD = FORMAT.format("model", "program", "batch", "accum", "step ms", "spread", "tokens/s", "MFU", "of GEMM", "mem GiB", "start s")
 
 
 def line(check, row):
     def share(part, whole):
         return f"{100 * part / whole:.1f} %" if part and whole else "n/a"
-    return columns([row["model"], row["program"], row["batch"], row["accumulation"],
-                    f"{row['step_ms']:.1f}", f"{100 * row['spread']:.1f}%", f"{row['tokens_per_s']:.0f}", share(row["mfu"], 1),
-                    share(row["tflops"], check.data["gemm_tflops"]),
-                    f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] is not None else "n/a", f"{row['start_s']:.1f}"], WIDTHS)
+    memory = f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] is not None else "n/a"
+    return FORMAT.format(row["model"], row["program"], row["batch"], row["accumulation"], f"{row['step_ms']:.1f}",
+                         f"{100 * row['spread']:.1f}%", f"{row['tokens_per_s']:.0f}", share(row["mfu"], 1),
+                         share(row["tflops"], check.data["gemm_tflops"]), memory, f"{row['start_s']:.1f}")
 
 
 def table(check):
@@ -111,8 +108,8 @@ def table(check):
             f"of GEMM: of the {check.data['gemm_tflops'] or 0:.0f} TFLOP/s of large products here. mem: most in use on the GPU.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
-            *(f"PyTorch's step over ours{what}: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in check.data[key].items())
-              for key, what in (("torch_over_ours", ""), ("torch_over_ours_accumulated", SEVERAL)) if key in check.data)]
+            *(f"PyTorch's step over ours{SEVERAL * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
+              for many, found in check.data.get("torch_over_ours", {}).items())]
 
 
 def add_row(check, row):
@@ -167,8 +164,7 @@ def beside_torch(check, program, python, model, tokens, accumulation):
         return
     ratio = theirs["step_ms"] / row["step_ms"]
     many = theirs["compiled"] == "blocks" and theirs["graphs"] > 3
-    name = "torch_over_ours" if accumulation == 1 else "torch_over_ours_accumulated"
-    check.data.setdefault(name, {})[model.name] = ratio
+    check.data.setdefault("torch_over_ours", {}).setdefault(accumulation, {})[model.name] = ratio
     check.verdict(f"{model.name}: PyTorch's step over ours, {step.name}", OK, f"{ratio:.2f}" + (
         f"; layers did not share what was compiled: {theirs['graphs']} graphs" if many else ""))
 
