@@ -13,9 +13,6 @@
 // would race with a run that is opening it. The lock ends with its process, so it is never stale; its text is for messages only.
 //
 // Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and skipped.
-//
-// The last line of a manifest is the hash of the text above it, and is compared as text. The rest is parsed only after that, and
-// every field is checked, because another program may have written the manifest.
 #define _GNU_SOURCE
 #include "checkpoint.h"
 #include "durable.h"
@@ -121,6 +118,7 @@ static bool read_files(manifest *m, const cJSON *files, const char *name, proble
     return true;
 }
 
+// The seal is right, but another program may have written the text, so every field is checked.
 static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
     int64_t version;
     const cJSON *item;

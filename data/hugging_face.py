@@ -7,13 +7,9 @@
 A directory holds config.json and model.safetensors, or several of these and their index. Both formats hold the same numbers in
 different layouts: weights of linear layers are (in, out) there and (out, in) here, stacked over layers; the token table has V rows
 there, padded with zeros to a multiple of 128 here; it is also the head and is stored once. fp32 and bf16 keep every bit; fp16
-becomes fp32.
+becomes fp32. Models that the trainer cannot compute are refused; dropout is ignored. Tokenizers are not converted.
 
-Models that the trainer cannot compute are refused: another activation, a separate head, unknown tensors. Dropout is ignored.
-Tokenizers are not converted: vocab.json and merges.txt of GPT-2 fit.
-
-Output appears whole or not at all, and --out must not exist. Few tensors are in memory at a time. The formats: data/model_file.h,
-and https://huggingface.co/docs/safetensors.
+Few tensors are in memory at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
 import argparse
 import collections

@@ -6,15 +6,11 @@
              … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
     zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
-An input is a file, a directory (all files in it), or - for standard input; gzip files are unpacked. The inputs, in the order given,
-are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .ndjson, .json or --format jsonl) each line is
-an object whose "text" is a document; --documents splits other text. For gpt2 a token <|endoftext|> goes between two documents. Text
-is read and encoded in pieces, cut at places where the encoding cuts too, so memory does not grow with the input.
+The inputs (data/README.md), in the order given, are one text; its last --val-fraction becomes validation data. Text is read and
+encoded in pieces, cut at places where the encoding cuts too, so memory does not grow with the input.
 
 Files are written to a temporary directory in DIR and renamed when all are complete; shards of an earlier, larger run are then
-removed, so that DIR is always one data set. The next run removes the temporary directory of a killed one.
-
-Formats (little-endian): token files are those of data/tokens.h, tokenizer.bin is that of data/vocabulary.h.
+removed. The formats: data/tokens.h and data/vocabulary.h.
 """
 import argparse
 import array

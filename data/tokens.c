@@ -1,4 +1,4 @@
-// See tokens.h. Samples are read on request.
+// See tokens.h.
 //
 // Order. Every rank computes it from (seed, epoch) without a table, because there may be billions of samples. A Feistel network is
 // a permutation of [0, 4^h) for every round function; h is the smallest with 4^h ≥ samples. A result outside [0, samples) goes

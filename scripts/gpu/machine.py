@@ -59,7 +59,6 @@ def starts(check, kind):
 
 
 def device(check):
-    """Also measures the facilities that the transports rely on, which no emulator can."""
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
     program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)
