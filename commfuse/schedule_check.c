@@ -17,6 +17,7 @@
 #include "schedule_check.h"
 #include "die.h"
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,8 +50,9 @@ typedef struct checker {
     cf_side side;
     cf_mode mode;
     int ranks, slices, total; // N, m, N · m
-    const char *found;        // the first violated property
-    char where[CF_WHERE_TEXT];
+    char *where;              // text of the first violation, which
+    jmp_buf first;            // ends the check
+    const char *found;        // property; NULL: none
 
     int unmet[RANKS_MAX][RANKS_MAX]; // sends from one rank to another without a receive
     access access[ACCESSES_MAX];     // of one step, or of the rank that is checked
@@ -63,17 +65,14 @@ typedef struct checker {
     bool met[RANKS_MAX][2];
 } checker;
 
-// Notes the first violation.
-CF_PRINTF(5, 6)
-static const char *violated(checker *c, const char *property, int rank, int step, const char *format, ...) {
-    if (c->found) return c->found;
-    char text[160];
+CF_NORETURN CF_PRINTF(5, 6) static void violated(checker *c, const char *property, int rank, int step, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    const int length = snprintf(c->where, CF_WHERE_TEXT, "rank %d step %d: ", rank, step);
+    vsnprintf(c->where + length, CF_WHERE_TEXT - (size_t)length, format, arguments);
     va_end(arguments);
-    snprintf(c->where, sizeof c->where, "rank %d step %d: %s", rank, step, text);
-    return c->found = property;
+    c->found = property;
+    longjmp(c->first, 1);
 }
 
 // --- places ---
@@ -123,7 +122,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, access *lis
 
 // --- form, side, unit, coverage, matching by number ---
 
-static const char *check_step(checker *c, int r, int i) {
+static void check_step(checker *c, int r, int i) {
     const cf_step *step = &c->schedule[r]->step[i];
     const int first = step->first, count = step->count, wait0 = step->wait[0], wait1 = step->wait[1];
     const bool compute = step->kind == CF_COMPUTE, collective = step->kind == CF_COLLECTIVE, exchange = step->kind == CF_EXCHANGE;
@@ -150,58 +149,54 @@ static const char *check_step(checker *c, int r, int i) {
         {step->at.slot >= PLACES_MAX || step->from.slot >= PLACES_MAX, "form", "slots that do not exist"},
     };
     for (size_t k = 0; k < sizeof rules / sizeof *rules; k++)
-        if (rules[k].broken) return violated(c, rules[k].property, r, i, "%s", rules[k].how);
+        if (rules[k].broken) violated(c, rules[k].property, r, i, "%s", rules[k].how);
     const int all = accesses(c, r, step, c->access);
     for (const access *a = c->access; a < c->access + all; a++) {
-        if (!place_exists(c, c->schedule[r], a->at)) return violated(c, "form", r, i, "no place %d:%d", a->at.buffer, a->at.slot);
+        if (!place_exists(c, c->schedule[r], a->at)) violated(c, "form", r, i, "no place %d:%d", a->at.buffer, a->at.slot);
         if (a->slice < 0 || a->slice >= c->total || a->at.slot % c->slices != a->slice % c->slices)
-            return violated(c, "form", r, i, "slice %d at slot %d", a->slice, a->at.slot);
+            violated(c, "form", r, i, "slice %d at slot %d", a->slice, a->at.slot);
     }
-    return NULL;
 }
 
 // Slices of equal k have equal sizes, and so have slots.
-static const char *check_form(checker *c, int r) {
+static void check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
         s->slices != c->slices)
-        return violated(c, "form", r, -1, "not a schedule of the same operation");
+        violated(c, "form", r, -1, "not a schedule of the same operation");
     if (s->count < 0 || s->count > STEPS_MAX || s->begin < 0 || s->begin > s->count || s->stage_slots < 0 ||
         s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)
-        return violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->begin, s->count, s->stage_slots);
+        violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->begin, s->count, s->stage_slots);
     if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || (c->mode != CF_MODE_SLICE && c->mode != CF_MODE_OWN)))
-        return violated(c, "form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
+        violated(c, "form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
     if (c->operation == CF_REDUCE_SCATTER && // m slices side by side
         (s->result.slot % c->slices != 0 || !place_exists(c, s, s->result)))
-        return violated(c, "form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
-    for (int i = 0; i < s->count; i++)
-        if (check_step(c, r, i)) return c->found;
-    return NULL;
+        violated(c, "form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
+    for (int i = 0; i < s->count; i++) check_step(c, r, i);
 }
 
-static const char *check_units(checker *c, int r) {
+static void check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
     for (int i = 0, first = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         bool exchange = step->kind == CF_EXCHANGE;
         if (step->joined && (!exchange || i == 0 || s->step[i - 1].kind != CF_EXCHANGE))
-            return violated(c, "unit", r, i, "joined to a step that is not an exchange");
+            violated(c, "unit", r, i, "joined to a step that is not an exchange");
         if (!exchange) continue;
         if (!step->joined) first = i, units++;
         const int peer[2] = {[SEND] = step->send_to, [RECV] = step->recv_from};
         for (int w = 0; w < 2; w++) {
-            if (step->wait[w] >= first) return violated(c, "unit", r, i, "waits for step %d of its unit", step->wait[w]);
+            if (step->wait[w] >= first) violated(c, "unit", r, i, "waits for step %d of its unit", step->wait[w]);
             if (peer[w] < 0) continue;
-            if (met[w][peer[w]] == units) return violated(c, "unit", r, i, "meets rank %d twice", peer[w]);
+            if (met[w][peer[w]] == units) violated(c, "unit", r, i, "meets rank %d twice", peer[w]);
             met[w][peer[w]] = units;
         }
     }
-    return NULL;
 }
 
 // Computations of each side cover every slice once.
-static const char *check_coverage(checker *c, int r) {
+static void check_coverage(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     bool seen[CF_COMPUTE_BOTH][SLICES_MAX] = {{false}};
     int named[CF_COMPUTE_BOTH] = {0};
@@ -209,18 +204,16 @@ static const char *check_coverage(checker *c, int r) {
         const cf_step *step = &s->step[i];
         for (int k = 0; k < step->count && step->kind == CF_COMPUTE; k++) {
             const int slice = step->first + k * step->stride;
-            if (seen[step->side][slice]) return violated(c, "coverage", r, i, "slice %d a second time", slice);
+            if (seen[step->side][slice]) violated(c, "coverage", r, i, "slice %d a second time", slice);
             seen[step->side][slice] = true, named[step->side]++;
         }
     }
     for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
-        if (named[side] != (computes(c, side) ? c->total : 0))
-            return violated(c, "coverage", r, -1, "%d of %d slices", named[side], c->total);
-    return NULL;
+        if (computes(c, side) && named[side] < c->total) violated(c, "coverage", r, -1, "%d of %d slices", named[side], c->total);
 }
 
 // Equal numbers of sends and receives between any two ranks, and of collectives on all. The run checks what they carry.
-static const char *check_numbers(checker *c) {
+static void check_numbers(checker *c) {
     int collectives[RANKS_MAX] = {0};
     memset(c->unmet, 0, sizeof c->unmet);
     for (int r = 0; r < c->ranks; r++)
@@ -232,11 +225,10 @@ static const char *check_numbers(checker *c) {
         }
     for (int r = 0; r < c->ranks; r++) {
         if (collectives[r] != collectives[0])
-            return violated(c, "matching", r, -1, "%d collectives, rank 0 has %d", collectives[r], collectives[0]);
+            violated(c, "matching", r, -1, "%d collectives, rank 0 has %d", collectives[r], collectives[0]);
         for (int p = 0; p < c->ranks; p++)
-            if (c->unmet[r][p] != 0) return violated(c, "matching", r, -1, "%d sends to rank %d too many", c->unmet[r][p], p);
+            if (c->unmet[r][p] != 0) violated(c, "matching", r, -1, "%d sends to rank %d too many", c->unmet[r][p], p);
     }
-    return NULL;
 }
 
 // --- data by name ---
@@ -396,8 +388,7 @@ static bool advance(checker *c, int r) {
 }
 
 // matching, deadlock, data, sum order
-static const char *check_run(checker *c) {
-    if (c->mode == CF_MODE_NOWIRE) return NULL; // its data are wrong by construction
+static void check_run(checker *c) {
     for (int r = 0; r < c->ranks; r++) {
         c->host[r] = 0;
         find_head(c, r, 0);
@@ -405,16 +396,15 @@ static const char *check_run(checker *c) {
         for (int slice = 0; slice < c->total && !computes(c, CF_COMPUTE_BEFORE); slice++)
             if (c->operation != CF_ALLGATHER || slice / c->slices == r) c->held[r][slice] = own_value(c, r, slice);
     }
-    for (bool moved = true; moved && !c->found;) {
+    for (bool moved = true; moved;) {
         moved = false;
         for (int r = 0; r < c->ranks; r++)
-            while (!c->found && advance(c, r)) moved = true;
+            while (advance(c, r)) moved = true;
     }
     for (int r = 0; r < c->ranks; r++)
         if (c->host[r] < c->schedule[r]->count || c->head[r] < c->schedule[r]->count)
-            return violated(c, "deadlock", r, c->host[r] < c->head[r] ? c->host[r] : c->head[r], "never completes");
+            violated(c, "deadlock", r, c->host[r] < c->head[r] ? c->host[r] : c->head[r], "never completes");
     for (int r = 0; r < c->ranks; r++) check_result(c, r);
-    return c->found;
 }
 
 // --- races ---
@@ -427,7 +417,7 @@ static void add_before(checker *c, int step, int earlier) {
 
 // Compares an access with those since the last write before it, and with that write. Older ones are ordered before that write, or
 // were reported.
-static const char *check_access(checker *c, int r, access *mine) {
+static void check_access(checker *c, int r, access *mine) {
     int *last = &c->last_access[place_number(mine->at)];
     mine->earlier = *last;
     *last = (int)(mine - c->access);
@@ -436,16 +426,14 @@ static const char *check_access(checker *c, int r, access *mine) {
         const bool sent = c->schedule[r]->step[theirs->step].kind == CF_EXCHANGE && !theirs->writes;
         const bool ordered = c->before[mine->step][theirs->step / 64] >> (theirs->step % 64) & 1;
         if ((mine->writes || theirs->writes) && (sent || !ordered))
-            return violated(c, "race", r, mine->step, "not ordered after step %d", theirs->step);
-        if (theirs->writes) return NULL;
+            violated(c, "race", r, mine->step, "not ordered after step %d", theirs->step);
+        if (theirs->writes) return;
     }
-    return NULL;
 }
 
-static const char *check_races(checker *c, int r) {
+static void check_races(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     int on_stream = -1, blocking = -1;
-    if (c->mode == CF_MODE_NOWIRE) return NULL; // nothing moves
     for (int p = 0; p < PLACES_MAX; p++) c->last_access[p] = -1;
     access *end = c->access;
     for (int i = 0; i < s->count; i++) {
@@ -455,54 +443,59 @@ static const char *check_races(checker *c, int r) {
         add_before(c, i, blocking);
         if (!cf_is_transfer(step)) add_before(c, i, on_stream), on_stream = i;
         if (step->kind == CF_COLLECTIVE && s->blocking) blocking = i;
-        if (end + 2 * c->ranks > c->access + ACCESSES_MAX) return violated(c, "form", r, i, "more than %d places", ACCESSES_MAX);
+        if (end + 2 * c->ranks > c->access + ACCESSES_MAX) violated(c, "form", r, i, "more than %d places", ACCESSES_MAX);
         for (access *last = end + accesses(c, r, step, end); end < last; end++) {
             end->step = i;
-            if (check_access(c, r, end)) return c->found;
+            check_access(c, r, end);
         }
     }
-    return NULL;
 }
 
 // --- order ---
 
 // begin, fold
-static const char *check_order(checker *c, int r) {
+static void check_order(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
-        return violated(c, "fold", r, -1, "the operation does not compute sums");
+        violated(c, "fold", r, -1, "the operation does not compute sums");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->begin)) // an ADD: on either side, as needed
-            return violated(c, "begin", r, i, "begin takes %d steps", s->begin);
+            violated(c, "begin", r, i, "begin takes %d steps", s->begin);
         if (step->accumulate && (!s->folds || step->kind != CF_COMPUTE))
-            return violated(c, "fold", r, i, "slice %d is computed onto another", step->first);
+            violated(c, "fold", r, i, "slice %d is computed onto another", step->first);
     }
-    return NULL;
 }
 
 // --- verdict ---
+
+static void check_all(checker *c) {
+    const cf_schedule *s = c->schedule[0];
+    c->operation = s->operation, c->side = s->side, c->mode = s->mode;
+    c->ranks = s->ranks, c->slices = s->slices;
+    if (c->ranks < 1 || c->ranks > RANKS_MAX || c->slices < 1 || c->slices > SLICES_MAX / c->ranks)
+        violated(c, "form", 0, -1, "%d ranks, %d slices", c->ranks, c->slices);
+    c->total = c->ranks * c->slices;
+    for (int r = 0; r < c->ranks; r++) {
+        check_form(c, r);
+        check_units(c, r);
+        check_coverage(c, r);
+    }
+    check_numbers(c);
+    const bool moves = c->mode != CF_MODE_NOWIRE; // whose data are wrong by construction
+    for (int r = 0; r < c->ranks && moves; r++) check_races(c, r);
+    if (moves) check_run(c);
+    for (int r = 0; r < c->ranks; r++) check_order(c, r);
+}
 
 const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static checker c; // large, and one is enough
     pthread_mutex_lock(&lock);
-    const cf_schedule *s = schedule[0];
-    c.schedule = schedule;
-    c.operation = s->operation, c.side = s->side, c.mode = s->mode;
-    c.ranks = s->ranks, c.slices = s->slices, c.total = s->ranks * s->slices;
-    c.found = NULL;
-    if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.slices > SLICES_MAX / c.ranks)
-        violated(&c, "form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
-    for (int r = 0; r < c.ranks && !c.found; r++)
-        if (!check_form(&c, r) && !check_units(&c, r)) check_coverage(&c, r);
-    if (!c.found) check_numbers(&c);
-    for (int r = 0; r < c.ranks && !c.found; r++) check_races(&c, r);
-    if (!c.found) check_run(&c);
-    for (int r = 0; r < c.ranks && !c.found; r++) check_order(&c, r);
+    c.schedule = schedule, c.where = where, c.found = NULL;
+    if (setjmp(c.first) == 0) check_all(&c);
     const char *property = c.found;
-    if (property) memcpy(where, c.where, sizeof c.where);
     pthread_mutex_unlock(&lock);
     return property;
 }
