@@ -131,7 +131,7 @@ static void meet(trainer *t) {
 
 // Reading and writing files takes longer on some ranks than on others.
 static void allow_long_waits(trainer *t, bool patient) {
-    t->transport->set_timeout(t->transport, (patient ? PATIENCE : 1) * t->o.timeout);
+    *t->transport->timeout_s = (patient ? PATIENCE : 1) * t->o.timeout;
 }
 
 static void restore_state(trainer *t, const manifest *m) {

@@ -18,6 +18,7 @@ static const double MS = 1e3;
 static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4;
 
 static cf_record record;
+static double no_timeout; // nothing waits
 
 struct cf_stream {
     int number; // 1: the second compute stream
@@ -226,12 +227,12 @@ static int lane_of(const cf_transport *t, const cf_request *r) {
     return 2 * lane + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
-static void add_after(cf_record_unit *u, const cf_request *r) {
-    for (int i = 0; i < 2; i++) {
-        int unit = r->after[i] ? (int)r->after[i]->end.number - 1 : -1;
-        bool known = unit < 0;
-        for (int k = u->after; k < record.afters; k++) known |= record.after[k] == unit;
-        if (!known) cf_record_after(&record, unit);
+// Exchanges that are joined wait for none.
+static void add_after(cf_record_unit *u, const cf_request *r, int count) {
+    for (int i = 0; i < 2 * count; i++) {
+        const cf_request *after = r[i / 2].after[i % 2];
+        if (after && count > 1) cf_die(NULL, "%s: one of several exchanges waits for another request", r->label);
+        if (after) u->after[i] = (int)after->end.number - 1;
     }
 }
 
@@ -241,11 +242,11 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     int messages = 0;
     cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(t, request));
     u->layer = request->layer, u->bulk = request->bulk;
+    add_after(u, request, count);
     for (cf_request *r = request; r < request + count; r++) {
         r->end.number = record.units, r->state = 0;
         u->bytes += cf_request_bytes(r);
         messages += r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0;
-        add_after(u, r);
         add_request(u, r, mine, block);
     }
     for (int l = 0; l < h->links; l++) {
@@ -274,8 +275,6 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     r->state = (int)point + 1;
     return (cf_moment){0, 0};
 }
-
-static void set_timeout(cf_transport *t, double timeout_s) {}
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
@@ -314,8 +313,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_cores = 1,
                         .collectives = true,
                         .state = &record,
+                        .timeout_s = &no_timeout,
                         .set_threads = set_threads,
-                        .set_timeout = set_timeout,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,

@@ -107,7 +107,7 @@ static bool move_units(playback *b, player *p) {
             if (!f->posted) break;
             if (f->startable_ms == INFINITY) {
                 bool all = true;
-                for (int i = u->after; i < u->after + u->afters && all; i++) all = arrived(b, p, r->after[i]);
+                for (int i = 0; i < 2 && all; i++) all = u->after[i] < 0 || arrived(b, p, u->after[i]);
                 if (!all) break;
                 f->startable_ms = b->now_ms + 1e3 * b->hardware->start_s;
             }

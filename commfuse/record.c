@@ -17,15 +17,9 @@ cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
 cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int lane) {
     r->unit = cf_host_grow(r->unit, &r->room[1], r->units + 1, sizeof *r->unit, purpose);
     cf_record_unit *u = &r->unit[r->units++];
-    *u = (cf_record_unit){.layer = -1, .lane = lane, .number = r->lane_units[lane]++, .after = (int)r->afters};
+    *u = (cf_record_unit){.layer = -1, .lane = lane, .number = r->lane_units[lane]++, .after = {-1, -1}};
     snprintf(u->label, sizeof u->label, "%s", label);
     return u;
-}
-
-void cf_record_after(cf_record *r, int unit) {
-    r->after = cf_host_grow(r->after, &r->room[2], r->afters + 1, sizeof *r->after, purpose);
-    r->after[r->afters++] = unit;
-    r->unit[r->units - 1].afters++;
 }
 
 cf_record cf_record_finish(cf_record *r) {
@@ -37,5 +31,4 @@ cf_record cf_record_finish(cf_record *r) {
 void cf_record_free(cf_record *r) {
     free(r->entry);
     free(r->unit);
-    free(r->after);
 }

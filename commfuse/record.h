@@ -45,7 +45,7 @@ typedef struct cf_record_unit {
     double wire_ms[CF_LINKS];         // time on each of this rank's links, if alone there
     double latency_ms, taken;
     int64_t bytes;
-    int after, afters; // units record.after[after …] must have arrived first
+    int after[2]; // units that must have arrived first; -1: none
     bool bulk;
 } cf_record_unit;
 
@@ -56,8 +56,7 @@ typedef struct cf_record {
     int64_t words;            // size of the vocabulary
     cf_record_entry *entry;
     cf_record_unit *unit;
-    int *after;
-    int64_t entries, units, afters, room[3];
+    int64_t entries, units, room[2];
     double host_ms;
     int lane_units[CF_LANES];
     // 1 + the last unit posted in lane 0 that takes multiprocessors; 1 + the last unit of each lane that was waited for, on stream
@@ -66,10 +65,9 @@ typedef struct cf_record {
     int waiter[CF_LANES];
 } cf_record;
 
-// Append an entry, a unit, and a unit that the last one waits for.
+// Append an entry, a unit.
 cf_record_entry *cf_record_add(cf_record *record, cf_record_kind kind);
 cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int lane);
-void cf_record_after(cf_record *record, int unit);
 // Moves the record to the caller; the next one begins empty.
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);

@@ -105,10 +105,10 @@ struct cf_transport {
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
+    double *timeout_s;          // longest wait for a peer, which may be changed at any time; 0: for ever
     int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted
     void *state;
     cf_costs (*set_threads)(cf_transport *, int threads); // compute threads of each rank (CPU), 1 before; returns this rank's costs
-    void (*set_timeout)(cf_transport *, double timeout_s);                      // longest wait for a peer from now on; 0: for ever
     void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepares its communicator
     // Moves the data once the work enqueued on `stream` so far is done. `count` exchanges of one group, adjacent in memory, are one
@@ -124,7 +124,7 @@ struct cf_transport {
 };
 
 // The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies (together) if the program does not have it.
-// Also calls cf_device_open() and cf_die_setup(). timeout_s: as in set_timeout, also for ranks to appear.
+// Also calls cf_device_open() and cf_die_setup(). timeout_s: longest wait for a peer, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
 
 // all (size, bytes) = the `bytes` bytes at `mine` of every rank, in host memory: for reports between ranks, at any time. Collective.

@@ -370,10 +370,6 @@ static void bind_group(cf_transport *t, cf_group *group) {
 
 // --- start and end ---
 
-static void set_timeout(cf_transport *t, double timeout_s) {
-    ((cuda_state *)t->state)->bootstrap->timeout_s = timeout_s;
-}
-
 // Those of an H100 with NVLink.
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)t, (void)threads;
@@ -435,8 +431,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->in_order = true;
     t->collectives = true;
     t->state = s;
+    t->timeout_s = &bootstrap->timeout_s;
     t->set_threads = set_threads;
-    t->set_timeout = set_timeout;
     t->gather = gather;
     t->bind = bind_group;
     t->post = post;

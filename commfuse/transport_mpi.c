@@ -321,10 +321,6 @@ static void close_transport(cf_transport *t) {
     free(t);
 }
 
-static void set_timeout(cf_transport *t, double timeout_s) {
-    ((mpi_state *)t->state)->ranks->timeout_s = timeout_s;
-}
-
 // If `turns` threads share a core, everything takes that many times longer. A rank with a core for each of its threads notices a
 // message within some ten microseconds.
 static cf_costs set_threads(cf_transport *t, int threads) {
@@ -352,8 +348,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_cores = ranks->local_cores,
                         .collectives = true, // MPI connects them by itself, whatever the caller sets
                         .state = s,
+                        .timeout_s = &ranks->timeout_s,
                         .set_threads = set_threads,
-                        .set_timeout = set_timeout,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,

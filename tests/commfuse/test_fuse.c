@@ -837,7 +837,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
 
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
-    transport->set_timeout(transport, PATIENCE_S);
+    *transport->timeout_s = PATIENCE_S;
     cf_costs_agree(transport, 1);
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);

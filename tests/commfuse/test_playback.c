@@ -154,8 +154,7 @@ static void what_a_unit_waits_for_comes_first(void **state) {
     (void)state;
     cf_record r = begin(&gpu);
     post(&r, 0, 0, 0, 5);
-    post(&r, 2, 0, 0, 5);
-    cf_record_after(&r, 0);
+    post(&r, 2, 0, 0, 5)->after[0] = 0;
     await(&r, 1);
     assert_near(play(&r, NULL).step_ms, 12);
 }

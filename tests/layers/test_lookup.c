@@ -189,7 +189,7 @@ static void every_token_finds_its_row_and_its_owner(void) {
 
 int main(int argc, char **argv) {
     context.transport = cf_transport_create("auto", &argc, &argv, 60);
-    context.transport->set_timeout(context.transport, PATIENCE_S);
+    *context.transport->timeout_s = PATIENCE_S;
     cf_device_threads(1);
     context.stream = cf_stream_create();
     context.trace = cf_trace_create();
