@@ -30,13 +30,12 @@ typedef struct stream {
 typedef struct player {
     const cf_record *record;
     stream stream[CF_STREAMS];
-    flight *flight;         // one for each unit
-    int held;               // multiprocessors, by units
-    double host_ms;         // end of the last SYNC
-    int first[CF_LANES];    // number of the unit of each lane that goes next
-    int *in_lane[CF_LANES]; // number in the lane → unit
-    int open, posted;       // units before `open` are done, those from `posted` on are not posted
-    double step_ms[2];      // when the last two steps began
+    flight *flight;      // one for each unit
+    int held;            // multiprocessors, by units
+    double host_ms;      // end of the last SYNC
+    int first[CF_LANES]; // units before it are done, or of other lanes
+    int open, posted;    // units before `open` are done, those from `posted` on are not posted
+    double step_ms[2];   // when the last two steps began
     cf_played sum;
 } player;
 
@@ -63,7 +62,7 @@ static bool arrived(const playback *b, const player *p, int unit) {
     for (int i = 0; i < b->players; i++) {
         const player *from = &b->player[i];
         if (!(u->receives_from >> i & 1)) continue;
-        if (!(from->flight[from->in_lane[u->lane][u->number]].sent_ms <= b->now_ms + MOMENT)) return false;
+        if (!(from->flight[unit].sent_ms <= b->now_ms + MOMENT)) return false;
     }
     return p->flight[unit].posted;
 }
@@ -81,10 +80,8 @@ static bool drained(const flight *f) {
 static bool receivers_ready(const playback *b, const player *p, int unit) {
     const cf_record_unit *u = &p->record->unit[unit];
     for (int i = 0; i < b->players; i++) {
-        const player *to = &b->player[i];
-        if (!(u->sends_to >> i & 1)) continue;
-        const flight *f = &to->flight[to->in_lane[u->lane][u->number]];
-        if (!(b->hardware->gpu ? f->ready : f->posted)) return false;
+        const flight *f = &b->player[i].flight[unit];
+        if ((u->sends_to >> i & 1) && !(b->hardware->gpu ? f->ready : f->posted)) return false;
     }
     return true;
 }
@@ -100,10 +97,11 @@ static bool move_units(playback *b, player *p) {
     const cf_record *r = p->record;
     bool moved = false;
     for (int lane = 0; lane < CF_LANES; lane++)
-        while (p->first[lane] < r->lane_units[lane]) {
-            int unit = p->in_lane[lane][p->first[lane]];
+        for (; p->first[lane] < r->units; p->first[lane]++) {
+            const int unit = p->first[lane];
             const cf_record_unit *u = &r->unit[unit];
             flight *f = &p->flight[unit];
+            if (u->lane != lane) continue;
             if (!f->posted) break;
             if (f->startable_ms == INFINITY) {
                 bool all = true;
@@ -127,8 +125,7 @@ static bool move_units(playback *b, player *p) {
             }
             if (drained(f) && f->sent_ms == INFINITY) moved = true, f->sent_ms = b->now_ms + u->latency_ms;
             if (b->hardware->gpu ? !complete(b, p, unit) : !drained(f)) break;
-            p->held -= f->held;
-            p->first[lane]++, moved = true;
+            p->held -= f->held, moved = true;
         }
     for (; p->open < p->posted && p->flight[p->open].started && complete(b, p, p->open); p->open++) {
         const cf_record_unit *u = &r->unit[p->open];
@@ -320,14 +317,13 @@ static void start(playback *b, const cf_record *const *records) {
         p->record = records[i];
         for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, next_entry(p, &p->stream[k]);
         p->flight = cf_host_alloc(p->record->units, sizeof *p->flight, "a playback");
-        for (int lane = 0; lane < CF_LANES; lane++) {
-            if (p->record->lane_units[lane] != records[0]->lane_units[lane])
-                cf_die(NULL, "ranks 0 and %d post different units: %d and %d in lane %d", i, records[0]->lane_units[lane],
-                       p->record->lane_units[lane], lane);
-            p->in_lane[lane] = cf_host_alloc(p->record->lane_units[lane], sizeof(int), "a playback");
-        }
+        if (p->record->units != records[0]->units)
+            cf_die(NULL, "ranks 0 and %d post different units: %ld and %ld", i, records[0]->units, p->record->units);
         for (int u = 0; u < p->record->units; u++) {
-            p->in_lane[p->record->unit[u].lane][p->record->unit[u].number] = u;
+            const cf_record_unit *first = &records[0]->unit[u], *mine = &p->record->unit[u];
+            if (mine->lane != first->lane)
+                cf_die(NULL, "ranks 0 and %d post different units: %s in lane %d and %s in lane %d", i, first->label, first->lane,
+                       mine->label, mine->lane);
             p->flight[u].sent_ms = p->flight[u].startable_ms = INFINITY;
         }
     }
@@ -375,10 +371,7 @@ cf_played cf_playback(const cf_record *const *records, int players, cf_trace_lis
         for (player *p = b.player; next < INFINITY && p < b.player + players; p++) advance(&b, p, next);
     }
     cf_played result = result_of(&b);
-    for (player *p = b.player; p < b.player + players; p++) {
-        free(p->flight);
-        for (int lane = 0; lane < CF_LANES; lane++) free(p->in_lane[lane]);
-    }
+    for (player *p = b.player; p < b.player + players; p++) free(p->flight);
     free(b.player);
     return result;
 }

@@ -17,7 +17,7 @@ cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
 cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int lane) {
     r->unit = cf_host_grow(r->unit, &r->room[1], r->units + 1, sizeof *r->unit, purpose);
     cf_record_unit *u = &r->unit[r->units++];
-    *u = (cf_record_unit){.layer = -1, .lane = lane, .number = r->lane_units[lane]++, .after = {-1, -1}};
+    *u = (cf_record_unit){.layer = -1, .lane = lane, .after = {-1, -1}};
     snprintf(u->label, sizeof u->label, "%s", label);
     return u;
 }

@@ -36,11 +36,11 @@ typedef struct cf_record_entry {
     double host_ms; // when the host comes here, since the last SYNC
 } cf_record_entry;
 
-// Requests that are posted together. Unit `number` of a lane is the same one on all ranks. A rank is played by player number world
-// rank modulo players.
+// Requests that are posted together. Unit number i is the same one on all ranks. A rank is played by player number world rank modulo
+// players.
 typedef struct cf_record_unit {
     char label[48];
-    int layer, lane, number;
+    int layer, lane;
     uint64_t sends_to, receives_from; // players, one bit each
     double wire_ms[CF_LINKS];         // time on each of this rank's links, if alone there
     double latency_ms, taken;
@@ -58,7 +58,6 @@ typedef struct cf_record {
     cf_record_unit *unit;
     int64_t entries, units, room[2];
     double host_ms;
-    int lane_units[CF_LANES];
     // 1 + the last unit posted in lane 0 that takes multiprocessors; 1 + the last unit of each lane that was waited for, on stream
     // `waiter`
     int64_t posted, done[CF_LANES];

@@ -169,7 +169,15 @@ static void a_slow_host_is_the_bound(void **state) {
     assert_near(p.host_ms, 11);
 }
 
-// Each rank waits in one lane for a unit that the other posts after its own wait.
+// Each rank waits for the second unit before it posts its half.
+static void early_waits(void) {
+    cf_record a = begin(&gpu), b = begin(&gpu);
+    post(&a, 0, 1, 1, 1), await(&a, 1), post(&a, 2, 1, 1, 1);
+    post(&b, 0, 0, 0, 1), await(&b, 1), post(&b, 2, 0, 0, 1);
+    play(&a, &b);
+}
+
+// In one lane each rank waits for a unit that the other posts after its own wait.
 static void crossed_waits(void) {
     cf_record a = begin(&gpu), b = begin(&gpu);
     post(&a, 0, 1, 1, 1), await(&a, 0), post(&a, 2, 1, 1, 1), await(&a, 1);
@@ -185,7 +193,8 @@ static void unequal_lanes(void) {
 
 static void a_deadlock_is_reported_as_such(void **state) {
     (void)state;
-    ASSERT_DIES(crossed_waits(), "deadlock: rank 0 waits for ever for urgent");
+    ASSERT_DIES(early_waits(), "deadlock: rank 0 waits for ever for bulk");
+    ASSERT_DIES(crossed_waits(), "ranks 0 and 1 post different units");
     ASSERT_DIES(unequal_lanes(), "ranks 0 and 1 post different units");
 }
 
