@@ -15,7 +15,7 @@
 #include <string.h>
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
-#include "layers/optimizer.h"
+#include "layers/adamw.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
@@ -25,6 +25,7 @@ extern "C" { // these headers are for C
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
+#include "layers/optimizer.h"
 #ifdef __cplusplus
 }
 #endif

@@ -8,8 +8,6 @@
 #include <omp.h>
 #endif
 
-CF_EXTERN_C_BEGIN
-
 // c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, op = transpose where the flag says so.
 // lda, ldb, ldc: elements between the starts of two stored rows (of a as stored, not of op(a)).
 // beta is 0 or 1. Any of m, n, k may be 0. Inside an OpenMP parallel region it runs on the calling thread.
@@ -51,5 +49,3 @@ bool gemm_bf16_is_native(void);
 #define gemm_to_real    gemm
 #define gemm_to_precise gemm
 #endif
-
-CF_EXTERN_C_END

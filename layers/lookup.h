@@ -24,8 +24,6 @@
 #include "overlap.h"
 #include "params.h"
 
-CF_EXTERN_C_BEGIN
-
 // N ranks hold one copy of the table; Ts, B: of the pass in progress.
 typedef struct lookup {
     cf_context *context;
@@ -68,5 +66,3 @@ void lookup_finish_backward(lookup *l);
 void lookup_finish_delivery(lookup *l, precise *shard);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: what travels, and why
-
-CF_EXTERN_C_END

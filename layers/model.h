@@ -12,8 +12,6 @@
 #include "lookup.h"
 #include "parallel_linear.h"
 
-CF_EXTERN_C_BEGIN
-
 typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
@@ -145,5 +143,3 @@ const real *up_forward(gpt *g, int layer, real *norm);
 // up_late_gradient() if zero_place() says so.
 const real *up_backward(gpt *g, int layer, real *dx);
 void up_late_gradient(gpt *g, int layer);
-
-CF_EXTERN_C_END

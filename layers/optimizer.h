@@ -10,8 +10,6 @@
 #include "adamw.h"
 #include "model.h"
 
-CF_EXTERN_C_BEGIN
-
 enum { NONFINITE_NAME = 48 };
 typedef struct step_result {
     double loss;                    // mean over the batch
@@ -78,5 +76,3 @@ void state_free(rank_state *s);
 void state_copy(rank_state *s, const zero_optimizer *o);
 typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
 void state_restore(zero_optimizer *o, state_reader *read, void *argument);
-
-CF_EXTERN_C_END

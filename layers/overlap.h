@@ -5,8 +5,6 @@
 #include "../commfuse/fuse.h"
 #include <string.h>
 
-CF_EXTERN_C_BEGIN
-
 // capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
 static inline cf_fuse_plan overlap_plan(cf_choice how, const char *name, const cf_group *group, cf_operation operation,
                                         cf_side side, cf_dtype dtype, int64_t capacity) {
@@ -21,5 +19,3 @@ static inline cf_fuse_plan overlap_plan(cf_choice how, const char *name, const c
 
 // An operation for --dry-run: its place in the model, and how many times it runs in a step of one micro-batch.
 typedef void visit_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times);
-
-CF_EXTERN_C_END

@@ -13,8 +13,6 @@
 
 #include "zero.h"
 
-CF_EXTERN_C_BEGIN
-
 // The micro-batch in progress.
 typedef struct model_pass {
     cf_context *context;
@@ -99,5 +97,3 @@ const real *row_forward(parallel_linear *l, int layer, real *out, real *x, time_
 // rows and argument. rows are called when those of dx are complete; then their part of the weight gradient is computed.
 void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job);
 void row_finish_backward(parallel_linear *l, int layer);
-
-CF_EXTERN_C_END

@@ -23,8 +23,6 @@
 #include "../commfuse/mesh.h"
 #include "real.h"
 
-CF_EXTERN_C_BEGIN
-
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 
 typedef struct gpt_shape {
@@ -150,5 +148,3 @@ typedef struct rank_state {
 
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(parameters *p, uint64_t seed, cf_stream *stream);
-
-CF_EXTERN_C_END

@@ -3,12 +3,7 @@
 #pragma once
 
 #include <stdint.h>
-#include "../commfuse/extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 void random_bits(uint64_t seed, uint64_t stream, uint64_t index, uint32_t out[4]);
 double random_uniform(uint64_t seed, uint64_t stream, uint64_t index); // [0, 1)
 double random_normal(uint64_t seed, uint64_t stream, uint64_t index);  // mean 0, variance 1
-
-CF_EXTERN_C_END

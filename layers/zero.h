@@ -21,8 +21,6 @@
 #include "overlap.h"
 #include "params.h"
 
-CF_EXTERN_C_BEGIN
-
 // Weights of a bucket: complete; this rank's shard is not updated yet; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FLIGHT } weights_state;
 typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient_state;
@@ -87,5 +85,3 @@ void zero_wait_for_everything(zero_shards *z);
 // For --dry-run: which bucket travels how, and why.
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
-
-CF_EXTERN_C_END

@@ -18,7 +18,9 @@
 #include "../../layers/embedding.h"
 #include "../../layers/layernorm.h"
 #include "../../layers/linear.h"
+extern "C" {
 #include "../../layers/random.h"
+}
 
 using namespace emulator;
 
