@@ -53,7 +53,7 @@ int64_t attention_channels_max(void) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    if (D > PACK_QUERY) cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);
+    if (D > PACK_QUERY) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, PACK_QUERY);
     shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
     s.pairs = B * H;
     s.qkv_row = B * 3 * H * D;

@@ -79,7 +79,7 @@ static struct {
 
 static void report_reason(const char *why) {
     if (cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
+        fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %zu: %s\n", cudnnGetVersion(), why);
 }
 
 // Reports one of the reasons known beforehand, once. Returns NULL.
@@ -376,9 +376,9 @@ static void choose_engine(plan *p, graph *g) {
 static void report_refusal(const plan *p) {
     char why[512], cause[256] = "";
     cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is reported only here
-    snprintf(why, sizeof why, "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
-             (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H, (long long)p->of.D,
-             p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal), cause);
+    snprintf(why, sizeof why, "no deterministic engine for %ld queries, %ld keys, B %ld, H %ld, D %ld%s: %s (%s)", p->of.n,
+             p->of.keys, p->of.B, p->of.H, p->of.D, p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal),
+             cause);
     report_reason(why);
 }
 
@@ -458,9 +458,8 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
         char last[512] = "";
         cudnnGetLastErrorString(last, sizeof last);
         cf_die("set CUDNN_LOGERR_DBG=1 CUDNN_LOGDEST_DBG=stderr to see more",
-               "attention by cuDNN, %lld queries, %lld keys, B %lld, H %lld, D %lld: %s: %s", (long long)p->of.n,
-               (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H, (long long)p->of.D, cudnnGetErrorString(g.status),
-               last);
+               "attention by cuDNN, %ld queries, %ld keys, B %ld, H %ld, D %ld: %s: %s", p->of.n, p->of.keys, p->of.B, p->of.H,
+               p->of.D, cudnnGetErrorString(g.status), last);
     }
     cudnnBackendDestroyDescriptor(pack);
 }

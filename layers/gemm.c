@@ -15,6 +15,6 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
         dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
     if (status != dnnl_success)
         cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
-               "dnnl_sgemm failed with status %d: op(a) %lld x %lld (row length %lld), op(b) %lld x %lld (%lld), c row length %lld",
-               (int)status, (long long)m, (long long)k, (long long)lda, (long long)k, (long long)n, (long long)ldb, (long long)ldc);
+               "dnnl_sgemm failed with status %d: op(a) %ld x %ld (row length %ld), op(b) %ld x %ld (%ld), c row length %ld",
+               (int)status, m, k, lda, k, n, ldb, ldc);
 }

@@ -28,9 +28,8 @@ static _Thread_local struct {
 static void check(dnnl_status_t status, const char *call, const product *p) {
     if (status == dnnl_success) return;
     cf_die("set DNNL_VERBOSE=1 to see more",
-           "%.*s says %s (%d): product (%lld, %lld) · (%lld, %lld) of bf16, rows of %lld, %lld, %lld elements",
-           (int)strcspn(call, "("), call, dnnl_status2str(status), (int)status, (long long)p->m, (long long)p->k, (long long)p->k,
-           (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);
+           "%.*s says %s (%d): product (%ld, %ld) · (%ld, %ld) of bf16, rows of %ld, %ld, %ld elements", (int)strcspn(call, "("),
+           call, dnnl_status2str(status), (int)status, p->m, p->k, p->k, p->n, p->lda, p->ldb, p->ldc);
 }
 
 // --- differences between oneDNN 2 and 3 ---

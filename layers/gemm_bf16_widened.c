@@ -36,8 +36,8 @@ static matrix room_for(buffer *b, int64_t rows, int64_t columns) {
         free(b->at);
         b->at = malloc((size_t)size * sizeof *b->at);
         if (!b->at)
-            cf_die("use smaller micro-batches, or fewer ranks on a host", "out of memory: %lld bytes for a product of bf16",
-                   (long long)size * (long long)sizeof *b->at);
+            cf_die("use smaller micro-batches, or fewer ranks on a host", "out of memory: %ld bytes for a product of bf16",
+                   size * (int64_t)sizeof *b->at);
         b->size = size;
     }
     return (matrix){b->at, row};

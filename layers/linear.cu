@@ -87,11 +87,10 @@ static struct {
 static void check(cublasStatus_t status, const char *call, const product *p) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     cf_die("set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
-           "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements", (int)strcspn(call, "("), call,
-           cublasLtGetStatusString(status), (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
-           p->transpose_a ? ", first transposed" : "", p->transpose_b ? ", second transposed" : "",
-           p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda, (long long)p->ldb,
-           (long long)p->ldc);
+           "%.*s: %s: product (%ld, %ld) · (%ld, %ld)%s%s%s, rows of %ld, %ld, %ld elements", (int)strcspn(call, "("), call,
+           cublasLtGetStatusString(status), p->m, p->k, p->k, p->n, p->transpose_a ? ", first transposed" : "",
+           p->transpose_b ? ", second transposed" : "", p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue",
+           p->lda, p->ldb, p->ldc);
 }
 
 static void *workspace_for(cf_stream *stream) {
@@ -220,9 +219,8 @@ static void report_refusal(int what, const product *of) {
     if (!reported[what] && cf_die_rank() == 0)
         fprintf(stderr,
                 "note: %s: cuBLASLt %zu has no algorithm for "
-                "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
-                instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n,
-                (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
+                "(%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
+                instead[what], cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
     reported[what] = true;
 }
 
@@ -469,8 +467,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     const bool packs = packable(OC, dy);
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
     const int64_t blocks = smaller(smaller(ceil_div(R, ROWS_MIN), ceil_div(BLOCKS, across)), fit);
-    if (blocks < 1)
-        cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace", (long long)OC);
+    if (blocks < 1) cf_die("use more ranks", "linear: the gradient of a bias of %ld values does not fit the workspace", OC);
     float *partial = (float *)workspace_for(stream); // (blocks, OC)
     cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
               OC, ceil_div(R, blocks));

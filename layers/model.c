@@ -141,10 +141,10 @@ static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
                 cf_choice how, bool recompute) {
     if (T % mesh->tp != 0)
-        cf_die_together("choose --seq as a multiple of --tp", "--seq %lld does not divide over --tp %d", (long long)T, mesh->tp);
+        cf_die_together("choose --seq as a multiple of --tp", "--seq %ld does not divide over --tp %d", T, mesh->tp);
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
-                        "--seq %lld is longer than the model's %lld positions", (long long)T, (long long)shape.maxT);
+                        "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
     const bool up = strategy == STRATEGY_UP;
     *g = (gpt){.context = context, .mesh = mesh, .split = up ? &mesh->self_group : &mesh->tp_group, .T = T, .B = B};
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
@@ -184,8 +184,7 @@ int64_t gpt_first_row(const gpt *g) {
 
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
-        cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T, (long long)B, (long long)g->T,
-               (long long)g->B);
+        cf_die(NULL, "forward of %ld x %ld tokens on a model made for %ld x %ld", T, B, g->T, g->B);
     g->pass.Ts = T / g->mesh->tp, g->pass.B = B;
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);

@@ -94,7 +94,7 @@ static void explain_weight_gradients(const gpt *g, FILE *out) {
             if (memcmp(place, before, sizeof place) == 0) continue;
             memcpy(before, place, sizeof place);
             fprintf(out, "  %-8s ", params_name(linear[i]->w));
-            if (linear[i] != &g->head) fprintf(out, "from layer %lld on: ", (long long)layer);
+            if (linear[i] != &g->head) fprintf(out, "from layer %ld on: ", layer);
             fprintf(out, "%s (%s)\n", names[place[true]], names[place[false]]);
         }
 }
@@ -115,8 +115,8 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     explain_weight_gradients(g, out);
     gpt_operations(g, count_operation, &sum);
     optimizer_operations(o, count_operation, &sum);
-    fprintf(out, "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
-            (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
+    fprintf(out, "\nA step of one micro-batch: %ld exchanges of rank 0 in %ld units, %ld native collectives\n", sum.exchanges,
+            sum.units, sum.collectives);
     fprintf(out, "\nSchedules of rank 0; steps marked ' run when the operation is finished\n");
     gpt_operations(g, print_operation, out);
     optimizer_operations(o, print_operation, out);

@@ -251,14 +251,13 @@ int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
 }
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
-    if (s.C % s.H != 0)
-        cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads", (long long)s.C, (long long)s.H);
+    if (s.C % s.H != 0) cf_die_together("--channels must be a multiple of --heads", "%ld channels in %ld heads", s.C, s.H);
     if (s.C / s.H > attention_channels_max())
-        cf_die_together("use more --heads", "%lld channels in %lld heads: %lld per head, at most %lld", (long long)s.C,
-                        (long long)s.H, (long long)(s.C / s.H), (long long)attention_channels_max());
+        cf_die_together("use more --heads", "%ld channels in %ld heads: %ld per head, at most %ld", s.C, s.H, s.C / s.H,
+                        attention_channels_max());
     if (s.H % mesh->tp != 0)
-        cf_die_together("choose --tp so that it divides the number of heads", "%lld heads do not divide over --tp %d",
-                        (long long)s.H, mesh->tp);
+        cf_die_together("choose --tp so that it divides the number of heads", "%ld heads do not divide over --tp %d", s.H,
+                        mesh->tp);
 }
 
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy) {

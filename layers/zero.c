@@ -288,7 +288,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     else if (z->mode == CF_MODE_NONE)
         fprintf(out, "%d owners; native collectives at the end of backward\n", N);
     else if (z->bucket[i].fused)
-        fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, (long long)rows);
+        fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, rows);
     else if (b->tensor == WTE && !z->rows_travel)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
     else
@@ -303,9 +303,8 @@ void zero_explain(const zero_shards *z, FILE *out) {
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
         const param_bucket *b = &p->bucket[t->bucket];
         if (t->layer == 0 && b->layer == 0 && b->tensor < 0 && b->group->size > 1)
-            fprintf(out, "  %-20s in thin matrices: %lld rows are fewer than %lld for each of %d owners\n", params_name(t->tensor),
-                    (long long)params_local_rows(p, t->tensor),
-                    (long long)linear_wgrad_rows_min(params_local_columns(p, t->tensor)), b->group->size);
+            fprintf(out, "  %-20s in thin matrices: %ld rows are fewer than %ld for each of %d owners\n", params_name(t->tensor),
+                    params_local_rows(p, t->tensor), linear_wgrad_rows_min(params_local_columns(p, t->tensor)), b->group->size);
     }
     for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
 }
