@@ -8,9 +8,7 @@
 //         for each tile: widen its rows of a, multiply, round
 //
 // Buffers belong to the calling thread, because attention multiplies in all threads at once, and are kept for the next product.
-#include <stdlib.h>
 #include "gemm.h"
-#include "../commfuse/die.h"
 
 enum {
     TILE = 1024,       // rows and columns of a tile, at most; fewer if k is large,
@@ -31,15 +29,8 @@ typedef struct matrix {
 } matrix;
 
 static matrix room_for(buffer *b, int64_t rows, int64_t columns) {
-    const int64_t row = columns + GAP, size = rows * row;
-    if (size > b->size) {
-        free(b->at);
-        b->at = malloc((size_t)size * sizeof *b->at);
-        if (!b->at)
-            cf_die("use smaller micro-batches, or fewer ranks on a host", "out of memory: %ld bytes for a product of bf16",
-                   size * (int64_t)sizeof *b->at);
-        b->size = size;
-    }
+    const int64_t row = columns + GAP;
+    b->at = cf_host_grow(b->at, &b->size, rows * row, sizeof *b->at, "a product of bf16");
     return (matrix){b->at, row};
 }
 
