@@ -61,15 +61,6 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
     cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
 }
 
-const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    if (!gpu()) moves(stream, "weights, prepared", IC * OC, 2 * E);
-    return w;
-}
-
-const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    return linear_prepare_forward(prepared, w, IC, OC, stream);
-}
-
 static double described_peak(const char **source) {
     *source = "the machine's description";
     return cf_record_hardware()->peak;
@@ -81,6 +72,8 @@ static double described_peak(const char **source) {
 #define moves(...)     (moves)(stream, __VA_ARGS__)
 // clang-format off
 #define PLANNED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
+#define PLANNED_linear_prepare_forward     (gpu() ? (void)0 : moves("weights, prepared", IC * OC, 2 * E)), w
+#define PLANNED_linear_prepare_dgrad       linear_prepare_forward(prepared, w, IC, OC, stream)
 #define PLANNED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)
 #define PLANNED_linear_dgrad               product(pre ? "dgrad, GELU" : add ? "dgrad, added" : "dgrad", r.blocks, r.rows, IC, OC, pre || add ? 2 * E : E)
 #define PLANNED_linear_wgrad               product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)

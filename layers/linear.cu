@@ -324,15 +324,16 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     return plain;
 }
 
-// c (m, n) of `real` = op(a) (m, k) · op(b) (k, n), or added to c, rows without gaps
-static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, bool add) {
+// c (r, n) of `real` = op(a) (r, k) · op(b) (k, n), or added to c, rows of a block without gaps
+static product dense(bool transpose_a, bool transpose_b, linear_rows r, int64_t n, int64_t k, bool add) {
     product of = {};
     of.transpose_a = transpose_a, of.transpose_b = transpose_b;
-    of.m = m, of.n = n, of.k = k;
-    of.lda = transpose_a ? m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
+    of.m = r.rows, of.n = n, of.k = k;
+    of.lda = transpose_a ? of.m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
     of.c_type = REAL_TYPE;
     of.add = add;
-    of.blocks = 1;
+    of.blocks = r.blocks;
+    if (r.blocks > 1) of.step_a = r.in * k, of.step_c = r.out * n;
     return of;
 }
 
@@ -363,13 +364,6 @@ static bool takes_gelu(const real *pre, int64_t row) {
     return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
-// False: as multiply().
-static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r, cf_stream *stream) {
-    of.blocks = r.blocks;
-    if (r.blocks > 1) of.step_a = r.in * of.k, of.step_c = r.out * of.n;
-    return multiply(of, a, b, c, e, stream);
-}
-
 // First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
                     int64_t OC, cf_stream *stream) {
@@ -379,7 +373,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                         bias, pre};
     const bool possible = IC > 0 && !(add && r.blocks > 1) && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
     if (r.rows == 0 || OC == 0) return;
-    if (possible && multiply_blocks(dense(false, true, r.rows, OC, IC, add), x, w, out, e, r, stream)) return;
+    if (possible && multiply(dense(false, true, r, OC, IC, add), x, w, out, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias, add,
@@ -390,7 +384,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
     } else {
         const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
         if (bias) cf_launch(fill_with_bias, grid, dim3(THREADS), stream, out, bias, r.rows * OC, OC);
-        multiply(dense(false, true, r.rows, OC, IC, bias || add), x, w, out, PLAIN, stream);
+        multiply(dense(false, true, r, OC, IC, bias || add), x, w, out, PLAIN, stream);
     }
 }
 
@@ -398,9 +392,9 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                   cf_stream *stream) {
     const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
     const bool possible = OC > 0 && !(add && r.blocks > 1) && (!pre || takes_gelu(pre, IC));
-    const product of = dense(false, false, r.rows, IC, OC, add);
+    const product of = dense(false, false, r, IC, OC, add);
     if (r.rows == 0 || IC == 0) return;
-    if (possible && multiply_blocks(of, dy, w, dx, e, r, stream)) return;
+    if (possible && multiply(of, dy, w, dx, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, add, linear_all(r.rows), IC,
@@ -413,7 +407,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
 
 void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                   cf_stream *stream) {
-    product of = dense(true, false, rows, IC, R, add);
+    product of = dense(true, false, linear_all(rows), IC, R, add);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
     multiply(of, dy, x, dw, PLAIN, stream);

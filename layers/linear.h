@@ -11,7 +11,8 @@ CF_EXTERN_C_BEGIN
 // elements, enough for either copy; none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
 typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
-linear_prepare linear_prepare_forward, linear_prepare_dgrad;
+const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
+const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
 
 // Rows that a product reads and writes: `blocks` blocks of `rows` rows, which begin `in` rows apart in the input and `out` rows
 // apart in the output. One call of the library if it has batched products.
