@@ -63,11 +63,15 @@ static void *alloc_each(gpt *g, int64_t count, int64_t different, int64_t elemen
     return tensor;
 }
 
-static void alloc_activations(gpt *g, bool up) {
+static bool is_up(const gpt *g) {
+    return g->params.strategy == STRATEGY_UP;
+}
+
+static void alloc_activations(gpt *g) {
     const char *shared = "activations, shared";
     const gpt_shape *s = &g->params.shape;
     const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->T * g->B, shard_rows = rows / N;
-    const int64_t halves = 2 * L + 1, norms = up && N > 1 ? 1 : 2; // in UP no gather begins early
+    const int64_t halves = 2 * L + 1, norms = is_up(g) && N > 1 ? 1 : 2; // in UP no gather begins early
     g->norm = alloc_each(g, halves, g->recompute ? norms : halves, S * shard_rows * C, sizeof(real));
     g->mlp_dy = g->norm[g->recompute ? 0 : 2 * L], g->attention_dy = g->norm[g->recompute ? 1 : 2 * L];
     g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
@@ -76,7 +80,6 @@ static void alloc_activations(gpt *g, bool up) {
     g->acts.qkv = alloc_each(g, L, L, rows * 3 * C / N, sizeof(real));
     g->acts.heads = alloc_each(g, L, L, rows * C / N, sizeof(real));
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(precise));
-    if (up) g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
     g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
     g->acts.hidden = alloc_each(g, L, g->recompute ? 1 : L, shard_rows * 4 * C, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
@@ -84,6 +87,13 @@ static void alloc_activations(gpt *g, bool up) {
     g->dhidden = gpt_alloc(g, shard_rows * 4 * C, sizeof(real), shared);
     g->dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
     g->dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
+    if (is_up(g)) {
+        g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
+        g->up.dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
+        g->up.dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
+        g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
+        g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
+    }
     g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(precise), shared);
     g->attention_scratch = gpt_alloc(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), sizeof(precise), shared);
 }
@@ -107,12 +117,13 @@ static parallel_linear linear_of(const gpt *g, const cf_group *group, int w, int
     return (parallel_linear){.pass = &g->pass, .group = group, .w = w, .bias = bias, .prepared = g->prepared};
 }
 
-static void create_layers(gpt *g, bool up, cf_choice how) {
+static void create_layers(gpt *g, cf_choice how) {
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
     const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->T * g->B / N * C;
     const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->T, g->B, s->H / N, C / s->H);
-    const int64_t attention_weights = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (up ? N : 1);
+    const int64_t attention_weights =
+        larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (is_up(g) ? N : 1);
     const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
     const int64_t prepared = larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl));
     g->prepared = gpt_alloc(g, prepared, sizeof(real), "weights, prepared");
@@ -123,7 +134,7 @@ static void create_layers(gpt *g, bool up, cf_choice how) {
     g->head = linear_of(g, g->split, WTE, -1);
     column_create(&g->fc, "mlp.fc1", shard, how, g->recompute);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
-    if (up) {
+    if (is_up(g)) {
         up_create(g, how);
     } else {
         column_create(&g->qkv, "att.qkv", shard, how, g->recompute);
@@ -145,17 +156,16 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
-    const bool up = strategy == STRATEGY_UP;
-    *g = (gpt){.context = context, .mesh = mesh, .split = up ? &mesh->self_group : &mesh->tp_group, .T = T, .B = B};
+    *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B, .recompute = recompute};
+    g->split = strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, strategy);
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
-    g->recompute = recompute;
-    alloc_activations(g, up);
+    alloc_activations(g);
     alloc_ends(g);
-    create_layers(g, up, how);
+    create_layers(g, how);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
@@ -166,7 +176,6 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
 void gpt_free(gpt *g) {
     zero_free(&g->zero);
     lookup_free(&g->embedding);
-    if (g->up) up_free(g);
     parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
     for (int i = 0; i < 5; i++) parallel_linear_free(linear[i]);
     cf_fuse *gathers[] = {g->gather_stats, g->gather_logits, g->collect};
@@ -213,7 +222,7 @@ static void embed(gpt *g) {
 
 static void finish_table(gpt *g) {
     lookup_finish_backward(&g->embedding);
-    if (g->pass.last && !g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE);
+    if (g->pass.last && !g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE, false);
 }
 
 // Does the lookup's gradient travel on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
@@ -228,7 +237,7 @@ static void embed_backward(gpt *g) {
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                       g->context->stream);
     if (table_is_next(g)) finish_table(g);
-    if (g->pass.last) zero_ready(&g->zero, ZERO_VECTORS);
+    if (g->pass.last) zero_ready(&g->zero, ZERO_VECTORS, false);
 }
 
 // --- layer norms: of the halves of blocks, and the last one ---
@@ -327,7 +336,7 @@ void gpt_forward(gpt *g, double scale) {
         zero_wait(&g->zero, l);
         cf_moment begin = trace_begin(g, "block forward");
         real *norm = norm_forward(g, attention);
-        if (g->up) {
+        if (is_up(g)) {
             sum = up_forward(g, l, norm);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
@@ -356,7 +365,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     norm_backward(g, 2 * L, dnorm);
     column_late_gradient(&g->head, -1, g->logits, norm);
-    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part travels separately
+    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE, false); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
@@ -366,11 +375,11 @@ void gpt_backward(gpt *g, bool first, bool last) {
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
         row_finish_backward(&g->fcproj, l);
-        if (!g->up) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
+        if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
         norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
         column_late_gradient(&g->fc, l, g->dhidden, norm);
         g->dqkv_begun = false;
-        if (g->up) {
+        if (is_up(g)) {
             dnorm = up_backward(g, l, dx);
         } else {
             job = (linear_job){.x = g->acts.heads[l], .rows = attention_backward_by_ranges() ? gpt_attend_backward : NULL};
@@ -381,13 +390,13 @@ void gpt_backward(gpt *g, bool first, bool last) {
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
         }
         norm_backward(g, attention, dnorm);
-        if (last) zero_ready(&g->zero, l);
+        if (last) zero_ready(&g->zero, l, false);
         if (l == 0) embed_backward(g);
-        if (g->up)
+        if (is_up(g))
             up_late_gradient(g, l);
         else
             column_late_gradient(&g->qkv, l, g->dqkv, g->norm[attention]);
-        if (last) zero_ready_late(&g->zero, l);
+        if (last) zero_ready(&g->zero, l, true);
         trace_end(g, "block backward", l, begin);
     }
     if (!table_is_next(g)) finish_table(g);

@@ -23,7 +23,6 @@ typedef struct gpt {
     int64_t first, Vl, valid; // local rows of the vocabulary: the first, how many, how many without padding
     lookup embedding;
     parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
-    struct up *up;                                  // UP's attention half; NULL: TPSP
     // The residual stream before each half of a block (attention, MLP), and after the last one. Layer norm i reads x[i], and a
     // column-parallel layer reads norm[i].
     real **x;               // [2 L + 1] (Ts, B, C)
@@ -38,6 +37,11 @@ typedef struct gpt {
         real **fch;         // (S · Ts, B, Fl) before GELU
         real **hidden;      // (S · Ts, B, Fl) after GELU; with recompute one for all layers
     } acts;
+    struct {                           // UP alone
+        real *dheads;                  // (N, Ts, B, Cl) by destination
+        real *dqkv;                    // (N, Ts, B, 3 Cl) arrived, by head group
+        const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
+    } up;
     // Backward: the gathered gradient of a half's output, in the memory of a norm that is not needed then.
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
     real *dx;                    // (Ts, B, C) gradient of the residual stream
@@ -137,7 +141,6 @@ void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.
 void up_create(gpt *g, cf_choice how);
-void up_free(gpt *g);
 const real *up_forward(gpt *g, int layer, real *norm);
 // dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
 // up_late_gradient() if zero_place() says so.

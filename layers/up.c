@@ -18,21 +18,11 @@
 #include "model.h"
 #include "attention.h"
 #include "linear.h"
-#include <stdlib.h>
-
-typedef struct up {
-    gpt *g;
-    int64_t N, own, C, Cl;         // own: this rank
-    real *dheads_out;              // (N, Ts, B, Cl) by destination
-    real *dqkv_groups;             // (N, Ts, B, 3 Cl) arrived, by head group
-    const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
-} up;
 
 // One operation.
 typedef struct job job;
 struct job {
-    up *u;
-    const model_pass *pass;
+    gpt *g;
     int layer;
     // On this side of the all-to-all: the linear layer of a head group of `width` channels, rows [first, first + rows) of a shard,
     // at data.
@@ -49,63 +39,62 @@ struct job {
 // The linear layer works on one shard of the span at a time, this rank's first.
 static void work(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
-    const int64_t row_elements = j->pass->B * j->width;
+    const cf_group *tp = &j->g->mesh->tp_group;
+    const int64_t Ts = j->g->pass.Ts, row_elements = j->g->pass.B * j->width;
     const bool sums = span->side == CF_COMPUTE_AFTER; // over head groups, or time steps
     j->stream = stream;
     if (sums && j->begun) cf_stream_after(stream, j->added);
     for (int k = 0; k < span->blocks && span->side != j->side && j->attend; k++) {
         int64_t t0 = span->row + k * span->row_stride;
         real *first = (real *)(span->data + k * span->data_stride) - t0 * row_elements; // time step 0
-        j->attend(j->u->g, j->layer, first, t0, span->rows, stream);
+        j->attend(j->g, j->layer, first, t0, span->rows, stream);
     }
-    for (int64_t i = 0; i < j->u->N && span->side == j->side; i++)
+    for (int64_t i = 0; i < tp->size && span->side == j->side; i++)
         for (int k = 0; k < span->blocks; k++) {
-            int64_t shard = (j->u->own + i) % j->u->N, row = span->row + k * span->row_stride;
-            int64_t begin = larger(row, shard * j->pass->Ts), end = smaller(row + span->rows, (shard + 1) * j->pass->Ts);
+            int64_t shard = (tp->rank + i) % tp->size, row = span->row + k * span->row_stride;
+            int64_t begin = larger(row, shard * Ts), end = smaller(row + span->rows, (shard + 1) * Ts);
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
-            if (begin < end) j->linear(j, shard, begin - shard * j->pass->Ts, end - begin, data + (begin - row) * row_elements);
+            if (begin < end) j->linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements);
         }
     if (sums) j->added = cf_moment_untimed(stream), j->begun = true;
 }
 
 // Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
-static void prepare_groups(up *u, linear_prepare *prepare, int tensor, int layer, int64_t IC, int64_t OC) {
-    const real *w = params_weight(&u->g->params, tensor, layer);
+static void prepare_groups(gpt *g, linear_prepare *prepare, int tensor, int layer, int64_t IC, int64_t OC) {
+    const real *w = params_weight(&g->params, tensor, layer);
     int64_t size = linear_prepared_size(IC, OC);
-    for (int64_t i = 0; i < u->N; i++)
-        u->ready[i] = prepare(u->g->prepared + i * size, w + i * IC * OC, IC, OC, u->g->context->stream);
+    for (int64_t i = 0; i < g->mesh->tp; i++)
+        g->up.ready[i] = prepare(g->prepared + i * size, w + i * IC * OC, IC, OC, g->context->stream);
 }
 
 // --- forward ---
 
 // The queries, keys and values of one head group for some rows of this rank's shard.
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
-    const int64_t C = j->u->C, OC = 3 * j->u->Cl;
-    const real *bias = params_weight(&j->u->g->params, QKVB, j->layer) + group * OC;
-    linear_forward(out, NULL, j->in + first * j->pass->B * C, j->u->ready[group], bias, false, linear_all(rows * j->pass->B), C, OC,
+    const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
+    const real *bias = params_weight(&j->g->params, QKVB, j->layer) + group * j->width;
+    linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias, false, linear_all(rows * B), C, j->width,
                    j->stream);
 }
 
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
 static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
-    const int64_t C = j->u->C, Cl = j->u->Cl;
-    real *y = j->u->g->sums + first * j->pass->B * C;
-    const real *w = j->u->ready[group];
-    linear_forward(y, NULL, heads, w, NULL, group != j->u->own, linear_all(rows * j->pass->B), Cl, C, j->stream);
+    const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
+    linear_forward(j->g->sums + first * B * C, NULL, heads, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
+                   linear_all(rows * B), j->width, C, j->stream);
 }
 
 const real *up_forward(gpt *g, int layer, real *norm) {
-    up *u = g->up;
     const model_pass *pass = &g->pass;
-    int64_t C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B, own = u->own * rows * Cl;
-    job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm};
-    prepare_groups(u, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
+    int64_t C = g->params.shape.C, Cl = C / g->mesh->tp, rows = pass->Ts * pass->B, own = g->mesh->tp_group.rank * rows * Cl;
+    job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm};
+    prepare_groups(g, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
-    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = gpt_attend};
+    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = gpt_attend};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
-    prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
+    prepare_groups(g, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     // In commfuse mode this rank's rows were computed in place among the arrivals, but backward reads them in heads.
     cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
@@ -116,56 +105,54 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 
 // The gradient of one head group's output for some rows of this rank's shard.
 static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->in + first * j->pass->B * j->u->C, j->u->ready[group], NULL, false, linear_all(rows * j->pass->B),
-                 j->u->Cl, j->u->C, j->stream);
+    const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
+    linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, j->stream);
 }
 
 // Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum.
 static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
-    const int64_t C = j->u->C, OC = 3 * j->u->Cl;
-    real *dnorm = j->u->g->sums + first * j->pass->B * C;
-    const real *w = j->u->ready[group];
-    linear_dgrad(dnorm, dqkv, w, NULL, group != j->u->own, linear_all(rows * j->pass->B), C, OC, j->stream);
-    j->u->dy[group] = dqkv - first * j->pass->B * OC; // the group's shard, for the weight gradient
+    const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
+    linear_dgrad(j->g->sums + first * B * C, dqkv, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
+                 linear_all(rows * B), C, j->width, j->stream);
+    j->g->up.dy[group] = dqkv - first * B * j->width; // the group's shard, for the weight gradient
 }
 
-// From u->dy and u->x, group by group.
-static void weight_gradients(up *u, const parallel_linear *l, int layer) {
-    weight_gradient w = {.dy = u->dy, .x = u->x, .R = u->g->pass.Ts * u->g->pass.B, .parts = (int)u->N};
-    weight_gradient_compute(&u->g->pass, l->w, layer, linear_gradient_place(l, layer, u->g->pass.last), w);
+// From g->up.dy and g->up.x, group by group.
+static void weight_gradients(const gpt *g, const parallel_linear *l, int layer) {
+    weight_gradient w = {.dy = g->up.dy, .x = g->up.x, .R = g->pass.Ts * g->pass.B, .parts = g->mesh->tp};
+    weight_gradient_compute(&g->pass, l->w, layer, linear_gradient_place(l, layer, g->pass.last), w);
 }
 
 void up_late_gradient(gpt *g, int layer) {
-    if (linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g->up, &g->qkv, layer);
+    if (linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
-    up *u = g->up;
     const model_pass *pass = &g->pass;
     const parameters *p = &g->params;
-    int64_t N = u->N, C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B;
-    job j = {.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
+    int64_t N = g->mesh->tp, C = p->shape.C, Cl = C / N, rows = pass->Ts * pass->B;
+    job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
     j.attend = attention_backward_by_ranges() ? gpt_attend_backward : NULL, j.in = dx;
-    prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
+    prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
-    cf_fuse_begin(g->attproj.backward, u->dheads_out, pass->Ts, pass->B * Cl, work, &j, layer);
-    for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->acts.groups[layer] + i * rows * Cl;
-    weight_gradients(u, &g->attproj, layer); // during the all-to-all
+    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl, work, &j, layer);
+    for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
+    weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_rest(g, layer);
 
-    j = (job){.u = u, .pass = pass, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
-    cf_fuse_set_result(g->qkv.backward, u->dqkv_groups);
+    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
+    cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
     const real *norm = gpt_norm_again(g, 2 * layer);
-    prepare_groups(u, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
+    prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
     cf_fuse_finish(g->qkv.backward);
     for (int64_t i = 0; i < N; i++) {
-        u->x[i] = norm;
-        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, g->context->stream);
+        g->up.x[i] = norm;
+        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
     }
-    if (!linear_gradient_is_late(&g->qkv, layer)) weight_gradients(u, &g->qkv, layer);
+    if (!linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g, &g->qkv, layer);
     return g->sums;
 }
 
@@ -183,19 +170,8 @@ void up_create(gpt *g, cf_choice how) {
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
     const double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(g->T, g->B, shape->H / N, C / shape->H);
     const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
-    up *u = g->up = cf_host_alloc(1, sizeof *u, "head groups");
-    const real **groups = cf_host_alloc(3 * N, sizeof *groups, "head groups");
-    *u = (up){.g = g, .N = N, .own = g->mesh->tp_group.rank, .C = C, .Cl = Cl};
-    u->ready = groups, u->dy = groups + N, u->x = groups + 2 * N;
     g->qkv.forward = plan_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
     g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
     g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
     g->qkv.backward = plan_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
-    u->dheads_out = gpt_alloc(g, N * shard_rows * Cl, sizeof(real), "activations, shared");
-    u->dqkv_groups = gpt_alloc(g, N * shard_rows * 3 * Cl, sizeof(real), "activations, shared");
-}
-
-void up_free(gpt *g) {
-    free(g->up->ready);
-    free(g->up);
 }

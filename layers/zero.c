@@ -227,18 +227,10 @@ void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, 
     begin_reduce(z, params_own_bucket(z->params, tensor, layer), wgrad, job);
 }
 
-static void gradient_is_ready(zero_shards *z, int bucket) {
-    if (z->mode != CF_MODE_NONE && z->bucket[bucket].gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
-}
-
-void zero_ready(zero_shards *z, int64_t layer) {
-    for (int i = 0; i < z->params->buckets; i++)
-        if (layer_of(z, i) == layer && z->params->bucket[i].tensor != QKVW) gradient_is_ready(z, i);
-}
-
-void zero_ready_late(zero_shards *z, int64_t layer) {
-    int bucket = params_own_bucket(z->params, QKVW, layer);
-    if (bucket >= 0) gradient_is_ready(z, bucket);
+void zero_ready(zero_shards *z, int64_t layer, bool late) {
+    for (int i = 0; i < z->params->buckets && z->mode != CF_MODE_NONE; i++)
+        if (layer_of(z, i) == layer && (z->params->bucket[i].tensor == QKVW) == late && z->bucket[i].gradient == GRADIENT_PARTIAL)
+            begin_reduce(z, i, NULL, NULL);
 }
 
 precise *zero_finish_gradient(zero_shards *z, int bucket) {

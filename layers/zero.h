@@ -71,9 +71,8 @@ gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool 
 // For GRADIENT_OWNERS. wgrad computes rows of the gradient: span->row and span->rows count rows of the local matrix, span->data
 // is their address. job is used only during the call.
 void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job);
-// The gradients of the layer are complete, except that of QKV's weights, which is with zero_ready_late().
-void zero_ready(zero_shards *z, int64_t layer);
-void zero_ready_late(zero_shards *z, int64_t layer);
+// The gradients of the layer are complete: all but that of QKV's weights if they are a bucket alone or, with late, that one.
+void zero_ready(zero_shards *z, int64_t layer, bool late);
 
 // For the optimizer.
 precise *zero_finish_gradient(zero_shards *z, int bucket); // this rank's shard of the reduced gradient
