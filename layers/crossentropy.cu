@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x > 0) return;
     stats[r * 3] = s.maximum;
     stats[r * 3 + 1] = s.sum;
-    stats[r * 3 + 2] = held(targets[r], first, valid) ? to_float(row[targets[r] - first]) : 0;
+    stats[r * 3 + 2] = held(targets[r], first, valid) ? (float)row[targets[r] - first] : 0;
 }
 
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
@@ -153,7 +153,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     fused_kernel(precise *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x, target = targets[r];
     real *row = logits + r * V;
-    float at_target = to_float(row[target]); // before it changes: the sum below waits for all threads
+    float at_target = (float)row[target]; // before it changes: the sum below waits for all threads
     softmax s = softmax_of(row, valid);
     if (threadIdx.x == 0) losses[r] = loss_of(s, at_target);
     differentiate(row, s, scale, target, valid, V);

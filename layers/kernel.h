@@ -2,11 +2,7 @@
 //
 // All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time if addresses allow it (PACK
 // elements of real, W = PACK below), else single elements (W = 1); arithmetic is in float for both element types, and a value is
-// rounded once, when it is stored. There are three ways to cut work:
-//
-//   each()      n independent elements: first packs, then the remaining elements, by threads of the same kernel
-//   each_row()  rows that share operands by column: a thread keeps its columns for several rows
-//   row cut     a long row for one block: elements before the first sixteen-byte boundary, packs, the rest
+// rounded once, to nearest, when it is stored. There are three ways to cut work, a section each below.
 //
 // Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every lane the same
 // bits, since addition is commutative), within a block that of the warps. The number of blocks depends on the shape alone, never
@@ -21,21 +17,6 @@
 enum { WARP = 32, PACK = cf_pack<real>::N };
 
 // --- elements ---
-
-static __device__ inline float to_float(float x) {
-    return x;
-}
-static __device__ inline void set(float &to, float x) {
-    to = x;
-}
-#ifdef REAL_IS_BF16
-static __device__ inline float to_float(real x) {
-    return __bfloat162float(x);
-}
-static __device__ inline void set(real &to, float x) {
-    to = __float2bfloat16_rn(x);
-}
-#endif
 
 template <int W> struct values { float at[W]; };
 
@@ -63,7 +44,7 @@ template <typename T> static __device__ inline void store_pack(T *to, const cf_p
 template <typename T> static __device__ inline values<cf_pack<T>::N> unpack(const cf_pack<T> &pack) {
     values<cf_pack<T>::N> x;
 #pragma unroll
-    for (int i = 0; i < cf_pack<T>::N; i++) x.at[i] = to_float(pack.value[i]);
+    for (int i = 0; i < cf_pack<T>::N; i++) x.at[i] = (float)pack.value[i];
     return x;
 }
 
@@ -71,14 +52,14 @@ template <typename T> static __device__ inline values<cf_pack<T>::N> unpack(cons
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
     values<W> x;
     if constexpr (W == 1) {
-        x.at[0] = to_float(*from);
+        x.at[0] = (float)*from;
     } else {
         static_assert(W % cf_pack<T>::N == 0, "whole packs");
 #pragma unroll
         for (int p = 0; p < W / cf_pack<T>::N; p++) {
             cf_pack<T> pack = load_pack(from + p * cf_pack<T>::N);
 #pragma unroll
-            for (int i = 0; i < cf_pack<T>::N; i++) x.at[p * cf_pack<T>::N + i] = to_float(pack.value[i]);
+            for (int i = 0; i < cf_pack<T>::N; i++) x.at[p * cf_pack<T>::N + i] = (float)pack.value[i];
         }
     }
     return x;
@@ -86,13 +67,13 @@ template <int W, typename T> static __device__ inline values<W> load(const T *fr
 
 template <int W, typename T> static __device__ inline void store(T *to, const values<W> &x) {
     if constexpr (W == 1) {
-        set(*to, x.at[0]);
+        *to = (T)x.at[0];
     } else {
 #pragma unroll
         for (int p = 0; p < W / cf_pack<T>::N; p++) {
             cf_pack<T> pack;
 #pragma unroll
-            for (int i = 0; i < cf_pack<T>::N; i++) set(pack.value[i], x.at[p * cf_pack<T>::N + i]);
+            for (int i = 0; i < cf_pack<T>::N; i++) pack.value[i] = (T)x.at[p * cf_pack<T>::N + i];
             store_pack(to + p * cf_pack<T>::N, pack);
         }
     }

@@ -71,14 +71,14 @@ static __global__ void forward_long_kernel(real *out, precise *mean, precise *rs
     const real *row = x + blockIdx.x * C;
     real *out_row = out + blockIdx.x * C;
     float sum[1] = {0}, squares[1] = {0};
-    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += to_float(row[c]);
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += (float)row[c];
     block_sum(sum);
     float m = sum[0] / (float)C;
-    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) squares[0] += (to_float(row[c]) - m) * (to_float(row[c]) - m);
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) squares[0] += ((float)row[c] - m) * ((float)row[c] - m);
     block_sum(squares);
     float s = 1 / sqrtf(squares[0] / (float)C + EPS);
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
-        set(out_row[c], (to_float(row[c]) - m) * s * to_float(w[c]) + to_float(b[c]));
+        out_row[c] = (real)(((float)row[c] - m) * s * (float)w[c] + (float)b[c]);
     if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = s;
 }
 
@@ -157,7 +157,7 @@ static __global__ void backward_long_kernel(real *dx, precise *partial, const re
     for (int64_t r = begin; r < end; r++) {
         float m = mean[r], s = rstd[r], sum[2] = {0, 0};
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
-            float d = to_float(dy[r * C + c]), g = d * to_float(w[c]), h = (to_float(x[r * C + c]) - m) * s;
+            float d = (float)dy[r * C + c], g = d * (float)w[c], h = ((float)x[r * C + c] - m) * s;
             dw[c] += d * h;
             db[c] += d;
             sum[0] += g;
@@ -166,8 +166,8 @@ static __global__ void backward_long_kernel(real *dx, precise *partial, const re
         block_sum(sum);
         float mean_g = sum[0] / (float)C, mean_gh = sum[1] / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
-            float g = to_float(dy[r * C + c]) * to_float(w[c]), h = (to_float(x[r * C + c]) - m) * s;
-            set(dx[r * C + c], to_float(dx[r * C + c]) + s * (g - mean_g - h * mean_gh));
+            float g = (float)dy[r * C + c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;
+            dx[r * C + c] = (real)((float)dx[r * C + c] + s * (g - mean_g - h * mean_gh));
         }
     }
 }
