@@ -121,12 +121,6 @@ static void set_addresses(plan *p, const void *bias, const void *pre) {
     if (pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &pre, sizeof pre);
 }
 
-// cuBLASLt assumes that all later addresses of a bias or of GELU's input are aligned as the first one is: sixteen bytes, as
-// takes_bias() and takes_gelu() ensure, however well the first is aligned.
-static const void *no_further_aligned(const void *address) {
-    return address ? (const void *)16 : NULL;
-}
-
 // Of cuBLASLt's matrix: rows and columns change places. step: elements from one block to the next.
 static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t columns, int64_t rows, int64_t ld, int64_t step,
                                      const product *of) {
@@ -147,7 +141,9 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
-    set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
+    // cuBLASLt assumes that all later addresses of a bias or of GELU's input are aligned as these are: sixteen bytes, as
+    // linear_forward() and takes_gelu() ensure.
+    set_addresses(p, e->bias ? (const void *)16 : NULL, e->pre ? (const void *)16 : NULL);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
     const bool a = of->transpose_a, b = of->transpose_b; // as stored
     p->a = layout(REAL_TYPE, a ? of->m : of->k, a ? of->k : of->m, of->lda, of->step_a, of);
@@ -354,14 +350,9 @@ const real *linear_prepare_dgrad(real *, const real *w, int64_t, int64_t, cf_str
     return w;
 }
 
-// cuBLASLt's kernels may read sixteen bytes of a bias at once.
-static bool takes_bias(const real *bias) {
-    return (uintptr_t)bias % 16 == 0;
-}
-
 // cuBLASLt's conditions for GELU's input. Its documentation does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
-    return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
+    return !pre || (REAL_TYPE == CUDA_R_16BF && packable(row, pre));
 }
 
 // First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
@@ -371,7 +362,8 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                         : bias ? CUBLASLT_EPILOGUE_BIAS
                                : CUBLASLT_EPILOGUE_DEFAULT,
                         bias, pre};
-    const bool possible = IC > 0 && !(add && r.blocks > 1) && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
+    // Its kernels may read sixteen bytes of a bias at once.
+    const bool possible = IC > 0 && !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
     if (r.rows == 0 || OC == 0) return;
     if (possible && multiply(dense(false, true, r, OC, IC, add), x, w, out, e, stream)) return;
     if (r.blocks > 1) {
@@ -391,7 +383,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
-    const bool possible = OC > 0 && !(add && r.blocks > 1) && (!pre || takes_gelu(pre, IC));
+    const bool possible = OC > 0 && !(add && r.blocks > 1) && takes_gelu(pre, IC);
     const product of = dense(false, false, r, IC, OC, add);
     if (r.rows == 0 || IC == 0) return;
     if (possible && multiply(of, dy, w, dx, e, stream)) return;
