@@ -21,6 +21,7 @@
 // A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends, and so is one
 // workspace per stream, as large as the largest plan's. If cuDNN is not used, rank 0 prints each reason once on standard error;
 // if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+#include "attention.h"
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
@@ -38,7 +39,7 @@ typedef struct four {
     int64_t at[4];
 } four;
 
-// Tensors that exist have these names in a graph; the others are numbered from VIRTUAL.
+// Tensors that exist have these names in a graph, scalars from SCALE on; the others are numbered from VIRTUAL.
 enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
 
 static const char *const MISALIGNED = "an address is not a multiple of 16 bytes", *const PURPOSE = "attention workspace (cuDNN)";
@@ -47,7 +48,7 @@ enum { OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
 typedef enum { FORWARD, BACKWARD } direction;
 
 typedef struct problem {
-    direction pass;
+    int64_t pass; // a direction; of one type, so that two problems can be compared byte by byte
     int64_t n, keys, B, H, D;
 } problem;
 
@@ -129,9 +130,9 @@ static int64_t get(graph *g, descriptor d, cudnnBackendAttributeName_t name, cud
 
 // ---- tensors
 
-static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride, bool by_value) {
+static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride) {
     const int64_t alignment = 16;
-    const bool is_virtual = name >= VIRTUAL;
+    const bool is_virtual = name >= VIRTUAL, by_value = name >= SCALE && name < NAMES;
     return make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR,
                 {{CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &name},
                  {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type},
@@ -150,16 +151,12 @@ static four transposed(four f) {
     return {{f.at[0], f.at[1], f.at[3], f.at[2]}};
 }
 
-static descriptor in_memory(graph *g, int64_t name, cudnnDataType_t type, four size, four stride) {
-    return tensor(g, name, type, size, stride, false);
-}
-
 static descriptor between(graph *g, cudnnDataType_t type, four size) {
-    return tensor(g, g->next++, type, size, packed(size), false);
+    return tensor(g, g->next++, type, size, packed(size));
 }
 
 static descriptor scalar(graph *g, int64_t name, cudnnDataType_t type) {
-    return tensor(g, name, type, {{1, 1, 1, 1}}, {{1, 1, 1, 1}}, true);
+    return tensor(g, name, type, {{1, 1, 1, 1}}, {{1, 1, 1, 1}});
 }
 
 // ---- operations
@@ -253,11 +250,11 @@ static descriptor causal_mask(graph *g, const problem *p, four score, descriptor
 static void build_forward(graph *g, const problem *p) {
     const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
     const sizes s = sizes_of(p);
-    descriptor q = in_memory(g, Q, bf16, s.query, s.qkv);
-    descriptor k = in_memory(g, K, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor v = in_memory(g, V, bf16, s.key, s.qkv);
-    descriptor o = in_memory(g, O, bf16, s.query, s.out);
-    descriptor stats = in_memory(g, STATS, fp32, s.row, packed(s.row));
+    descriptor q = tensor(g, Q, bf16, s.query, s.qkv);
+    descriptor k = tensor(g, K, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor v = tensor(g, V, bf16, s.key, s.qkv);
+    descriptor o = tensor(g, O, bf16, s.query, s.out);
+    descriptor stats = tensor(g, STATS, fp32, s.row, packed(s.row));
 
     descriptor x = between(g, fp32, s.score);
     matmul(g, x, q, k);
@@ -279,7 +276,7 @@ static void build_forward(graph *g, const problem *p) {
 
 // The same elements seen as (B, H, keys, n).
 static descriptor transposed_view(graph *g, four score, descriptor x) {
-    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)), false);
+    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)));
     view(g, y, x);
     return y;
 }
@@ -287,17 +284,17 @@ static descriptor transposed_view(graph *g, four score, descriptor x) {
 static void build_backward(graph *g, const problem *p) {
     const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
     const sizes s = sizes_of(p);
-    descriptor q = in_memory(g, Q, bf16, s.query, s.qkv);
-    descriptor k = in_memory(g, K, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor v = in_memory(g, V, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor o = in_memory(g, O, bf16, s.query, s.out), dout = in_memory(g, DO, bf16, s.query, s.out);
-    descriptor stats = in_memory(g, STATS, fp32, s.row, packed(s.row));
-    descriptor dq = in_memory(g, DQ, bf16, s.query, s.qkv);
-    descriptor dk = in_memory(g, DK, bf16, s.key, s.qkv), dv = in_memory(g, DV, bf16, s.key, s.qkv);
+    descriptor q = tensor(g, Q, bf16, s.query, s.qkv);
+    descriptor k = tensor(g, K, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor v = tensor(g, V, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor o = tensor(g, O, bf16, s.query, s.out), dout = tensor(g, DO, bf16, s.query, s.out);
+    descriptor stats = tensor(g, STATS, fp32, s.row, packed(s.row));
+    descriptor dq = tensor(g, DQ, bf16, s.query, s.qkv);
+    descriptor dk = tensor(g, DK, bf16, s.key, s.qkv), dv = tensor(g, DV, bf16, s.key, s.qkv);
     descriptor scale = scalar(g, SCALE, fp32);
 
     descriptor product = apply(g, CUDNN_POINTWISE_MUL, s.query, dout, o);
-    descriptor sum = between(g, fp32, s.row), delta = in_memory(g, DELTA, fp32, s.row, packed(s.row));
+    descriptor sum = between(g, fp32, s.row), delta = tensor(g, DELTA, fp32, s.row, packed(s.row));
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, product);
     pointwise(g, CUDNN_POINTWISE_MUL, fp32, -1, delta, sum, scalar(g, ONE, fp32), NULL);
 
@@ -316,7 +313,7 @@ static void build_backward(graph *g, const problem *p) {
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
     matmul(g, dk, transposed_view(g, s.score, x), q);
 
-    descriptor keys = tensor(g, g->next++, bf16, s.key, s.qkv, false);
+    descriptor keys = tensor(g, g->next++, bf16, s.key, s.qkv);
     view(g, keys, k);
     matmul(g, dq, x, keys);
 }
@@ -404,11 +401,8 @@ static plan *plan_new(const problem *of) {
 }
 
 static plan *plan_for(const problem *of) {
-    for (int64_t i = 0; i < cudnn.plans; i++) {
-        const problem *p = &cudnn.list[i]->of;
-        if (p->pass == of->pass && p->n == of->n && p->keys == of->keys && p->B == of->B && p->H == of->H && p->D == of->D)
-            return cudnn.list[i];
-    }
+    for (int64_t i = 0; i < cudnn.plans; i++)
+        if (memcmp(&cudnn.list[i]->of, of, sizeof *of) == 0) return cudnn.list[i];
     return plan_new(of);
 }
 
@@ -464,7 +458,14 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
     cudnnBackendDestroyDescriptor(pack);
 }
 
-static void set_scalars(void *pointer[NAMES], plan *p) {
+// What both directions read or write. t0: the first query.
+static void set_pointers(void *pointer[NAMES], plan *p, const real *qkv, const real *out, float *stats, int64_t t0) {
+    const int64_t HD = p->of.H * p->of.D, first = t0 * p->of.B * HD;
+    pointer[Q] = (void *)(qkv + 3 * first);
+    pointer[K] = (void *)(qkv + HD);
+    pointer[V] = (void *)(qkv + 2 * HD);
+    pointer[O] = (void *)(out + first);
+    pointer[STATS] = stats;
     pointer[SCALE] = &p->scale;
     pointer[LOWEST] = &p->lowest;
     if (p->of.pass != FORWARD) pointer[ONE] = &p->one;
@@ -491,29 +492,15 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     const problem of = {FORWARD, n, t0 + n, B, H, D};
     plan *p = packable(0, out, qkv) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
-    const int64_t HD = H * D, statistics = (n * B * H * 4 + 255) / 256 * 256; // bytes
+    const int64_t statistics = (n * B * H * 4 + 255) / 256 * 256; // bytes
     char *memory = workspace_of(cudnn.of_stream, stream, statistics + p->workspace, PURPOSE);
     float *stats = (float *)memory; // (B, H, n)
     void *pointer[NAMES] = {};
-    pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
-    pointer[K] = (void *)(qkv + HD);
-    pointer[V] = (void *)(qkv + 2 * HD);
-    pointer[O] = out + t0 * B * HD;
-    pointer[STATS] = stats;
-    set_scalars(pointer, p);
+    set_pointers(pointer, p, qkv, out, stats, t0);
     run(p, pointer, memory + statistics, stream);
     cf_launch(transpose, dim3((unsigned)ceil_div(n * B * H, THREADS)), dim3(THREADS), stream, lse + t0 * B * H,
               (const float *)stats, B * H, n);
     return true;
-}
-
-static int64_t padded_rows(int64_t rows) {
-    return (rows + 63) / 64 * 64;
-}
-
-// statistics (B, H, T), delta (B, H, T), each padded to 256 bytes
-int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H) {
-    return 2 * padded_rows(T * B * H);
 }
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
@@ -522,43 +509,30 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
     const int64_t HD = H * D, rows = T * B * H;
-    float *stats = scratch, *delta = stats + padded_rows(rows);
+    float *stats = scratch, *delta = stats + attention_scratch(T, B, H, D) / 2;
     cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse, T, B * H);
     void *pointer[NAMES] = {};
-    pointer[Q] = (void *)qkv;
-    pointer[K] = (void *)(qkv + HD);
-    pointer[V] = (void *)(qkv + 2 * HD);
-    pointer[O] = (void *)out;
+    set_pointers(pointer, p, qkv, out, stats, 0);
     pointer[DO] = (void *)dout;
-    pointer[STATS] = stats;
     pointer[DELTA] = delta;
     pointer[DQ] = dqkv;
     pointer[DK] = dqkv + HD;
     pointer[DV] = dqkv + 2 * HD;
-    set_scalars(pointer, p);
     run(p, pointer, workspace_of(cudnn.of_stream, stream, p->workspace, PURPOSE), stream);
     return true;
 }
 
 #else // fp32, or no cuDNN where it was compiled
 
-#ifdef REAL_IS_BF16
 #include "../commfuse/die.h"
 #include <stdio.h>
-#endif
 
 bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
-#ifdef REAL_IS_BF16
     static bool reported;
-    if (!reported && cf_die_rank() == 0)
+    if (REAL_DTYPE == CF_BF16 && !reported && cf_die_rank() == 0)
         fprintf(stderr, "note: attention by this program's kernels: it was compiled without cuDNN\n");
     reported = true;
-#endif
     return false;
-}
-
-int64_t attention_cudnn_scratch(int64_t, int64_t, int64_t) {
-    return 0;
 }
 
 bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *, int64_t, int64_t,
