@@ -35,6 +35,11 @@ static int slice(const cf_schedule *s, int owner, int k) {
 
 // --- appending steps ---
 
+// The bounds leave the transfers out, and with them all waits: commfuse becomes nowire, none becomes ideal.
+static bool without_transfers(const cf_schedule *s) {
+    return s->mode == CF_MODE_NOWIRE || s->mode == CF_MODE_IDEAL;
+}
+
 static cf_step *append(cf_schedule *s, cf_step_kind kind, cf_place at, cf_place from, int wait0, int wait1) {
     s->step = cf_host_grow(s->step, &s->room, s->count + 1, sizeof *s->step, "a schedule");
     cf_step *step = &s->step[s->count++];
@@ -51,6 +56,7 @@ int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int 
 
 int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
                        int wait0, int wait1) {
+    if (without_transfers(s)) return -1;
     cf_step *step = append(s, CF_EXCHANGE, at, from, wait0, wait1);
     step->send_to = send_to, step->send_slice = send_slice, step->recv_from = recv_from, step->recv_slice = recv_slice;
     return s->count - 1;
@@ -58,7 +64,7 @@ int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slic
 
 int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1) {
     cf_step *step = append(s, CF_ADD, at, from, wait0, wait1);
-    step->count = parts, step->stride = s->slices, step->range = parts > 1;
+    step->count = parts, step->stride = s->slices, step->range = parts > 1 && wait0 >= 0;
     return s->count - 1;
 }
 
@@ -68,6 +74,7 @@ int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait) {
 }
 
 int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait) {
+    if (without_transfers(s)) return -1;
     cf_step *step = append(s, CF_COLLECTIVE, at, from, wait, -1);
     step->first = first, step->count = s->ranks, step->stride = s->slices;
     return s->count - 1;
@@ -216,15 +223,18 @@ static void alltoall(cf_schedule *s, int *sent) {
 
 // --- all at once: any operation whose slices hide nothing ---
 
-// One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1.
-static void exchange_at_once(cf_schedule *s, int wait) {
+// One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1. Returns the last
+// exchange; -1: none.
+static int exchange_at_once(cf_schedule *s, int wait) {
+    int index = -1;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
     for (int i = 0; i < s->ranks - 1; i++) {
         int to = right(s, i + 1), from = left(s, i + 1);
         cf_place at = reduce ? (cf_place){CF_STAGE, s->ranks - 2 - i} : (cf_place){gather ? CF_FULL : CF_RESULT, from};
-        int index = exchange(s, to, gather ? s->rank : to, from, at, gather ? from : s->rank, wait, -1);
-        s->step[index].joined = i > 0;
+        index = exchange(s, to, gather ? s->rank : to, from, at, gather ? from : s->rank, wait, -1);
+        if (index >= 0) s->step[index].joined = i > 0;
     }
+    return index;
 }
 
 // Computes the shards of all other ranks, below and above the own one, once steps first … last are done; first -1: no wait.
@@ -242,8 +252,7 @@ static void at_once(cf_schedule *s) {
     bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH, gather = s->operation == CF_ALLGATHER;
     bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH, all_to_all = s->operation == CF_ALLTOALL;
     if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
-    int first = s->count, others = s->ranks - 1, last = first + others - 1;
-    exchange_at_once(s, last_on_stream(s));
+    const int others = s->ranks - 1, last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
     if (before) compute_before(s, all_to_all ? CF_RESULT : CF_FULL, s->rank);
     s->begin = s->count;
     if (after) {
@@ -279,25 +288,6 @@ static void native(cf_schedule *s, int *sent) {
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, sent[k]);
     if (reduce && s->mode != CF_MODE_IDEAL) s->result = (cf_place){CF_RESULT, 0};
     s->blocking = s->mode == CF_MODE_NONE;
-}
-
-// --- the bounds ---
-
-// Removes the transfers and all waits for them: commfuse becomes nowire, none becomes ideal.
-static void leave_out_transfers(cf_schedule *s) {
-    int count = 0, begin = 0, *moved = cf_host_alloc(s->count, sizeof *moved, "a schedule"); // new index of step i
-    for (int i = 0; i < s->count; i++) {
-        cf_step step = s->step[i];
-        moved[i] = cf_is_transfer(&step) ? -1 : count;
-        if (moved[i] < 0) continue;
-        for (int w = 0; w < 2; w++)
-            if (step.wait[w] >= 0) step.wait[w] = moved[step.wait[w]];
-        step.range = false; // ranges are of transfers
-        s->step[count++] = step;
-        begin += i < s->begin;
-    }
-    s->begin = begin, s->count = count;
-    free(moved);
 }
 
 // --- choice ---
@@ -351,7 +341,6 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     int *sent = cf_host_alloc((int64_t)ranks * s->slices, sizeof *sent, "a schedule");
     generate(s, sent);
     free(sent);
-    if (mode == CF_MODE_NOWIRE || mode == CF_MODE_IDEAL) leave_out_transfers(s);
     return s;
 }
 
