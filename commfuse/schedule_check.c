@@ -54,8 +54,11 @@ typedef struct checker {
     jmp_buf first;            // ends the check
     const char *found;        // property; NULL: none
 
+    bool computed[CF_COMPUTE_BOTH][SLICES_MAX]; // on a side, by the rank that is checked
+    int slices_computed[CF_COMPUTE_BOTH];
     int unmet[RANKS_MAX][RANKS_MAX]; // sends from one rank to another without a receive
-    access access[ACCESSES_MAX];     // of one step, or of the rank that is checked
+    int collectives[RANKS_MAX];
+    access access[ACCESSES_MAX]; // of one step, or of the rank that is checked
     int last_access[PLACES_MAX];
     uint64_t before[STEPS_MAX][STEPS_MAX / 64]; // steps of that rank that precede step i
 
@@ -155,10 +158,13 @@ static void check_step(checker *c, int r, int i) {
         if (!place_exists(c, c->schedule[r], a->at)) violated(c, "form", r, i, "no place %d:%d", a->at.buffer, a->at.slot);
         if (a->slice < 0 || a->slice >= c->total || a->at.slot % c->slices != a->slice % c->slices)
             violated(c, "form", r, i, "slice %d at slot %d", a->slice, a->at.slot);
+        if (!compute) continue;
+        if (c->computed[step->side][a->slice]) violated(c, "coverage", r, i, "slice %d a second time", a->slice);
+        c->computed[step->side][a->slice] = true, c->slices_computed[step->side]++;
     }
 }
 
-// Slices of equal k have equal sizes, and so have slots.
+// Slices of equal k have equal sizes, and so have slots. Computations of each side cover every slice once.
 static void check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
@@ -172,9 +178,15 @@ static void check_form(checker *c, int r) {
     if (c->operation == CF_REDUCE_SCATTER && // m slices side by side
         (s->result.slot % c->slices != 0 || !place_exists(c, s, s->result)))
         violated(c, "form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
+    memset(c->computed, 0, sizeof c->computed);
+    memset(c->slices_computed, 0, sizeof c->slices_computed);
     for (int i = 0; i < s->count; i++) check_step(c, r, i);
+    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
+        if (computes(c, side) && c->slices_computed[side] < c->total)
+            violated(c, "coverage", r, -1, "%d of %d slices", c->slices_computed[side], c->total);
 }
 
+// Also counts the transfers, for check_numbers().
 static void check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
@@ -183,6 +195,7 @@ static void check_units(checker *c, int r) {
         bool exchange = step->kind == CF_EXCHANGE;
         if (step->joined && (!exchange || i == 0 || s->step[i - 1].kind != CF_EXCHANGE))
             violated(c, "unit", r, i, "joined to a step that is not an exchange");
+        c->collectives[r] += step->kind == CF_COLLECTIVE;
         if (!exchange) continue;
         if (!step->joined) first = i, units++;
         const int peer[2] = {[SEND] = step->send_to, [RECV] = step->recv_from};
@@ -191,41 +204,16 @@ static void check_units(checker *c, int r) {
             if (peer[w] < 0) continue;
             if (met[w][peer[w]] == units) violated(c, "unit", r, i, "meets rank %d twice", peer[w]);
             met[w][peer[w]] = units;
+            c->unmet[w == SEND ? r : peer[w]][w == SEND ? peer[w] : r] += w == SEND ? 1 : -1;
         }
     }
-}
-
-// Computations of each side cover every slice once.
-static void check_coverage(checker *c, int r) {
-    const cf_schedule *s = c->schedule[r];
-    bool seen[CF_COMPUTE_BOTH][SLICES_MAX] = {{false}};
-    int named[CF_COMPUTE_BOTH] = {0};
-    for (int i = 0; i < s->count; i++) {
-        const cf_step *step = &s->step[i];
-        for (int k = 0; k < step->count && step->kind == CF_COMPUTE; k++) {
-            const int slice = step->first + k * step->stride;
-            if (seen[step->side][slice]) violated(c, "coverage", r, i, "slice %d a second time", slice);
-            seen[step->side][slice] = true, named[step->side]++;
-        }
-    }
-    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
-        if (computes(c, side) && named[side] < c->total) violated(c, "coverage", r, -1, "%d of %d slices", named[side], c->total);
 }
 
 // Equal numbers of sends and receives between any two ranks, and of collectives on all. The run checks what they carry.
 static void check_numbers(checker *c) {
-    int collectives[RANKS_MAX] = {0};
-    memset(c->unmet, 0, sizeof c->unmet);
-    for (int r = 0; r < c->ranks; r++)
-        for (int i = 0; i < c->schedule[r]->count; i++) {
-            const cf_step *step = &c->schedule[r]->step[i];
-            collectives[r] += step->kind == CF_COLLECTIVE;
-            if (step->kind == CF_EXCHANGE && step->send_to >= 0) c->unmet[r][step->send_to]++;
-            if (step->kind == CF_EXCHANGE && step->recv_from >= 0) c->unmet[step->recv_from][r]--;
-        }
     for (int r = 0; r < c->ranks; r++) {
-        if (collectives[r] != collectives[0])
-            violated(c, "matching", r, -1, "%d collectives, rank 0 has %d", collectives[r], collectives[0]);
+        if (c->collectives[r] != c->collectives[0])
+            violated(c, "matching", r, -1, "%d collectives, rank 0 has %d", c->collectives[r], c->collectives[0]);
         for (int p = 0; p < c->ranks; p++)
             if (c->unmet[r][p] != 0) violated(c, "matching", r, -1, "%d sends to rank %d too many", c->unmet[r][p], p);
     }
@@ -477,10 +465,11 @@ static void check_all(checker *c) {
     if (c->ranks < 1 || c->ranks > RANKS_MAX || c->slices < 1 || c->slices > SLICES_MAX / c->ranks)
         violated(c, "form", 0, -1, "%d ranks, %d slices", c->ranks, c->slices);
     c->total = c->ranks * c->slices;
+    memset(c->unmet, 0, sizeof c->unmet);
+    memset(c->collectives, 0, sizeof c->collectives);
     for (int r = 0; r < c->ranks; r++) {
         check_form(c, r);
         check_units(c, r);
-        check_coverage(c, r);
     }
     check_numbers(c);
     const bool moves = c->mode != CF_MODE_NOWIRE; // whose data are wrong by construction
