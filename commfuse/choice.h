@@ -1,16 +1,9 @@
 // Chooses mode, route and slices for an operation (`--overlap auto`): the shortest by a replay of its schedules (replay.h).
 //
 // The costs of exchanges, links and computation (cf_costs) are given, not measured. So the same machines make the same choice on
-// every run, and give the same bits. An operation on N ranks, with m slices a shard, can run
-//
-//   in rounds   Algorithms 1–5 by ring or direct, m = 1, 2, 4: all slices but one hide transfers
-//   at once     route ONCE: all exchanges together, during the computation of the own shard
-//   natively    the library's collective: one that blocks, before or after the whole computation, or M that do not, each during
-//               the computation of another slice
-//
-// Where the latency exceeds what a slice hides, rounds are long and one of the other two is shorter. Rounds are kept unless
-// another choice saves a tenth. Without computation native collectives carry small messages, and over NCCL all of them, because
-// they add within one kernel. The tuner (tune.h) measures the same choices while training.
+// every run, and give the same bits. An operation can run in rounds (Algorithms 1–5 by ring or direct, 1, 2 or 4 slices), at once
+// (route ONCE), or natively, by one collective of the library or several. Where the latency exceeds what a slice hides, rounds are
+// long and one of the other two is shorter. The tuner (tune.h) measures the same choices while training.
 #pragma once
 
 #include "schedule.h"

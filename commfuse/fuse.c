@@ -58,16 +58,6 @@ struct cf_fuse {
 
 // --- plan ---
 
-static int64_t staging_bytes(const cf_fuse *f, const cf_schedule *s) {
-    return s->stage_slots / s->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
-}
-
-static int64_t result_bytes(const cf_fuse *f, const cf_schedule *s) {
-    if (s->result.buffer != CF_RESULT || f->plan.result_given) return 0;
-    int64_t shards = s->operation == CF_ALLTOALL ? s->ranks : 1;
-    return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
-}
-
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
@@ -136,6 +126,7 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
         cf_die(NULL, "%s gets %d choices%s%s", f->label, count, f->running ? " while it runs" : "",
                context->check ? " with checksums" : "");
     release(f);
+    const int64_t shard = plan->capacity * cf_dtype_size(plan->dtype);
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
     f->choices = 0;
     for (int i = 0; i < count; i++) {
@@ -143,7 +134,9 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
         cf_schedule *s = c->mode == CF_MODE_OWN ? generated(plan)
                                                 : cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
                                                                      plan->group->size, plan->group->rank, c->slices, plan->folds);
-        const int64_t more_stage = larger(staging_bytes(f, s) - stage, 0), more_result = larger(result_bytes(f, s) - result, 0);
+        const int64_t shards = s->result.buffer != CF_RESULT || plan->result_given ? 0 : s->operation == CF_ALLTOALL ? s->ranks : 1;
+        const int64_t more_stage = larger(s->stage_slots / s->slices * shard - stage, 0);
+        const int64_t more_result = larger(shards * shard - result, 0);
         const int64_t more = i > 0 ? more_stage + more_result : 0;
         if (more > larger(*room, 0)) {
             cf_schedule_free(s);
@@ -274,14 +267,6 @@ static cf_stream *stream_of(const cf_fuse *f, int lane) {
     return lane ? f->context->second : f->context->stream;
 }
 
-// Schedules of a caller's generator have one lane: the order of their computations may be that of the stream.
-static void begin_lanes(cf_fuse *f) {
-    f->two_lanes =
-        f->plan.independent && f->context->second && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
-    f->computed = f->fork = f->join = false, f->lane = 0;
-    if (f->two_lanes) f->start = cf_moment_untimed(f->context->stream);
-}
-
 static void join_lanes(cf_fuse *f) {
     if (f->join) cf_stream_after(stream_of(f, f->lane), cf_moment_untimed(stream_of(f, 1 - f->lane)));
     f->join = false;
@@ -291,11 +276,6 @@ static void change_lane(cf_fuse *f) {
     if (f->computed) f->lane = 1 - f->lane, f->join = true;
     if (f->lane == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
     f->computed = true;
-}
-
-static void end_lanes(cf_fuse *f) {
-    if (f->lane == 1) f->lane = 0, f->join = true;
-    join_lanes(f);
 }
 
 // --- steps on the compute streams ---
@@ -412,6 +392,18 @@ static void run_step(cf_fuse *f) {
                 stream);
 }
 
+// Schedules of a caller's generator have one lane: the order of their computations may be that of the stream.
+static void run_steps(cf_fuse *f, int end) {
+    f->half_way = true;
+    f->two_lanes =
+        f->plan.independent && f->context->second && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
+    f->computed = f->fork = f->join = false, f->lane = 0;
+    if (f->two_lanes) f->start = cf_moment_untimed(f->context->stream);
+    while (f->next < end) run_step(f);
+    if (f->lane == 1) f->lane = 0, f->join = true;
+    join_lanes(f);
+}
+
 static void *fail(cf_context *context, bool half_way) {
     context->failed |= half_way;
     return NULL;
@@ -447,10 +439,7 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
-    f->half_way = true;
-    begin_lanes(f);
-    while (f->next < f->schedule->begin) run_step(f);
-    end_lanes(f);
+    run_steps(f, f->schedule->begin);
     f->half_way = false;
     if (f->now) f->now->begin[1] = cf_moment_now(f->context->stream);
     return true;
@@ -477,10 +466,7 @@ void *cf_fuse_finish(cf_fuse *f) {
     check_context(f->context, f->label);
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     if (f->now) f->now->finish[0] = cf_moment_now(f->context->stream);
-    f->half_way = true;
-    begin_lanes(f);
-    while (f->next < f->schedule->count) run_step(f);
-    end_lanes(f);
+    run_steps(f, f->schedule->count);
     wait_for_requests(f);
     f->half_way = false;
     if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);

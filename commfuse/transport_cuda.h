@@ -42,9 +42,6 @@ static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream)
     return r->posted.number ? r->posted : cf_moment_untimed(stream);
 }
 
-// Sets NCCL's environment variables, unless the user has. Call at start, while the process has one thread: threads of
-// libraries read the environment, and setenv may move it meanwhile.
-void cf_wire_nccl_environment(void);
 // May ranks that share a GPU have a communicator? NCCL refuses unless the environment allows it.
 bool cf_wire_nccl_shares_gpus(void);
 

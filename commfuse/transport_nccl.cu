@@ -128,10 +128,6 @@ static void close_wire(cf_wire *wire) {
     free(w);
 }
 
-void cf_wire_nccl_environment(void) {
-    setenv("NCCL_RUNTIME_CONNECT", "0", 0); // 1: collectives connect in the step that is first to need them
-}
-
 // NCCL_HOSTID hides from any version that the GPU is shared; versions from 2.30.3 on know the other variable.
 bool cf_wire_nccl_shares_gpus(void) {
     int version = 0;
