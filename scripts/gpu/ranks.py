@@ -5,7 +5,7 @@ import time
 from runner import Late, options_of_mode
 from tokens import write_tokens
 
-from .check import FAIL, LATE, SKIP, TYPES
+from .check import LATE, SKIP, TYPES
 from .training import relative, train
 
 # 12 heads of 16 channels: three a rank with tp 4. The last of four ranks has five tokens of the vocabulary; the rest is padding.
@@ -68,27 +68,12 @@ def meshes(transport):
     return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
-def train_alone(check, kind, tokens):
-    """The losses of one rank, run twice; None if a run fails."""
-    program, name = check.program(kind), f"{kind} one rank"
-    if not program:
-        return None
-    runs = [train(check, program, train=tokens, micro_batch=8, **RANKS_MODEL) for _ in range(2)]
-    for steps, _, result in runs:
-        if result.status or len(steps) != RANKS_MODEL["steps"]:
-            check.verdict(name, FAIL, f"status {result.status}: {result.reason}")
-            return None
-    first, again = [[(s["loss"], s["grad_norm"]) for s in steps] for steps, _, _ in runs]
-    check.judge(name, first == again, "twice the same bits" if first == again else
-                "two runs DIFFER: " + ", ".join(f"step {i}" for i, (a, b) in enumerate(zip(first, again)) if a != b))
-    return [loss for loss, _ in first]
-
-
 def run(check):
-    tokens, bits, transports = check.path("tokens.bin"), {}, ("ipc", "auto", "nccl")
+    tokens, alone, bits, transports = check.path("tokens.bin"), {}, {}, ("ipc", "auto", "nccl")
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
-    alone = {kind: losses for kind in TYPES if (losses := train_alone(check, kind, tokens))}
     check.data["ranks"], end_of_stage = [], check.runner.deadline
+    ranks_over(check, "auto", [Mesh.of("auto", f"tpsp 1 1 commfuse {kind} {again}") for kind in TYPES if check.program(kind)
+                               for again in ("", "again")], tokens, alone, bits)
     for i, transport in enumerate(transports):  # each gets its share of the time left
         plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
         check.runner.deadline = time.monotonic() + (end_of_stage - time.monotonic()) / (len(transports) - i)
@@ -98,6 +83,7 @@ def run(check):
 
 
 def ranks_over(check, transport, plan, tokens, alone, bits):
+    """alone: the losses of one rank, by type; the first whole run of a type adds them."""
     hangs = 0
     for number, mesh in enumerate(plan):
         try:
@@ -109,8 +95,11 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
             why = "time is over" if hangs < HANGS_MAX else f"{transport} has hung {hangs} times"
             check.verdict(f"{len(plan) - number} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")
             return
-        check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps], seconds=result.seconds))
-        judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits)
+        losses = [s["loss"] for s in steps]
+        check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=losses, seconds=result.seconds))
+        if result.status == 0 and len(losses) == RANKS_MODEL["steps"]:
+            alone.setdefault(mesh.kind, losses)
+        judge_mesh(check, mesh, steps, result, alone.get(mesh.kind, ()), bits)
         hangs += result.ended or result.status != 0 and result.seconds >= RANKS_MODEL["timeout"]  # by us, or by --timeout
 
 
