@@ -104,9 +104,13 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
     return [event for event in events if event["event"] == "step"], config, result
 
 
-def figures_of(steps):
-    """([losses], [norms])"""
-    return [step["loss"] for step in steps], [step["grad_norm"] for step in steps]
+def figures(check, what, program, steps, **options):
+    """([losses], [norms]) of a run; None, and a verdict, if it fails."""
+    taken, _, result = train(check, program, steps=steps, **options)
+    if result.status == 0 and len(taken) == steps:
+        return [step["loss"] for step in taken], [step["grad_norm"] for step in taken]
+    check.verdict(what, SKIP if OUT_OF_MEMORY.search(result.output) else FAIL, result.reason)
+    return None
 
 
 def relative(found, expected):
@@ -152,13 +156,10 @@ def losses_of(check, name):
         program = check.program(kind)
         if not program:
             continue
-        steps, _, result = train(check, program, train=tokens, seq=shape["seq"], batch=batch, micro_batch=batch, timeout=60,
-                                 init_from=model, **recipe)
-        found = figures_of(steps)
-        record[kind] = found[0]
-        if result.status or len(steps) != RECIPE["steps"]:
-            check.judge(f"{name}: {kind}", False, result.reason)
-        else:
+        found = figures(check, f"{name}: {kind}", program, train=tokens, seq=shape["seq"], batch=batch, micro_batch=batch,
+                        timeout=60, init_from=model, **recipe)
+        if found:
+            record[kind] = found[0]
             agree(check, f"{name}: {kind}", found, expected, BANDS[kind])
 
 
@@ -169,14 +170,10 @@ def large_against_parts(check):
     if not program:
         return
     write_tokens(tokens, LARGE_STEPS * LARGE.tokens + 1, VOCABULARY)
-    found = []
-    for step in (LARGE, PARTS):
-        steps, _, result = train(check, program, train=tokens, steps=LARGE_STEPS, **step.options(model))
-        if result.status or len(steps) != LARGE_STEPS:
-            full = OUT_OF_MEMORY.search(result.output)
-            check.verdict(what, SKIP if full else FAIL, f"{step.name}: {result.reason}")
-            return
-        found.append(figures_of(steps))
+    found = [figures(check, f"{what}: {step.name}", program, steps=LARGE_STEPS, train=tokens, **step.options(model))
+             for step in (LARGE, PARTS)]
+    if None in found:
+        return
     check.data["losses"][what] = found
     agree(check, what, *found[::-1], LARGE_BANDS, not implausible(found[1][0]))
 
