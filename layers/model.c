@@ -49,7 +49,7 @@ static void *host_table(gpt *g, int64_t count, size_t size) {
     return g->tables[g->table_count++] = cf_host_alloc(count, size, "tables of the model");
 }
 
-void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose) {
+static void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose) {
     return g->memory[g->memory_count++] = cf_alloc(elements * (int64_t)size, purpose);
 }
 

@@ -129,7 +129,6 @@ cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)
 
 // --- model.c and up.c ---
 
-void *gpt_alloc(gpt *g, int64_t elements, size_t size, const char *purpose); // device memory, until gpt_free()
 // The output of layer norm n in backward: with recompute, this rank's shard is computed again.
 real *gpt_norm_again(gpt *g, int64_t n);
 // Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
