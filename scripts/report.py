@@ -16,6 +16,7 @@ measure(place, point), which returns rows; tables(rows) and figures(rows, folder
 any machine.
 """
 import argparse
+import csv
 import datetime
 import fcntl
 import hashlib
@@ -30,7 +31,6 @@ import time
 import lab
 import plots
 import run_log
-import tables
 from runner import ROOT, Failed
 
 try:  # before hours are spent, not after them
@@ -153,7 +153,10 @@ def run(place, names, rows, o, failures):
 def section(module, lines, folder, where):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
-    tables.write_csv(folder / f"{module.NAME}.csv", rows)
+    with open(folder / f"{module.NAME}.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
+        table.writeheader()
+        table.writerows(rows)
     text = [f"## {module.TITLE}", "", module.tables(rows).strip(), ""]
     for name in module.figures(rows, str(folder)):
         if name.endswith(".png"):

@@ -1,22 +1,19 @@
 """Tables and figures of the runs that scripts/mfu_sweep has collected."""
+import operator
+
 import plots
 from tables import markdown, number, percent
 
 NAME, TITLE = "sweep", "Training over meshes, strategies and modes"
 KEY = "model", "tp", "dp", "strategy", "mode", "program", "options"  # identifies a run
 
-
-def key(row):
-    return tuple(row[name] for name in KEY)
+key = operator.itemgetter(*KEY)
+configuration = operator.itemgetter(*(name for name in KEY if name != "mode"))
 
 
 def latest(rows):
     """The last row of each run: failed runs may have been repeated."""
     return list({key(row): row for row in rows}.values())
-
-
-def configuration(row):
-    return tuple(row[name] for name in KEY if name != "mode")
 
 
 def label(row):
