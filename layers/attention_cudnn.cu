@@ -21,7 +21,6 @@
 // A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends, and so is one
 // workspace per stream, as large as the largest plan's. If cuDNN is not used, rank 0 prints each reason once on standard error;
 // if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
-#include "attention.h"
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
@@ -509,7 +508,7 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
     const int64_t HD = H * D, rows = T * B * H;
-    float *stats = scratch, *delta = stats + attention_scratch(T, B, H, D) / 2;
+    float *stats = scratch, *delta = stats + ceil_div(rows, 64) * 64; // attention_scratch()
     cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse, T, B * H);
     void *pointer[NAMES] = {};
     set_pointers(pointer, p, qkv, out, stats, 0);
