@@ -184,9 +184,12 @@ static void reduce(graph *g, cudnnReduceTensorOp_t mode, descriptor y, descripto
                    part(CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind)});
 }
 
-static void view(graph *g, descriptor y, descriptor x) {
+// The same elements of bf16, seen with this size and stride.
+static descriptor seen_as(graph *g, four size, four stride, descriptor x) {
+    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, size, stride);
     add_operation(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
                   {part(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x), part(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y)});
+    return y;
 }
 
 // y = mode(x), mode(x, b), or t ? x : b. b and t may be NULL; axis < 0: none.
@@ -273,16 +276,10 @@ static void build_forward(graph *g, const problem *p) {
     matmul(g, o, probability, v);
 }
 
-// The same elements seen as (B, H, keys, n).
-static descriptor transposed_view(graph *g, four score, descriptor x) {
-    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)));
-    view(g, y, x);
-    return y;
-}
-
 static void build_backward(graph *g, const problem *p) {
     const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
     const sizes s = sizes_of(p);
+    const four across = transposed(s.score), steps = transposed(packed(s.score)); // (B, H, keys, n)
     descriptor q = tensor(g, Q, bf16, s.query, s.qkv);
     descriptor k = tensor(g, K, bf16, transposed(s.key), transposed(s.qkv));
     descriptor v = tensor(g, V, bf16, transposed(s.key), transposed(s.qkv));
@@ -303,18 +300,16 @@ static void build_backward(graph *g, const problem *p) {
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, stats);
     x = causal_mask(g, p, s.score, x);
     descriptor probability = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
-    matmul(g, dv, transposed_view(g, s.score, probability), dout);
+    matmul(g, dv, seen_as(g, across, steps, probability), dout);
 
     x = between(g, fp32, s.score);
     matmul(g, x, dout, v);
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, delta);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, probability);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
-    matmul(g, dk, transposed_view(g, s.score, x), q);
+    matmul(g, dk, seen_as(g, across, steps, x), q);
 
-    descriptor keys = tensor(g, g->next++, bf16, s.key, s.qkv);
-    view(g, keys, k);
-    matmul(g, dq, x, keys);
+    matmul(g, dq, x, seen_as(g, s.key, s.qkv, k));
 }
 
 // ---- plans
