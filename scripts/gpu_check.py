@@ -27,7 +27,6 @@ the end. The exit status is 1 if a check failed.
 """
 import argparse
 import collections
-import dataclasses
 import os
 import signal
 import sys
@@ -39,17 +38,9 @@ from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import ROOT, Late
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    name: str
-    share: float  # of the time that is left for this stage and the later ones
-    run: object
-    needs_build: bool = True
-
-
-STAGES = (Stage("build", 100, machine.build, False), Stage("device", 40, machine.device, False), Stage("twins", 50, twins.run),
-          Stage("losses", 30, training.losses), Stage("ranks", 85, ranks.run), Stage("sanitizer", 35, twins.sanitize),
-          Stage("times", 145, times.run), Stage("kernels", 80, times.kernels))
+# What a stage runs, and its share of the time that is left for it and the later ones.
+STAGES = {"build": (machine.build, 100), "device": (machine.device, 40), "twins": (twins.run, 50), "losses": (training.losses, 30),
+          "ranks": (ranks.run, 85), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145), "kernels": (times.kernels, 80)}
 
 
 def parse(words=None):
@@ -65,31 +56,31 @@ def parse(words=None):
 
 
 def selected(only):
-    names = set(only.split(",") if only else [s.name for s in STAGES])
-    if unknown := names - {s.name for s in STAGES}:
-        sys.exit(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STAGES)}")
-    if any(s.name in names and s.needs_build for s in STAGES):
+    names = set(only.split(",") if only else STAGES)
+    if unknown := names - STAGES.keys():
+        sys.exit(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
+    if names != {"device"}:
         names.add("build")
-    return [s for s in STAGES if s.name in names]
+    return [name for name in STAGES if name in names]
 
 
-def first_share(stages, seconds):
+def first_share(names, seconds):
     """The first stage's part of the seconds that are left."""
-    return seconds * stages[0].share / sum(s.share for s in stages)
+    return seconds * STAGES[names[0]][1] / sum(STAGES[name][1] for name in names)
 
 
-def run_stage(check, stage, seconds):
-    check.stage, begin = stage.name, time.monotonic()
+def run_stage(check, name, seconds):
+    check.stage, begin = name, time.monotonic()
     check.runner.deadline = begin + seconds
-    check.say(f"\n{stage.name}: from second {begin - check.begin:.0f}, at most {max(0, seconds):.0f} s")
+    check.say(f"\n{name}: from second {begin - check.begin:.0f}, at most {max(0, seconds):.0f} s")
     try:
-        stage.run(check)
+        STAGES[name][0](check)
     except Late:  # a late build is a failure: nothing can be checked without programs
-        check.verdict(stage.name, FAIL if stage.name == "build" else LATE, "cut short: its time is over")
+        check.verdict(name, FAIL if name == "build" else LATE, "cut short: its time is over")
     except Exception as error:  # the other stages still run
-        check.verdict(stage.name, FAIL, f"{type(error).__name__}: {error}")
+        check.verdict(name, FAIL, f"{type(error).__name__}: {error}")
         traceback.print_exc(file=check.log)
-    check.data["stages"][stage.name] = time.monotonic() - begin
+    check.data["stages"][name] = time.monotonic() - begin
     check.save()
 
 
@@ -113,7 +104,7 @@ def main():
     if options.plan:
         for i, stage in enumerate(stages):
             end += (seconds := first_share(stages[i:], options.budget - end))
-            print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {end:.0f}")
+            print(f"{stage:<10} {seconds:5.0f} s, ends by second {end:.0f}")
         return 0
     check = Check(options)
 
