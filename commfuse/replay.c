@@ -14,7 +14,6 @@ typedef struct player { // a rank, or one that stands for all
     const cf_schedule *schedule;
     transfer *transfer;                      // one per step; unused for steps on the compute stream
     int next;                                // step
-    int open;                                // transfers before this step are done
     double stream_ms, egress_ms, ingress_ms; // compute stream and link are busy until then
     double exposed_ms;
 } player;
@@ -54,7 +53,7 @@ static void start(replay *r, cf_schedule *const *schedule) {
 }
 
 static bool done(const replay *r, const player *p, int step) {
-    if (step < p->open || !cf_is_transfer(&p->schedule->step[step])) return true; // the stream has passed it
+    if (!cf_is_transfer(&p->schedule->step[step])) return true; // the stream has passed it
     const transfer *t = &p->transfer[step];
     return (!r->machine->coupled || t->sent_ms <= r->now_ms) && t->received_ms <= r->now_ms;
 }
@@ -85,7 +84,7 @@ static bool walk(replay *r, player *p) {
 
 static bool make_ready(replay *r, player *p) {
     bool moved = false;
-    for (int i = p->open; i < p->schedule->count && (!cf_is_transfer(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY);
+    for (int i = 0; i < p->schedule->count && (!cf_is_transfer(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY);
          i++) {
         const cf_step *step = &p->schedule->step[i];
         transfer *t = &p->transfer[i];
@@ -95,9 +94,6 @@ static bool make_ready(replay *r, player *p) {
         if (step->kind == CF_EXCHANGE && step->recv_from < 0) t->received_ms = r->now_ms;
         moved = true;
     }
-    while (p->open < p->next && (!cf_is_transfer(&p->schedule->step[p->open]) ||
-                                 (p->transfer[p->open].sent_ms <= r->now_ms && p->transfer[p->open].received_ms <= r->now_ms)))
-        p->open++;
     return moved;
 }
 
@@ -120,7 +116,7 @@ static bool start_transfer(replay *r) {
     transfer *send = NULL, *receive = NULL;
     double since = INFINITY;
     for (player *a = r->player; a < r->player + r->players; a++)
-        for (int i = a->open; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
+        for (int i = 0; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
             if (!cf_is_transfer(&a->schedule->step[i])) continue;
             transfer *from = &a->transfer[i];
             if (from->posted_ms == INFINITY) break;
@@ -149,7 +145,7 @@ static double next_instant(const replay *r) {
         const double busy[] = {p->stream_ms, p->egress_ms, p->ingress_ms};
         for (int i = 0; i < 3; i++)
             if (busy[i] > r->now_ms) next = fmin(next, busy[i]);
-        for (int i = p->open; i < p->schedule->count; i++) {
+        for (int i = 0; i < p->schedule->count; i++) {
             const transfer *t = &p->transfer[i];
             if (!cf_is_transfer(&p->schedule->step[i])) continue;
             if (t->posted_ms == INFINITY) break;
