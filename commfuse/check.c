@@ -20,7 +20,6 @@
 #include "die.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // indices of cf_difference.about; OPERATION: the address of its cf_checksums
 

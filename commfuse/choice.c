@@ -1,6 +1,5 @@
 // See choice.h.
 #include "choice.h"
-#include "die.h"
 #include "replay.h"
 #include <math.h>
 #include <stdio.h>

@@ -15,7 +15,6 @@
 #include "fuse.h"
 #include "die.h"
 #include "schedule_check.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

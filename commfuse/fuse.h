@@ -1,5 +1,4 @@
-// The executor: runs any schedule with a compute callback, a device stream and a transport. It knows no algorithm: it walks the
-// list of steps, waits for what a step names, and runs the step.
+// The executor: runs any schedule with a compute callback, a device stream and a transport.
 //
 // A cf_fuse is one planned operation: schedule, staging memory and requests. It is created before the first training step and run
 // any number of times, with any payload up to its capacity. Several may be in flight at a time if all ranks of the group begin

@@ -6,7 +6,6 @@
 #pragma GCC diagnostic ignored "-Wunused-parameter" // nothing is read or written
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include "device.h"
 #include "die.h"
 #include "record.h"

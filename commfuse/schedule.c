@@ -14,8 +14,7 @@
 // because the owner adds in that order. Addition commutes to the bit, so both give the same bits.
 //
 // Once: where the latency of a transfer exceeds the computation of a slice, or nothing is computed, one transfer after another
-// would cost N − 1 latencies. So all transfers are one unit, during the computation of the own shard; everything else is computed
-// together, before or after.
+// would cost N − 1 latencies. So all transfers are one unit.
 #include "schedule.h"
 #include "die.h"
 #include "memory.h"
@@ -237,14 +236,13 @@ static int exchange_at_once(cf_schedule *s, int wait) {
     return index;
 }
 
-// Computes the shards of all other ranks, below and above the own one, once steps first … last are done; first -1: no wait.
+// Computes the shards of all other ranks, below and above the own one, once steps first … last are done; both -1: no wait.
 static void compute_others(cf_schedule *s, cf_side side, cf_buffer buffer, int first, int last) {
     const int owner[] = {0, s->rank + 1}, count[] = {s->rank, s->ranks - 1 - s->rank};
     for (int i = 0; i < 2; i++) {
         if (count[i] == 0) continue;
         int index = cf_append_compute(s, side, (cf_place){buffer, owner[i]}, owner[i], count[i], first);
-        s->step[index].range = first >= 0;
-        if (first >= 0) s->step[index].wait[1] = last;
+        s->step[index].range = first >= 0, s->step[index].wait[1] = last;
     }
 }
 

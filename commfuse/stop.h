@@ -5,8 +5,6 @@
 // a process and to its group.
 #pragma once
 
-#include <stddef.h>
-
 // Call once, from the compute thread, after cf_device_threads.
 void cf_stop_listen(void);
 

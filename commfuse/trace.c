@@ -5,7 +5,6 @@
 // at the same time.
 #include "trace.h"
 #include "die.h"
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,8 +103,7 @@ void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_mo
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
-    const cf_trace_event e = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1};
-    add_span(trace, (span){e, begin, begin, end}, name);
+    add_span(trace, (span){{.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1}, begin, begin, end}, name);
 }
 
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,

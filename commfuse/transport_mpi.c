@@ -19,16 +19,12 @@
 //                                core that the peer needs (324 ms a step instead of 2.9).
 // Launchers bind a rank to a single core if there are few ranks (Open MPI: up to two), which would put compute threads and
 // progress thread on the same core. Such a binding is widened at start.
-//
-// The watch (watch.h) knows what this rank waits for, and asks the other ranks when nothing comes. A rank that gives up lets the
-// others give up too before it ends the run, so that every rank prints what it found.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "bootstrap.h"
 #include "die.h"
 #include "flights_mpi.h"
 #include "watch.h"
-#include <limits.h>
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
