@@ -36,7 +36,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -102,10 +101,6 @@ static double now_s(void) {
 
 static double deadline_of(const sockets *s, double more_s) {
     return s->base.timeout_s > 0 ? now_s() + s->base.timeout_s + more_s : 1e300;
-}
-
-static void nap(void) {
-    nanosleep(&(struct timespec){0, RETRY_MS * 1000000L}, NULL);
 }
 
 // --- frames ---
@@ -190,7 +185,7 @@ CF_NORETURN static void lost(const sockets *s, int rank) {
     const char *host = s->base.rank == 0 ? s->connection[rank].host : "";
     lost_rank = rank;
     if (rank == 0) { // perhaps it ended by an error that this rank is about to find, too
-        nap();
+        poll(NULL, 0, RETRY_MS);
         cf_die_rank_0_ended();
     }
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
@@ -480,7 +475,7 @@ static void join_rank_0(sockets *s, double deadline_s) {
         }
         if (!error) freeaddrinfo(found);
         if (!why) return;
-        nap();
+        poll(NULL, 0, RETRY_MS);
     } while (now_s() < deadline_s);
     cf_die("was rank 0 started there? can this host reach it? or allow more time with --timeout",
            "rank %d cannot reach rank 0 at %s port %s within %g s: %s", s->base.rank, s->address, s->port, s->base.timeout_s, why);

@@ -13,7 +13,7 @@
 #include "bootstrap.h"
 #include "transport.h"
 
-enum { CF_IDLE, CF_POSTED, CF_DONE }; // state of a request
+enum { CF_POSTED = 1, CF_DONE }; // state of a request
 
 typedef struct cf_memory {
     void *at; // NULL: none
