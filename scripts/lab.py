@@ -147,11 +147,11 @@ def quantity(units):
     return parse
 
 
-def enough(ranks, cores):
-    """Whether every rank gets its cores, and the reason."""
+def shortage(ranks, cores):
+    """Why ranks share cores; "" if they do not."""
     need = CORES_PER_RANK * ranks
-    return cores >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), this machine gives "
-                           f"{cores}")
+    why = f"{ranks} ranks need {need} cores (one to compute and one for progress each), this machine gives {cores}"
+    return why if cores < need else ""
 
 
 def main():
@@ -173,11 +173,10 @@ def main():
     if reason := obstacle():
         sys.exit(f"lab: {reason}")
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    ok, text = enough(o.hosts, len(cores))
-    if ok:
+    if why := shortage(o.hosts, len(cores)):  # one core for both, and perhaps for other hosts
+        print(f"lab: {why}: {SHARED}", file=sys.stderr)
+    else:
         cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
-    else:  # one core for both, and perhaps for other hosts
-        print(f"lab: {text}: {SHARED}", file=sys.stderr)
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
                    "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(o.hosts)),
                    "LAB_RATE": f"{o.rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(o.rate / 8 * BURST_S))),

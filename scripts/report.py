@@ -42,7 +42,7 @@ except ImportError as error:
              "scripts/install_deps.sh installs it")
 
 EXPERIMENTS = {module.NAME: module for module in (operations, training, timeline)}  # in the order of the report
-NOT_OF_THE_SETUP = "date", "enough", "load"  # may differ between rows of one report
+NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
@@ -71,8 +71,8 @@ def setup_of(place, o):
 
 def doubts(setup):
     """Why figures are less exact on this machine; "" if no reason is known."""
-    if not setup["enough"][0]:
-        return f"In this report {lab.SHARED}: {setup['enough'][1]}"
+    if setup["shortage"]:
+        return f"In this report {lab.SHARED}: {setup['shortage']}"
     if setup["load"] > LOAD_MAX * setup["cores"]:
         return ("Other work shares these processors, so times differ from minute to minute: "
                 f"load {setup['load']:.2f} at the start")
@@ -80,7 +80,7 @@ def doubts(setup):
 
 
 def caption(setup):
-    shared = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
+    shared = setup["shortage"] and f" (**{lab.SHARED}**: {setup['shortage']})"
     return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} "
             f"{setup['kernel']}; {setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
             f"({setup['program']}); {'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
@@ -183,7 +183,7 @@ def write_report(folder, setup, done, failures, command, stopped=False):
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
-    plots.note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
+    plots.note = setup["shortage"] and f"{setup['cores']} cores: {lab.SHARED}"
     text += [section(module, lines, folder, caption(setup)) for module, lines in present.items()]
     path = folder / "report.md"
     path.write_text("\n".join(text), encoding="utf-8")

@@ -37,7 +37,7 @@ class Place:
         return {"place": self.kind, "cores": self.cores,
                 "processor": "{} (family {}, model {})".format(*(word[1] for word in words)) if all(words) else platform.machine(),
                 "kernel": platform.release(), "system": platform.system(), "mpi": mpi.partition("\n")[0] or "none",
-                "enough": list(lab.enough(2, self.cores))}
+                "shortage": lab.shortage(2, self.cores)}
 
     def run(self, ranks, command, timeout=TIMEOUT_S):
         """Runs a command on a number of ranks and returns its output."""

@@ -47,7 +47,7 @@ NO_PEAK = "--peak-tflops", 1  # skips the measurement of the peak, where MFU is 
 def size_for(place, size):
     """Where cores are shared: wide layers, which compute more per byte and so have a slower link, so that moving bytes takes little
     of the cores."""
-    return size if lab.enough(2, place.cores)[0] else {**size, "model": "wide", "seq": 512, "batch": 2}
+    return {**size, "model": "wide", "seq": 512, "batch": 2} if lab.shortage(2, place.cores) else size
 
 
 def points(place, quick):

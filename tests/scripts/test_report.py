@@ -468,7 +468,7 @@ class FirstLine(Case):
         self.out.mkdir()
         setup = {"processor": "P", "cores": 2, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m",
                  "onednn": "2", "version": "v", "program": "h", "place": "local", "date": "today", "load": 0.1,
-                 "enough": [False, "2 ranks need 4 cores, this machine gives 2"]}
+                 "shortage": "2 ranks need 4 cores, this machine gives 2"}
         done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
         path, problems = report.write_report(self.out, setup, done, [], "scripts/report.py")
         lines = path.read_text().splitlines()
@@ -476,14 +476,14 @@ class FirstLine(Case):
         self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
         self.assertIn(laboratory.SHARED, (self.out / "training.svg").read_text())
         self.assertEqual(problems, [])
-        path, _ = report.write_report(self.out, {**setup, "enough": [True, ""]}, done, [], "c")
+        path, _ = report.write_report(self.out, {**setup, "shortage": ""}, done, [], "c")
         self.assertTrue(path.read_text().startswith("# "))
         self.assertNotIn(laboratory.SHARED, (self.out / "training.svg").read_text())
 
     def test_says_that_others_use_the_processors(self):
         self.out.mkdir()
         setup = {"processor": "P", "cores": 4, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m", "onednn": "2",
-                 "version": "v", "program": "h", "place": "local", "date": "today", "enough": [True, ""], "load": 1.5}
+                 "version": "v", "program": "h", "place": "local", "date": "today", "shortage": "", "load": 1.5}
         path, _ = report.write_report(self.out, setup, [], [], "scripts/report.py")
         self.assertIn("Other work shares these processors", path.read_text().splitlines()[0])
         path, _ = report.write_report(self.out, {**setup, "load": 0.1}, [], [], "scripts/report.py")
