@@ -358,7 +358,7 @@ static int run(trainer *t) {
 
 static void export_model(trainer *t) {
     allow_long_waits(t, true);
-    manifest *m = origin_checkpoint_to_export(&t->o, t->transport);
+    manifest *m = origin_checkpoint(&t->o, NULL, t->transport, NULL);
     restore_state(t, m);
     write_model(t, m->step, t->o.export_to);
     manifest_free(m);

@@ -291,7 +291,11 @@ static manifest *find_sound(const options *o, cf_transport *transport, int64_t b
 manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start) {
     bool damage = false;
     problem why;
-    manifest *m = *o->out ? find_sound(o, transport, INT64_MAX, &damage) : NULL;
+    manifest *m = *o->out ? find_sound(o, transport, *o->export_to ? o->export_step + 1 : INT64_MAX, &damage) : NULL;
+    if (*o->export_to && m && m->step == o->export_step) return m;
+    if (*o->export_to)
+        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported", o->export_step,
+                        o->out);
     if (!m && damage && !o->force)
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "none of the checkpoints in %s is sound", o->out);
@@ -306,15 +310,6 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
     if (!m && *o->init_from && !start)
         cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
     if (damage && !checkpoint_set_aside(o->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
-    return m;
-}
-
-manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport) {
-    bool damage = false;
-    manifest *m = find_sound(o, transport, o->export_step + 1, &damage);
-    if (!m || m->step != o->export_step)
-        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported", o->export_step,
-                        o->out);
     return m;
 }
 

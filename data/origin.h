@@ -53,10 +53,8 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
 
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins,
 // from the model file `start` if that is not NULL. Newer, damaged checkpoints are reported and renamed, so that they do not count
-// when older ones are removed. Calls origin_compare_run().
+// when older ones are removed. Calls origin_compare_run(). With --export: the checkpoint of --export-step, facts and start are NULL.
 manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start);
-// Collective. The checkpoint of --export-step.
-manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport);
 
 // Opens a checkpoint's saved_state, and reads it for state_restore() of layers/optimizer.h. Both die on an error.
 saved_state *origin_open_state(const options *o, const manifest *m);
