@@ -383,7 +383,8 @@ class Export(Case):
 
     def test_who_ends_it_finds_nothing(self):
         halted = ("import os, runpy, sys, time; sys.argv = sys.argv[1:];"
-                  "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
+                  # naps, because a signal just before a long sleep would be handled after it
+                  "os.fsync = lambda file: (print('written', flush=True), [time.sleep(0.05) for nap in range(1200)]);"
                   "runpy.run_path(sys.argv[0], run_name='__main__')")
         for words in ("--export", self.ours()), ("--import", self.theirs()):
             before = os.listdir(self.directory)
