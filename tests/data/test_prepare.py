@@ -271,7 +271,8 @@ class Errors(PrepareCase):
     def started(self):
         """A run that has written, but not yet renamed."""
         script = ("import os, runpy, sys, time; sys.argv = sys.argv[1:];"
-                  "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
+                  # naps, because a signal just before a long sleep would be handled after it
+                  "os.fsync = lambda file: (print('written', flush=True), [time.sleep(0.05) for nap in range(1200)]);"
                   "runpy.run_path(sys.argv[0], run_name='__main__')")
         child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", self.write("a", EVERY_BYTE), "--out", self.out],
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
