@@ -22,8 +22,9 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 // smaller T and B, too.
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
-// Is backward worth cutting into ranges of time steps, to hide transfers? On a GPU two ranges take 1.5 times as long as all at once
-// and four 1.8 times (bench_gpu, H200): dk and dv are written for each range and added, and a range fills few multiprocessors.
+// Is backward worth cutting into ranges of time steps, to hide transfers? Not on a GPU: with the projection's dgrad two ranges took
+// 1.5 times as long as all at once on an H200, four 1.8 times. dk and dv were written for each range and added, and a range fills
+// few multiprocessors.
 bool attention_backward_by_ranges(void);
 // Floating-point operations of forward, causal.
 static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D) {

@@ -625,7 +625,9 @@ static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
     const sizes *s = &b->s;
-    if (o->heads && s->H % N != 0)
+    if (o->run == attention_gather && !attention_backward_by_ranges())
+        printf("%-30s %3lld always whole on this device\n", o->name, (long long)N);
+    else if (o->heads && s->H % N != 0)
         printf("%-30s %3lld cannot be: %lld heads\n", o->name, (long long)N, (long long)s->H);
     else if (s->C % N != 0 || s->T < N)
         printf("%-30s %3lld cannot be: %lld channels, T %lld\n", o->name, (long long)N, (long long)s->C, (long long)s->T);
