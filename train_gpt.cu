@@ -42,7 +42,7 @@ typedef struct trainer {
     cf_transport *transport;
     cf_context context;
     cf_mesh mesh;
-    cf_choice how;
+    overlap how;
     gpt model;
     zero_optimizer optimizer;
     tokens *train, *val;
@@ -76,7 +76,9 @@ static void make_mesh(trainer *t) {
     cf_mesh_init(&t->mesh, ranks, t->transport->rank, (int)o->tp, (int)o->dp);
     t->report.accumulation = recipe_accumulation(o);
     if (t->transport->size < ranks && !*o->predict) return; // a dry run: one process, as rank 0 of the mesh
-    t->transport->collectives = strcmp(o->overlap, "none") == 0 || strcmp(o->overlap, "slice") == 0;
+    if (!overlap_parse(&t->how, o->overlap, o->gradients, o->prefetch, o->embedding))
+        cf_die_together(NULL, "--overlap %s: no schedule has that name", o->overlap);
+    t->transport->collectives = t->how.schedule.algorithm && t->how.schedule.algorithm->native;
     cf_mesh_bind(t->transport, &t->mesh);
 }
 
@@ -95,9 +97,6 @@ static void make_context(trainer *t) {
     t->context.step = t->trace_from = t->trace_to = -1;
     if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has checked the form
     if (o->check_wire) t->context.check = cf_check_create();
-    t->how.slices = (int)o->slices;
-    if (!cf_mode_parse(o->overlap, &t->how.mode) || !cf_route_parse(o->route, &t->how.route))
-        cf_die_together("a bug: options.c and schedule.c have different names", "--overlap %s --route %s", o->overlap, o->route);
 }
 
 // --- mesh → model ---
@@ -109,10 +108,10 @@ static void make_model(trainer *t) {
     if (o->dry_run) cf_device_plan_only(true);
     const parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     if (strcmp(o->recompute, "auto") == 0)
-        o->recompute = gpt_may_keep(&t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, t->how) ? "0" : "1";
-    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, t->how, *o->recompute == '1');
-    optimizer_create(&t->optimizer, &t->model, t->how);
-    const bool choose = t->how.mode == CF_MODE_AUTO && t->mesh.world_group.size > 1 && !*o->export_to;
+        o->recompute = gpt_may_keep(&t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, &t->how) ? "0" : "1";
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, &t->how, *o->recompute == '1');
+    optimizer_create(&t->optimizer, &t->model, &t->how);
+    const bool choose = !t->how.schedule.algorithm && t->mesh.world_group.size > 1 && !*o->export_to;
     plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, o, t->transport, VERSION);
     r->o = o, r->version = VERSION, r->run = t->run;
     r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;

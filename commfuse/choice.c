@@ -4,9 +4,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-// Slices tried; ranks up to which more than one is tried (schedules grow with both); slices that a plan file may name.
-enum { SLICES_MOST = 4, SLICES_RANKS = 64, SLICES_GIVEN = 1 << 16 };
+// Slices tried; ranks up to which more than one is tried (schedules grow with both).
+enum { SLICES_MOST = 4, SLICES_RANKS = 64 };
 // Costs are rough, and only rounds hide transfers on a link that is slower than assumed. So another choice, or more slices, must
 // take less than this share of the time.
 static const double WORTH = 0.9;
@@ -33,12 +34,11 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
     const cf_costs *c = e->costs;
     double wire = e->work->bytes / s->slices / c->bytes_per_s;
     if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
-    bool unit = s->route == CF_ONCE && step != s->step && step->joined;
-    return 1e3 * (wire + (c->in_order && !unit ? c->latency_s : c->message_s));
+    return 1e3 * (wire + (c->in_order && !step->joined ? c->latency_s : c->message_s));
 }
 
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.mode, choice.route, w->ranks, 0, choice.slices, w->folds);
+    cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, 0, choice.slices, w->folds);
     estimate e = {w, c};
     cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
     double ms = cf_replay(&s, 1, &machine).finished_ms;
@@ -48,30 +48,41 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
 
 // --- choices ---
 
-// The first is one slice in rounds by the transport's route.
+// The algorithm whose rounds suit the transport.
+static const cf_algorithm *first_of(const cf_work *w, const cf_costs *c) {
+    return cf_algorithm_serving(cf_algorithm_find(c->rounds ? c->rounds : "ring"), w->operation, w->side);
+}
+
+static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
+    const bool alone = w->side == CF_NO_COMPUTE;
+    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
+    const bool collective = alone && w->native && c->in_order;
+    if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->most)) return false;
+    if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->most == 1 || (slices == 1 && a == first_of(w, c)));
+    if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
+    return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
+}
+
+enum { ROUNDS, AT_ONCE, NATIVE, KINDS };
+static int kind_of(const cf_algorithm *a) {
+    return a->native ? NATIVE : a->most == 1 ? AT_ONCE : ROUNDS;
+}
+
+// The first is one slice in rounds.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
-    bool alone = w->side == CF_NO_COMPUTE;
-    const cf_route first = w->operation == CF_ALLTOALL ? CF_DIRECT : c->route;
-    const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
-    const cf_choice native = {w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
+    const cf_algorithm *first = first_of(w, c);
     int count = 0;
-    if (alone && w->native && c->in_order) { // messages keep their order anyway, and the library's sums take no kernels
-        list[0] = native;
-        return 1;
-    }
-    for (int m = 1; m <= SLICES_MOST && !alone; m *= 2)
-        for (int other = 0; other < (first == second ? 1 : 2); other++)
-            if ((m == 1 && !other) || w->ranks <= SLICES_RANKS)
-                list[count++] = (cf_choice){CF_MODE_COMMFUSE, other ? second : first, m};
-    list[count++] = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1};
-    if (!w->native || (alone && w->bytes > SMALL_BYTES)) return count;
-    list[count++] = native;
-    for (int m = 2; m <= SLICES_MOST && !alone; m *= 2) list[count++] = (cf_choice){CF_MODE_SLICE, c->route, m};
+    for (int kind = ROUNDS; kind < KINDS; kind++)
+        for (int m = 1; m <= SLICES_MOST; m *= 2)
+            for (int i = -1; i < cf_algorithm_count && count < CF_CHOICES - 1; i++) {
+                const cf_algorithm *a = i < 0 ? first : &cf_algorithms[i];
+                if (kind_of(a) == kind && (i < 0 || a != first) && is_candidate(a, w, c, m)) list[count++] = (cf_choice){a, m};
+            }
     return count;
 }
 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
-    cf_choice list[CF_CHOICES], best = {CF_MODE_COMMFUSE, c->route, 1};
+    cf_choice list[CF_CHOICES], best = {first_of(w, c), 1};
     if (w->ranks == 1) return best;
     int count = cf_choices(w, c, list);
     double best_ms = INFINITY;
@@ -85,18 +96,20 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
 // --- names ---
 
 void cf_choice_print(cf_choice c, char name[CF_CHOICE_NAME]) {
-    const char *word = c.mode == CF_MODE_COMMFUSE ? cf_route_name(c.route) : cf_mode_name(c.mode);
-    const bool whole = c.slices == 1 && c.mode != CF_MODE_SLICE;
-    snprintf(name, CF_CHOICE_NAME, whole ? "%s" : "%s:%d", word, c.slices);
+    const cf_algorithm *a = c.algorithm;
+    const bool whole = !a || (c.slices == 1 && a->slices == 1);
+    snprintf(name, CF_CHOICE_NAME, whole ? "%.16s" : "%.16s:%d", a ? a->name : "auto", c.slices);
 }
 
+// An alias is the row that it names.
 bool cf_choice_parse(const char *name, cf_choice *choice) {
     char word[CF_CHOICE_NAME], colon, rest;
-    cf_choice c = {CF_MODE_COMMFUSE, CF_RING, 1};
-    int parts = sscanf(name, "%31[^:]%c%6d%c", word, &colon, &c.slices, &rest);
-    if ((parts != 1 && parts != 3) || c.slices < 1 || c.slices > SLICES_GIVEN) return false;
-    if (!cf_route_parse(word, &c.route) && (!cf_mode_parse(word, &c.mode) || c.mode > CF_MODE_SLICE)) return false;
-    *choice = c;
+    int slices = 0, parts = sscanf(name, "%31[^:]%c%6d%c", word, &colon, &slices, &rest);
+    const cf_algorithm *a = parts > 0 ? cf_algorithm_find(word) : NULL;
+    if ((parts != 1 && parts != 3) || (parts == 3 && slices < 1)) return false;
+    if (parts == 1 && strcmp(word, "auto") == 0) return *choice = (cf_choice){NULL, 1}, true;
+    if (!a || slices > a->most) return false;
+    *choice = (cf_choice){a->serves || a->bound ? a : cf_algorithm_find(a->otherwise), slices ? slices : a->slices};
     return true;
 }
 

@@ -1,9 +1,9 @@
-// Chooses mode, route and slices for an operation (`--overlap auto`): the shortest by a replay of its schedules (replay.h).
+// Chooses algorithm and slices for an operation (`--overlap auto`): the shortest by a replay of its schedules (replay.h).
 //
 // The costs of exchanges, links and computation (cf_costs) are given, not measured. So the same machines make the same choice on
-// every run, and give the same bits. An operation can run in rounds (Algorithms 1–5 by ring or direct, 1, 2 or 4 slices), at once
-// (route ONCE), or natively, by one collective of the library or several. Where the latency exceeds what a slice hides, rounds are
-// long and one of the other two is shorter. The tuner (tune.h) measures the same choices while training.
+// every run, and give the same bits. Candidates are the rows of the table of algorithms (schedule.h) that serve the operation, with
+// 1, 2 or 4 slices. Where the latency exceeds what a slice hides, rounds are long, and `once` or a native collective is shorter.
+// The tuner (tune.h) measures the same choices while training.
 #pragma once
 
 #include "schedule.h"
@@ -13,8 +13,7 @@
 CF_EXTERN_C_BEGIN
 
 typedef struct cf_choice {
-    cf_mode mode;
-    cf_route route;
+    const cf_algorithm *algorithm; // NULL: auto
     int slices;
 } cf_choice;
 
@@ -29,19 +28,19 @@ typedef struct cf_work { // of one operation
     bool folds;   // see schedule.h
 } cf_work;
 
-enum { CF_CHOICES = 11 }; // ten, and one from a plan file
-// Lists all choices of the operation; returns their number.
+enum { CF_CHOICES = 16 }; // at most, one from a plan file included
+// Lists the choices of the operation; returns their number.
 int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
 double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs); // predicted
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
 
-// "ring:2", "once", "none", "slice:4": a choice in a plan file. parse returns false if the name is not one.
+// "ring:2", "once", "none", "slice:4", "auto": NAME[:SLICES] of --overlap and of plans. parse returns false if the name is not one.
 enum { CF_CHOICE_NAME = 32 };
 void cf_choice_print(cf_choice choice, char name[CF_CHOICE_NAME]);
 bool cf_choice_parse(const char *name, cf_choice *choice);
 
 // Gives all ranks the same costs, the worst of any rank, so that all make the same choices. Collective, once, before the first
-// operation with mode CF_MODE_AUTO is created. Sets the compute threads of each rank (CPU).
+// operation is created whose algorithm is chosen. Sets the compute threads of each rank (CPU).
 void cf_costs_agree(cf_transport *transport, int threads);
 
 CF_EXTERN_C_END

@@ -77,7 +77,8 @@ static cf_choice predicted_choice(const cf_fuse *f) {
     cf_costs costs = {0};
     if (context->transport) costs = context->transport->costs;
     if (f->plan.group->size > 1 && costs.flops_per_s <= 0)
-        cf_die("call cf_costs_agree() first", "%s: mode auto needs the costs of transfers and computation", f->plan.name);
+        cf_die("call cf_costs_agree() first", "%s: a choice of algorithm needs the costs of transfers and computation",
+               f->plan.name);
     cf_work work = cf_fuse_work(f);
     return cf_choose(&work, &costs);
 }
@@ -92,28 +93,29 @@ static void release(cf_fuse *f) {
     free(f->timed);
 }
 
-// The schedule of this rank from the caller's generator. The schedules of all ranks are checked together.
-static cf_schedule *generated(const cf_fuse_plan *plan) {
-    const int ranks = plan->group->size;
-    if (!plan->generator) cf_die("give plan.generator", "%s: mode own without a generator", plan->name);
-    cf_schedule **all = cf_host_alloc(ranks, sizeof *all, plan->name);
-    for (int r = 0; r < ranks; r++) {
-        cf_boundary *boundary = cf_boundary_swap(NULL);
-        all[r] = plan->generator(ranks, r, plan->slices);
-        cf_boundary_swap(boundary);
-        const cf_schedule *s = all[r];
-        if (!s) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
-        if (s->ranks != ranks || s->operation != plan->operation || s->side != plan->side || s->mode != CF_MODE_OWN ||
-            (s->folds && !plan->folds))
-            cf_die(NULL, "%s: its generator made a schedule of %d ranks for %s, mode %s", plan->name, s->ranks,
-                   cf_operation_name(s->operation), cf_mode_name(s->mode));
-    }
+// The schedule of one rank. A caller's generator runs without the error boundary of the function that needs it.
+static cf_schedule *create_schedule(const cf_fuse_plan *p, cf_choice c, int rank) {
+    cf_boundary *boundary = cf_boundary_swap(NULL);
+    cf_schedule *s = cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, rank, c.slices, p->folds);
+    cf_boundary_swap(boundary);
+    if (!s) cf_die(NULL, "%s: %s", p->name, cf_error());
+    return s;
+}
+
+// This rank's schedule. Those of an algorithm that the tests do not know are checked, all ranks' together.
+static cf_schedule *checked_schedule(const cf_fuse_plan *p, cf_choice c) {
+    if (c.algorithm >= cf_algorithms && c.algorithm < cf_algorithms + cf_algorithm_count)
+        return create_schedule(p, c, p->group->rank);
+    cf_schedule **all = cf_host_alloc(p->group->size, sizeof *all, p->name), *mine = NULL;
+    for (int r = 0; r < p->group->size; r++) all[r] = create_schedule(p, c, r);
     char where[CF_WHERE_TEXT];
     const char *property = cf_schedule_check(all, where);
-    if (property) cf_die("cf_schedule_print() prints it", "%s: its schedule violates %s: %s", plan->name, property, where);
-    cf_schedule *mine = all[plan->group->rank];
-    for (int r = 0; r < ranks; r++)
-        if (all[r] != mine) cf_schedule_free(all[r]);
+    if (property) cf_die("cf_schedule_print() prints it", "%s: %s violates %s: %s", p->name, c.algorithm->name, property, where);
+    for (int r = 0; r < p->group->size; r++)
+        if (r == p->group->rank)
+            mine = all[r];
+        else
+            cf_schedule_free(all[r]);
     free(all);
     return mine;
 }
@@ -130,9 +132,7 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
     f->choices = 0;
     for (int i = 0; i < count; i++) {
         const cf_choice *c = &choices[i];
-        cf_schedule *s = c->mode == CF_MODE_OWN ? generated(plan)
-                                                : cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
-                                                                     plan->group->size, plan->group->rank, c->slices, plan->folds);
+        cf_schedule *s = checked_schedule(plan, *c);
         const int64_t shards = s->result.buffer != CF_RESULT || plan->result_given ? 0 : s->operation == CF_ALLTOALL ? s->ranks : 1;
         const int64_t more_stage = larger(s->stage_slots / s->slices * shard - stage, 0);
         const int64_t more_result = larger(shards * shard - result, 0);
@@ -162,7 +162,7 @@ void cf_fuse_choose(cf_fuse *f, int choice) {
     if (f->running || choice < 0 || choice >= f->choices)
         cf_die(NULL, "%s gets choice %d of %d%s", f->label, choice, f->choices, f->running ? " while it runs" : "");
     f->schedule = f->choice[choice];
-    f->plan.mode = f->schedule->mode, f->plan.route = f->schedule->route, f->plan.slices = f->schedule->slices;
+    f->plan.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->plan.slices = f->schedule->slices;
 }
 
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
@@ -174,8 +174,8 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     f->context = context;
     f->plan = plan;
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
-    cf_choice choice = {plan.mode, plan.route, plan.slices};
-    if (plan.mode == CF_MODE_AUTO) choice = predicted_choice(f);
+    cf_choice choice = {plan.algorithm, plan.slices};
+    if (!plan.algorithm) choice = predicted_choice(f);
     int64_t room = 0;
     cf_fuse_set_choices(f, &choice, 1, &room);
     return f;
@@ -332,7 +332,7 @@ static void fill_request(cf_fuse *f, int index) {
     r->bulk = f->plan.bulk, r->layer = f->layer, r->step = f->context->step;
     r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->lane));
     if (!exchange) {
-        r->blocking = f->schedule->blocking;
+        r->blocking = f->schedule->algorithm->blocking;
         r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
         r->send_count = rows_of(f, step->first % m) * f->row_elements, r->stride = f->rows * f->row_elements;
     }
@@ -367,7 +367,7 @@ static void run_step(cf_fuse *f) {
     if (cf_is_transfer(step)) {
         while (f->next < f->schedule->count && f->schedule->step[f->next].joined) f->next++;
         post(f, index, f->next);
-        if (f->schedule->blocking) wait_for_arrival(f, index);
+        if (f->schedule->algorithm->blocking) wait_for_arrival(f, index);
         return;
     }
     cf_span span = span_of(f, step);
@@ -391,11 +391,9 @@ static void run_step(cf_fuse *f) {
                 stream);
 }
 
-// Schedules of a caller's generator have one lane: the order of their computations may be that of the stream.
 static void run_steps(cf_fuse *f, int end) {
     f->half_way = true;
-    f->two_lanes =
-        f->plan.independent && f->context->second && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
+    f->two_lanes = f->plan.independent && f->context->second && !f->sums && f->schedule->count > 1;
     f->computed = f->fork = f->join = false, f->lane = 0;
     if (f->two_lanes) f->start = cf_moment_untimed(f->context->stream);
     while (f->next < end) run_step(f);

@@ -35,26 +35,22 @@ typedef struct cf_span {
 // unless the plan is `independent`. It cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
-// Makes the schedule of any rank (cf_schedule_start): the same on whichever rank it is called. NULL: it cannot. The operation
-// frees it.
-typedef cf_schedule *cf_generator(int ranks, int rank, int slices);
-
 typedef struct cf_fuse_plan {
     const char *name; // for messages and traces, "mlp.fc2"; must outlive the operation
     const cf_group *group;
     cf_operation operation;
     cf_side side;
-    cf_mode mode;
-    cf_route route;
-    int slices;              // of each rank's shard
-    cf_generator *generator; // of mode OWN: create calls it for all ranks, and checks the schedules (cf_schedule_check)
+    // A row of the table (schedule.h); NULL: chosen (choice.h). Of one of your own, create makes the schedules of all ranks and
+    // checks them (cf_schedule_check).
+    const cf_algorithm *algorithm;
+    int slices; // of each rank's shard
     cf_dtype dtype;
     int64_t capacity;  // of one rank's shard, elements
     bool result_given; // all-to-all: the caller sets the place of the result before every begin
     bool folds;        // reduce-scatter: the computation can add to existing values, and writes others without reading them
     bool bulk;         // large and not needed soon (gradients, weights): messages posted later may overtake it
     bool independent;  // calls of compute need no order among each other: two may run at the same time
-    // For CF_MODE_AUTO, where mode, route and slices are chosen (choice.h):
+    // Where algorithm and slices are chosen:
     double flops; // of all slices on one rank
     bool early;   // begun well before it is finished
 } cf_fuse_plan;
@@ -64,7 +60,7 @@ typedef struct cf_fuse cf_fuse;
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan); // NULL on an error
 bool cf_fuse_free(cf_fuse *fuse);                                // NULL is allowed; false on an error: it is running
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
-const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // with mode, route and slices of the current choice
+const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // with algorithm and slices of the current choice
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Gives the operation several choices instead of the one that it was created with; the first becomes current. Memory is allocated
@@ -88,7 +84,7 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
 // Runs the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by source (with compute after, the
-// own ones stay in full in commfuse mode and on one rank); all-gather: full. Valid until the next begin. NULL on an error.
+// own ones stay in full unless a native collective moves them); all-gather: full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);
 // begin and finish. NULL on an error.
 void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,

@@ -282,7 +282,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .piece_s = h->kernel_s + 2 * h->call_s,
                       .bytes_per_s = h->link[h->gpu ? 0 : level_of(0, record.world - 1)].bytes_per_s,
                       .flops_per_s = h->product.y[h->product.points - 1],
-                      .route = h->gpu ? CF_DIRECT : CF_RING,
+                      .rounds = h->gpu ? "direct" : "ring",
                       .spare = true,
                       .in_order = h->gpu};
 }

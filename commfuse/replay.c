@@ -71,8 +71,8 @@ static bool walk(replay *r, player *p) {
         const cf_step *step = &p->schedule->step[p->next];
         if (cf_is_transfer(step)) {
             p->transfer[p->next].posted_ms = fmin(p->transfer[p->next].posted_ms, r->now_ms);
-            if (p->schedule->blocking && !(p->transfer[p->next].received_ms <= r->now_ms)) break;
-            if (p->schedule->blocking) p->exposed_ms += r->now_ms - p->stream_ms, p->stream_ms = r->now_ms;
+            if (p->schedule->algorithm->blocking && !(p->transfer[p->next].received_ms <= r->now_ms)) break;
+            if (p->schedule->algorithm->blocking) p->exposed_ms += r->now_ms - p->stream_ms, p->stream_ms = r->now_ms;
             continue;
         }
         if (!waits_done(r, p, step)) break;

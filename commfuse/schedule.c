@@ -34,11 +34,6 @@ static int slice(const cf_schedule *s, int owner, int k) {
 
 // --- appending steps ---
 
-// The bounds leave the transfers out, and with them all waits: commfuse becomes nowire, none becomes ideal.
-static bool without_transfers(const cf_schedule *s) {
-    return s->mode == CF_MODE_NOWIRE || s->mode == CF_MODE_IDEAL;
-}
-
 static cf_step *append(cf_schedule *s, cf_step_kind kind, cf_place at, cf_place from, int wait0, int wait1) {
     s->step = cf_host_grow(s->step, &s->room, s->count + 1, sizeof *s->step, "a schedule");
     cf_step *step = &s->step[s->count++];
@@ -55,7 +50,7 @@ int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int 
 
 int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
                        int wait0, int wait1) {
-    if (without_transfers(s)) return -1;
+    if (s->bound) return -1; // bounds leave the transfers out, and with them all waits
     cf_step *step = append(s, CF_EXCHANGE, at, from, wait0, wait1);
     step->send_to = send_to, step->send_slice = send_slice, step->recv_from = recv_from, step->recv_slice = recv_slice;
     return s->count - 1;
@@ -73,7 +68,7 @@ int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait) {
 }
 
 int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait) {
-    if (without_transfers(s)) return -1;
+    if (s->bound) return -1; // bounds leave the transfers out, and with them all waits
     cf_step *step = append(s, CF_COLLECTIVE, at, from, wait, -1);
     step->first = first, step->count = s->ranks, step->stride = s->slices;
     return s->count - 1;
@@ -94,9 +89,14 @@ static int last_on_stream(const cf_schedule *s) {
     return i;
 }
 
-// Generators note in sent[i · m + k] the step that transfers slice k in round i. Returns that of the round before; -1: none.
-static int sent_before(const cf_schedule *s, const int *sent, int round, int k) {
-    return round > 0 ? sent[(round - 1) * s->slices + k] : -1;
+// Generators note in s->sent[i · m + k] the exchange that they post for slice k in round i.
+static int *sent(const cf_schedule *s, int round, int k) {
+    return &s->sent[round * s->slices + k];
+}
+
+// That of the round before; -1: none.
+static int sent_before(const cf_schedule *s, int round, int k) {
+    return round > 0 ? *sent(s, round - 1, k) : -1;
 }
 
 // An exchange that sends slice `number` of FULL.
@@ -109,20 +109,20 @@ static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, i
 // Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order in
 // which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct: a
 // round starts when the one before has arrived; if they shared the wire, both would arrive late.
-static void compute_as_slices_arrive(cf_schedule *s, bool ring, int *sent) {
+static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
     const bool gather = s->operation == CF_ALLGATHER;
     const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             int by = ring ? 1 : i + 1, to = right(s, by), owner = left(s, i + 1);
             int send = slice(s, ring ? left(s, i) : gather ? s->rank : to, k), recv = slice(s, gather ? owner : s->rank, k);
-            sent[i * s->slices + k] = exchange(s, to, send, left(s, by), (cf_place){arrival, slice(s, owner, k)}, recv,
-                                               sent_before(s, sent, i, ring ? k : s->slices - 1), -1);
+            *sent(s, i, k) = exchange(s, to, send, left(s, by), (cf_place){arrival, slice(s, owner, k)}, recv,
+                                      sent_before(s, i, ring ? k : s->slices - 1), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++)
-            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), sent_before(s, sent, i, k));
+            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), sent_before(s, i, k));
 }
 
 // --- reduce-scatter (Algorithms 2–4) ---
@@ -148,20 +148,20 @@ static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
 
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum from the left neighbour, send it to the right one. One
 // stage slot per k is enough: it is free again after the addition.
-static void ring_reduce_scatter(cf_schedule *s, int *sent) {
+static void ring_reduce_scatter(cf_schedule *s) {
     s->stage_slots = s->ranks > 1 ? s->slices : 0;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
-            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = sent_before(s, sent, i, k);
+            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = sent_before(s, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices are completed last, below
             if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
-            sent[i * s->slices + k] =
+            *sent(s, i, k) =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, sent_before(s, sent, s->ranks - 1, k), -1);
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, sent_before(s, s->ranks - 1, k), -1);
 }
 
 // The stage slot where the part of a round arrives.
@@ -171,8 +171,8 @@ static cf_place window_slot(const cf_schedule *s, int round, int window, int k) 
 }
 
 // sum += the part of that round
-static void add_part(cf_schedule *s, const int *sent, int round, int window, int k) {
-    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, sent[round * s->slices + k], sent[k]);
+static void add_part(cf_schedule *s, int round, int window, int k) {
+    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *sent(s, round, k), *sent(s, 0, k));
 }
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in a
@@ -180,7 +180,7 @@ static void add_part(cf_schedule *s, const int *sent, int round, int window, int
 // whose slices cost more: the wider the window, the later this rank waits for them. If all parts fit, one step adds them up.
 enum { WINDOW = 8 };
 
-static void direct_reduce_scatter(cf_schedule *s, int *sent) {
+static void direct_reduce_scatter(cf_schedule *s) {
     int N = s->ranks, m = s->slices;
     int window = N - 1 > WINDOW ? WINDOW : N - 1;
     s->stage_slots = window * m;
@@ -190,14 +190,14 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round that used this slot last
-            if (before > 0) add_part(s, sent, before, window, k);
-            sent[i * m + k] = exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
+            if (before > 0) add_part(s, before, window, k);
+            *sent(s, i, k) = exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
         }
     s->begin = s->count;
     const bool all = window == N - 1;
     for (int k = 0; k < m && N > 1; k++) {
-        for (int i = N - window; i <= N - 2 && !all; i++) add_part(s, sent, i, window, k);
-        finish_own(s, k, all ? window : 1, sent[k], sent[(N - 2) * m + k]);
+        for (int i = N - window; i <= N - 2 && !all; i++) add_part(s, i, window, k);
+        finish_own(s, k, all ? window : 1, *sent(s, 0, k), *sent(s, N - 2, k));
     }
 }
 
@@ -205,19 +205,19 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
 
 // Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last and are computed in RESULT. With
 // compute on both sides they are then the first to be computed on, and the others follow in the order of the rounds.
-static void alltoall(cf_schedule *s, int *sent) {
+static void alltoall(cf_schedule *s) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int to = left(s, i + 1), from = right(s, i + 1);
             bool own = i == s->ranks - 1;
             compute_before(s, own ? CF_RESULT : CF_FULL, slice(s, to, k));
             if (!own)
-                sent[i * s->slices + k] = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                                   slice(s, s->rank, k), last_on_stream(s), -1);
+                *sent(s, i, k) = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
+                                          slice(s, s->rank, k), last_on_stream(s), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), sent_before(s, sent, i, k));
+        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), sent_before(s, i, k));
 }
 
 // --- all at once: any operation whose slices hide nothing ---
@@ -246,7 +246,8 @@ static void compute_others(cf_schedule *s, cf_side side, cf_buffer buffer, int f
     }
 }
 
-static void at_once(cf_schedule *s) {
+static bool at_once(cf_schedule *s, const void *argument) {
+    (void)argument;
     bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH, gather = s->operation == CF_ALLGATHER;
     bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH, all_to_all = s->operation == CF_ALLTOALL;
     if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
@@ -262,14 +263,16 @@ static void at_once(cf_schedule *s) {
         s->stage_slots = others;
         if (others > 0) finish_own(s, 0, others, first, last);
     }
+    return true;
 }
 
 // --- the baselines: native collectives ---
 
-// M slices; the collective of slice k runs during the computation of slice k ± 1. With M = 1 and `blocking` this is mode none: the
+// M slices; the collective of slice k runs during the computation of slice k ± 1. With M = 1 and `blocking` this is none: the
 // whole collective before or after one computation. A collective waits for no other: libraries require that all ranks start their
 // collectives in one order, and that is the order of this list.
-static void native(cf_schedule *s, int *sent) {
+static bool native(cf_schedule *s, const void *argument) {
+    (void)argument;
     int N = s->ranks, M = s->slices;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
     cf_buffer to = gather ? CF_FULL : CF_RESULT;
@@ -279,66 +282,112 @@ static void native(cf_schedule *s, int *sent) {
         if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
             computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
-        sent[k] = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
+        *sent(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
     }
     s->begin = s->count;
     for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, sent[k]);
-    if (reduce && s->mode != CF_MODE_IDEAL) s->result = (cf_place){CF_RESULT, 0};
-    s->blocking = s->mode == CF_MODE_NONE;
+        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *sent(s, 0, k));
+    if (reduce && !s->bound) s->result = (cf_place){CF_RESULT, 0};
+    return true;
 }
 
-// --- choice ---
+// --- the table ---
 
-static void generate(cf_schedule *s, int *sent) {
-    const bool gather = s->operation == CF_ALLGATHER;
-    if (!cf_mode_is_fused(s->mode) && s->ranks > 1)
-        native(s, sent);
-    else if (s->route == CF_ONCE)
-        at_once(s);
-    else if (s->operation == CF_ALLTOALL && s->side != CF_COMPUTE_AFTER)
-        alltoall(s, sent);
-    else if (s->operation == CF_ALLTOALL || (gather && s->route == CF_DIRECT))
-        compute_as_slices_arrive(s, false, sent);
-    else if (gather && s->route == CF_RING)
-        compute_as_slices_arrive(s, true, sent);
-    else if (s->route == CF_RING)
-        ring_reduce_scatter(s, sent);
-    else if (s->route == CF_DIRECT)
-        direct_reduce_scatter(s, sent);
+static bool ring(cf_schedule *s, const void *argument) {
+    (void)argument;
+    s->operation == CF_ALLGATHER ? compute_as_slices_arrive(s, true) : ring_reduce_scatter(s);
+    return true;
+}
+
+static bool direct(cf_schedule *s, const void *argument) {
+    (void)argument;
+    if (s->operation == CF_REDUCE_SCATTER)
+        direct_reduce_scatter(s);
+    else if (s->side == CF_COMPUTE_AFTER)
+        compute_as_slices_arrive(s, false);
     else
-        cf_die(NULL, "%s by route %d", cf_operation_name(s->operation), (int)s->route);
+        alltoall(s);
+    return true;
 }
 
-static cf_schedule *start(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices) {
-    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
-    if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
-    if (ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
-        cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
+enum {
+    MOST = 1024,
+    SUMS = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE),
+    ROUNDS = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER) | SUMS,
+    ALLTOALLS = CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BEFORE) | CF_SERVES(CF_ALLTOALL, CF_COMPUTE_AFTER) |
+                CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BOTH),
+    ALONE = CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE) |
+            CF_SERVES(CF_ALLTOALL, CF_NO_COMPUTE),
+    ALL = ROUNDS | ALLTOALLS | ALONE
+};
+
+// A row serves what its generator makes; `otherwise` serves the rest. What has no computation to hide behind travels at once.
+// clang-format off
+const cf_algorithm cf_algorithms[] = {
+    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .most = 1, .native = true, .blocking = true,
+     .help = "the library's blocking collective, before or after one computation"},
+    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .most = MOST, .native = true,
+     .help = "data slicing: a non-blocking collective for each slice"},
+    {.name = "ring", .serves = ROUNDS, .otherwise = "direct", .generate = ring, .bits = "ring", .slices = 1, .most = MOST,
+     .folds = true, .tail_free = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
+    {.name = "direct", .serves = ROUNDS | ALLTOALLS, .otherwise = "once", .generate = direct, .bits = "ring", .slices = 1,
+     .most = MOST, .folds = true, .tail_free = true, .help = "CommFuse straight to the rank that needs a slice"},
+    {.name = "once", .serves = ALL, .generate = at_once, .bits = "once", .slices = 1, .most = 1, .tail_free = true,
+     .help = "exchanges with all ranks at the same time, during the computation of the own shard"},
+    {.name = "commfuse", .otherwise = "ring", .bits = "ring", .slices = 1, .most = MOST, .help = "the paper's name for ring"},
+    {.name = "nowire", .otherwise = "ring", .slices = 1, .most = MOST, .bound = true,
+     .help = "a bound, with wrong results: ring without transfers"},
+    {.name = "ideal", .otherwise = "none", .slices = 1, .most = 1, .bound = true,
+     .help = "the bound of all schedules, with wrong results: none without transfers"},
+};
+// clang-format on
+const int cf_algorithm_count = sizeof cf_algorithms / sizeof *cf_algorithms;
+
+const cf_algorithm *cf_algorithm_find(const char *name) {
+    for (int i = 0; name && i < cf_algorithm_count; i++)
+        if (strcmp(cf_algorithms[i].name, name) == 0) return &cf_algorithms[i];
+    return NULL;
+}
+
+const cf_algorithm *cf_algorithm_serving(const cf_algorithm *a, cf_operation operation, cf_side side) {
+    while (a && !(a->serves & CF_SERVES(operation, side))) a = cf_algorithm_find(a->otherwise);
+    return a;
+}
+
+// The schedule of algorithm `a`; NULL: it has none for so many ranks or slices.
+static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) {
     cf_schedule *s = cf_host_alloc(1, sizeof *s, "a schedule");
-    s->operation = operation, s->side = side, s->mode = mode, s->route = route;
-    s->ranks = ranks, s->rank = rank, s->slices = slices;
-    s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL, operation == CF_REDUCE_SCATTER ? rank * slices : 0};
-    return s;
+    *s = as;
+    s->algorithm = a;
+    if (s->side == CF_NO_COMPUTE || s->ranks == 1 || s->slices > a->most) s->slices = 1;
+    s->folds = folds && a->folds && s->operation == CF_REDUCE_SCATTER && s->slices > 1; // so there are several ranks, and compute
+    if (s->operation == CF_REDUCE_SCATTER) s->result = (cf_place){CF_FULL, s->rank * s->slices};
+    if (s->operation == CF_ALLTOALL) s->result = (cf_place){CF_RESULT, 0};
+    if (s->folds) s->result = (cf_place){CF_STAGE, 0};
+    s->sent = cf_host_alloc((int64_t)s->ranks * s->slices, sizeof *s->sent, "a schedule");
+    const bool made = a->generate(s, a->argument);
+    free(s->sent), s->sent = NULL;
+    if (made) return s;
+    cf_schedule_free(s);
+    return NULL;
 }
 
-cf_schedule *cf_schedule_start(cf_operation operation, cf_side side, int ranks, int rank, int slices) {
-    CF_RETURNS(NULL);
-    return start(operation, side, CF_MODE_OWN, CF_DIRECT, ranks, rank, slices);
-}
-
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int rank, int slices,
                                 bool folds) {
     CF_RETURNS(NULL);
-    if (mode >= CF_MODE_AUTO) cf_die(NULL, "mode %s has no schedule of its own", cf_mode_name(mode));
-    const bool alone = side == CF_NO_COMPUTE, fused = cf_mode_is_fused(mode), once = alone || route == CF_ONCE;
-    const bool whole = mode == CF_MODE_NONE || mode == CF_MODE_IDEAL || alone || ranks == 1 || (once && fused);
-    cf_schedule *s = start(operation, side, mode, once ? CF_ONCE : route, ranks, rank, whole && slices > 1 ? 1 : slices);
-    s->folds = folds && fused && operation == CF_REDUCE_SCATTER && s->slices > 1; // so there are several ranks, and compute
-    if (s->folds) s->result = (cf_place){CF_STAGE, 0};
-    int *sent = cf_host_alloc((int64_t)ranks * s->slices, sizeof *sent, "a schedule");
-    generate(s, sent);
-    free(sent);
+    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
+    if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
+    if (!asked || ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
+        cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
+    const cf_schedule as = {
+        .operation = operation, .side = side, .bound = asked->bound ? asked : NULL, .ranks = ranks, .rank = rank, .slices = slices};
+    const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);
+    if (a && a->native && ranks == 1) a = cf_algorithm_serving(cf_algorithm_find("ring"), operation, side); // nothing to collect
+    cf_schedule *s = NULL;
+    for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->otherwise), operation, side)) s = generate(as, a, folds);
+    if (!s)
+        cf_die("give the algorithm an `otherwise`", "%s makes no %s of %d ranks and %d slices", asked->name,
+               cf_operation_name(operation), ranks, slices);
     return s;
 }
 
@@ -357,33 +406,6 @@ int64_t cf_schedule_row(const cf_schedule *s, int64_t rows, int k) {
 const char *cf_operation_name(cf_operation operation) {
     static const char *const name[] = {"all-gather", "reduce-scatter", "all-to-all"};
     return name[operation];
-}
-
-static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire", "ideal", "auto", "own"};
-static const char *const route_names[CF_ROUTES] = {"ring", "direct", "once"};
-
-const char *cf_mode_name(cf_mode mode) {
-    return mode_names[mode];
-}
-
-const char *cf_route_name(cf_route route) {
-    return route_names[route];
-}
-
-bool cf_mode_parse(const char *name, cf_mode *mode) {
-    for (int i = 0; i < CF_MODES; i++)
-        if (strcmp(mode_names[i], name) == 0) return *mode = (cf_mode)i, true;
-    return false;
-}
-
-bool cf_route_parse(const char *name, cf_route *route) {
-    for (int i = 0; i < CF_ROUTES; i++)
-        if (strcmp(route_names[i], name) == 0) return *route = (cf_route)i, true;
-    return false;
-}
-
-bool cf_mode_is_fused(cf_mode mode) {
-    return mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE || mode == CF_MODE_AUTO;
 }
 
 static void print_place(FILE *file, cf_place place) {
@@ -432,9 +454,8 @@ char *cf_schedule_print(const cf_schedule *s) {
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     if (!file) cf_die(NULL, "out of memory for printing a schedule");
-    const bool by = s->mode == CF_MODE_COMMFUSE;
-    fprintf(file, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation), cf_mode_name(s->mode),
-            by ? " by " : "", by ? cf_route_name(s->route) : "", s->rank, s->ranks, s->slices, s->slices == 1 ? "" : "s");
+    fprintf(file, "%s, %s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation),
+            (s->bound ? s->bound : s->algorithm)->name, s->rank, s->ranks, s->slices, s->slices == 1 ? "" : "s");
     for (int i = 0; i < s->count; i++) {
         fprintf(file, "  %3d%s ", i, i < s->begin ? " " : "'");
         print_step(file, &s->step[i]);

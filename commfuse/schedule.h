@@ -10,8 +10,8 @@
 //   CF_FULL    the caller's payload. all-gather: this operation fills it, the own shard is there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, allocated by the operation: partial sums in transit.
-//   CF_RESULT  all-to-all: slices by source. In commfuse mode the own slices do not move: with compute before they are computed
-//              here, with compute after alone they stay in FULL. reduce-scatter by a native collective: the reduced own shard.
+//   CF_RESULT  all-to-all: slices by source. By exchanges the own slices do not move: with compute before they are computed here,
+//              with compute after alone they stay in FULL. reduce-scatter by a native collective: the reduced own shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #pragma once
 
@@ -25,25 +25,8 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // On which side of the communication slices are computed. all-gather: after it (reads the slices that arrive). reduce-scatter:
 // before it (writes partial sums). all-to-all: before, after or both. CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
-// NOWIRE and IDEAL are bounds: they leave the transfers out, so their results are wrong.
-typedef enum {
-    CF_MODE_NONE,     // the library's blocking collective, before or after one computation
-    CF_MODE_SLICE,    // data slicing: a non-blocking collective for each slice
-    CF_MODE_COMMFUSE, // Algorithms 1–5
-    CF_MODE_NOWIRE,   // commfuse without transfers: includes the cost of computing in slices
-    CF_MODE_IDEAL,    // none without transfers: one computation, the bound of all modes
-    CF_MODE_AUTO,     // one of the first three, chosen for each operation (choice.h)
-    CF_MODE_OWN,      // a generator of the caller's (cf_schedule_start)
-    CF_MODES
-} cf_mode;
-// How slices travel.
-//   CF_RING    to the neighbour, one slice after another (all-to-all: as DIRECT)
-//   CF_DIRECT  straight to the rank that needs it, one slice after another
-//   CF_ONCE    straight, all at once, for slices too small to hide a transfer each: one unit of exchanges, during the
-//              computation of the own shard; the other ranks' shards are computed together. m is 1
-// All routes add the sums of a reduce-scatter in the same order. RING and DIRECT compute the slices of an all-gather in the same
-// order (rank r: its own, then those of r − 1, r − 2, …), so these two give the same bits.
-typedef enum { CF_RING, CF_DIRECT, CF_ONCE, CF_ROUTES } cf_route;
+// Bit of an operation with computation on that side, in cf_algorithm.serves.
+#define CF_SERVES(operation, side) (1u << (4 * (operation) + (side)))
 
 typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
 typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;
@@ -79,46 +62,69 @@ typedef struct cf_step {
 typedef struct cf_schedule {
     cf_operation operation;
     cf_side side;
-    cf_mode mode;
-    cf_route route;
-    int ranks, rank, slices; // N, r, m (or M)
-    // FULL is ordered [owner][k]; for a reduce-scatter of mode slice [k][owner], because each native collective needs its N slices
+    const struct cf_algorithm *algorithm; // which made the steps
+    const struct cf_algorithm *bound;     // nowire or ideal: the transfers are left out, so results are wrong; NULL: they are there
+    int ranks, rank, slices;              // N, r, m
+    // FULL is ordered [owner][k]; for a reduce-scatter by several native collectives [k][owner], because each needs its N slices
     // side by side
     bool slice_major;
     bool folds;      // reduce-scatter: all own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
-    bool blocking;   // each COLLECTIVE is waited for before the next step (mode none)
     int begin;       // cf_fuse_begin() runs steps [0, begin), cf_fuse_finish() the rest
     int count;
     cf_step *step;
     int64_t room; // steps that `step` has room for
+    int *sent;    // [N · m] for the generator's notes; NULL once it is done
 } cf_schedule;
 
-// The schedule of group rank `rank` of `ranks`. slices >= 1: slices of a shard, m of commfuse and nowire, M of slice; 1 is used
-// instead by none and ideal, without compute, by route ONCE and on one rank. Without compute nothing hides a transfer, so the route
-// is ONCE.
-//
-// folds: the computation of a reduce-scatter can add to existing values. With m >= 2 the own slices 0 … m − 2, the last to be
-// computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own slices, m − 1 is
-// computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for it, and
-// folding hides as much as before.
-// NULL on an error, such as a side on which the operation does not compute.
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
-                                bool folds);
-void cf_schedule_free(cf_schedule *schedule);
+// --- how schedules are made ---
 
-// A schedule of your own: start makes an empty list of mode OWN. Each append adds a step and returns its index, for later steps to
-// wait for; wait -1 is none. Set other fields (range, accumulate, joined) in schedule->step[index]; then set schedule->begin, and
-// stage_slots (a multiple of m) if it uses the stage. A plan takes a function that makes such a schedule for any rank (fuse.h);
-// cf_schedule_check() reports what is wrong with it.
-cf_schedule *cf_schedule_start(cf_operation operation, cf_side side, int ranks, int rank, int slices);
+// Appends the steps of rank s->rank, then sets s->begin, and stage_slots (a multiple of m) if it uses the stage. Each append adds a
+// step and returns its index, for later steps to wait for; wait -1 is none. Other fields (range, accumulate, joined) may be set in
+// s->step[index]. false: it has no schedule for so many ranks or slices.
+typedef bool cf_generator(cf_schedule *s, const void *argument);
 int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait); // slices first, first + m, …
 int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
                        int wait0, int wait1);
 int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1); // several parts: range
 int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait);
 int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait); // slices first, first + m, …, N of them
+
+// A row of the table in schedule.c, or one of your own. Its name is the same on the command line, in plans, logs and documents.
+typedef struct cf_algorithm {
+    const char *name, *help;
+    unsigned serves;       // operations, of CF_SERVES
+    const char *otherwise; // the name of the row that serves the others; NULL: they are errors
+    cf_generator *generate;
+    const void *argument; // of generate
+    const char *bits;     // the name of a row: runs have the same bits with all that name the same one; NULL: with none
+    int slices, most;     // of a shard: the default, the most
+    bool native;          // calls collectives of the library: not in groups without them, or with checksums
+    bool blocking;        // each COLLECTIVE is waited for before the next step: not for what is begun early
+    bool folds;           // makes schedules that fold (cf_schedule_create)
+    bool tail_free;       // CommFuse's promise: the first computation waits for no transfer, the last has none after it
+    bool bound;           // `otherwise` without its transfers: the results are wrong
+} cf_algorithm;
+
+// The table. An alias (no operations, not a bound) is another name of its `otherwise`.
+extern const cf_algorithm cf_algorithms[];
+extern const int cf_algorithm_count;
+const cf_algorithm *cf_algorithm_find(const char *name); // NULL: none has it
+// The one that makes the schedule of this operation: itself, or the first `otherwise` that serves it. NULL: none.
+const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_operation operation, cf_side side);
+
+// The schedule of group rank `rank` of `ranks`. slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank
+// and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
+//
+// folds: the computation of a reduce-scatter can add to existing values. With m >= 2 the own slices 0 … m − 2, the last to be
+// computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own slices, m − 1 is
+// computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for it, and
+// folding hides as much as before.
+// NULL on an error, such as a side on which the operation does not compute.
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int rank, int slices,
+                                bool folds);
+void cf_schedule_free(cf_schedule *schedule);
 
 // EXCHANGE and COLLECTIVE: they run during the compute stream's work.
 static inline bool cf_is_transfer(const cf_step *step) {
@@ -139,12 +145,5 @@ int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 // One readable line per step, as a malloc'ed string.
 char *cf_schedule_print(const cf_schedule *schedule);
 const char *cf_operation_name(cf_operation operation);
-const char *cf_mode_name(cf_mode mode);
-const char *cf_route_name(cf_route route);
-// false: no mode, or route, has that name.
-bool cf_mode_parse(const char *name, cf_mode *mode);
-bool cf_route_parse(const char *name, cf_route *route);
-// commfuse, nowire and auto: point-to-point transfers between partial computations. (auto may choose native collectives.)
-bool cf_mode_is_fused(cf_mode mode);
 
 CF_EXTERN_C_END

@@ -48,7 +48,6 @@ typedef struct checker {
     cf_schedule *const *schedule; // of every rank
     cf_operation operation;
     cf_side side;
-    cf_mode mode;
     int ranks, slices, total; // N, m, N · m
     char *where;              // text of the first violation, which
     jmp_buf first;            // ends the check
@@ -167,14 +166,14 @@ static void check_step(checker *c, int r, int i) {
 // Slices of equal k have equal sizes, and so have slots. Computations of each side cover every slice once.
 static void check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
-        s->slices != c->slices)
+    if (s->operation != c->operation || s->side != c->side || s->bound != c->schedule[0]->bound || s->ranks != c->ranks ||
+        s->rank != r || s->slices != c->slices)
         violated(c, "form", r, -1, "not a schedule of the same operation");
     if (s->count < 0 || s->count > STEPS_MAX || s->begin < 0 || s->begin > s->count || s->stage_slots < 0 ||
         s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)
         violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->begin, s->count, s->stage_slots);
-    if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || (c->mode != CF_MODE_SLICE && c->mode != CF_MODE_OWN)))
-        violated(c, "form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
+    if (s->slice_major && c->operation != CF_REDUCE_SCATTER)
+        violated(c, "form", r, -1, "slice-major payload outside of a reduce-scatter");
     if (c->operation == CF_REDUCE_SCATTER && // m slices side by side
         (s->result.slot % c->slices != 0 || !place_exists(c, s, s->result)))
         violated(c, "form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
@@ -297,7 +296,7 @@ static void collect(checker *c) {
 
 static void check_result(checker *c, int r) {
     const bool reduce = c->operation == CF_REDUCE_SCATTER, all_to_all = c->operation == CF_ALLTOALL;
-    const bool stays = all_to_all && c->side == CF_COMPUTE_AFTER && (c->mode == CF_MODE_COMMFUSE || c->ranks == 1);
+    const bool stays = all_to_all && c->side == CF_COMPUTE_AFTER && !c->schedule[r]->algorithm->native;
     for (int slice = 0; slice < c->total; slice++) {
         const bool own = slice / c->slices == r; // own slices that stay are computed on where they were
         cf_place place = {all_to_all && !(stays && own) ? CF_RESULT : CF_FULL, slice};
@@ -337,7 +336,7 @@ static bool walk_host(checker *c, int r) {
         if (!cf_is_transfer(step)) {
             if (!waits_complete(c, r, step)) break;
             run_on_stream(c, r, c->host[r]);
-        } else if (step->kind == CF_COLLECTIVE && s->blocking && c->host[r] >= c->head[r])
+        } else if (step->kind == CF_COLLECTIVE && s->algorithm->blocking && c->host[r] >= c->head[r])
             break;
     }
     return c->host[r] > start;
@@ -430,7 +429,7 @@ static void check_races(checker *c, int r) {
         for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) add_before(c, i, wait);
         add_before(c, i, blocking);
         if (!cf_is_transfer(step)) add_before(c, i, on_stream), on_stream = i;
-        if (step->kind == CF_COLLECTIVE && s->blocking) blocking = i;
+        if (step->kind == CF_COLLECTIVE && s->algorithm->blocking) blocking = i;
         if (end + 2 * c->ranks > c->access + ACCESSES_MAX) violated(c, "form", r, i, "more than %d places", ACCESSES_MAX);
         for (access *last = end + accesses(c, r, step, end); end < last; end++) {
             end->step = i;
@@ -460,7 +459,7 @@ static void check_order(checker *c, int r) {
 
 static void check_all(checker *c) {
     const cf_schedule *s = c->schedule[0];
-    c->operation = s->operation, c->side = s->side, c->mode = s->mode;
+    c->operation = s->operation, c->side = s->side;
     c->ranks = s->ranks, c->slices = s->slices;
     if (c->ranks < 1 || c->ranks > RANKS_MAX || c->slices < 1 || c->slices > SLICES_MAX / c->ranks)
         violated(c, "form", 0, -1, "%d ranks, %d slices", c->ranks, c->slices);
@@ -472,7 +471,7 @@ static void check_all(checker *c) {
         check_units(c, r);
     }
     check_numbers(c);
-    const bool moves = c->mode != CF_MODE_NOWIRE; // whose data are wrong by construction
+    const bool moves = !s->bound; // whose data are wrong by construction
     for (int r = 0; r < c->ranks && moves; r++) check_races(c, r);
     if (moves) check_run(c);
     for (int r = 0; r < c->ranks; r++) check_order(c, r);

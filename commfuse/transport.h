@@ -1,6 +1,6 @@
 // A transport moves bytes between ranks. It is one struct of functions: transport_mpi.c fills it on CPUs, transport_nccl.cu and
 // transport_ipc.cu on GPUs, where transport_cuda.cu chooses between the two for each group. A transport knows requests (pointers,
-// sizes, peers, requests to wait for), not schedules (of schedule.h only the names of routes).
+// sizes, peers, requests to wait for), not schedules.
 //
 // Life of a request: the executor fills it and posts it. The transport sends once the data of all requests in `after` has arrived,
 // and marks the request arrived, then complete. Data may be received as soon as the request is posted. Requests between two ranks
@@ -17,7 +17,6 @@
 #include "device.h"
 #include "die.h"
 #include "mesh.h"
-#include "schedule.h"
 #include "extern_c.h"
 
 CF_EXTERN_C_BEGIN
@@ -91,7 +90,7 @@ typedef struct cf_costs {
     double piece_s;     // overhead of each further partial computation
     double bytes_per_s; // of a rank's link, in each direction
     double flops_per_s; // of a rank
-    cf_route route;     // of rounds
+    const char *rounds; // the algorithm (schedule.h) whose rounds suit it
     bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
     bool in_order;      // each exchange waits for the one before it, except within a unit
 } cf_costs;

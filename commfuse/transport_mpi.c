@@ -327,7 +327,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .piece_s = 3e-6 * turns,
                       .bytes_per_s = (t->local_size < t->size ? 1.25e9 : 4e9) / turns, // 10 Gbit/s between hosts
                       .flops_per_s = 60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
-                      .route = CF_RING,
+                      .rounds = "ring",
                       .spare = turns <= 1};
 }
 

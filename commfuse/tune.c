@@ -136,15 +136,14 @@ static operation *find(const cf_tuner *t, const char *name) { // NULL: none has 
 
 static int find_choice(const operation *o, cf_choice c) { // -1: the operation does not have it
     for (int i = 0; i < o->contest.candidates; i++) {
-        const cf_choice *own = &o->choice[i];
-        if (own->mode == c.mode && own->slices == c.slices && (own->route == c.route || c.mode != CF_MODE_COMMFUSE)) return i;
+        if (o->choice[i].algorithm == c.algorithm && o->choice[i].slices == c.slices) return i;
     }
     return -1;
 }
 
 static int find_native(const operation *o) {
-    int blocking = find_choice(o, (cf_choice){CF_MODE_NONE, CF_RING, 1});
-    return blocking >= 0 ? blocking : find_choice(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
+    int blocking = find_choice(o, (cf_choice){cf_algorithm_find("none"), 1});
+    return blocking >= 0 ? blocking : find_choice(o, (cf_choice){cf_algorithm_find("slice"), 1}); // begun early: must not block
 }
 
 static void add_choice(operation *o, cf_choice c, double predicted_ms) {
@@ -170,10 +169,10 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
     double ms[CF_CHOICES], best = INFINITY;
     const int count = cf_choices(&work, costs, list);
     for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
-    const cf_choice first = {plan->mode, plan->route, plan->slices};
+    const cf_choice first = {plan->algorithm, plan->slices};
     add_choice(o, first, cf_choice_ms(first, &work, costs));
     for (int i = 0; i < count && o->contest.candidates < CF_CHOICES; i++)
-        if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].mode != CF_MODE_COMMFUSE || ms[i] < HOPELESS * best))
+        if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].algorithm->native || ms[i] < HOPELESS * best))
             add_choice(o, list[i], ms[i]);
 }
 
@@ -193,12 +192,14 @@ cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
 
 bool cf_tuner_can(const cf_tuner *t, const char *name, cf_choice c) {
     const operation *o = find(t, name);
-    return o && (cf_mode_is_fused(c.mode) || cf_fuse_work(o->fuse).native);
+    return o && c.algorithm && !c.algorithm->bound && (!c.algorithm->native || cf_fuse_work(o->fuse).native);
 }
 
 void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
     operation *o = find(t, name);
     if (!cf_tuner_can(t, name, c)) cf_die(NULL, "%s cannot be set", name);
+    const cf_work work = cf_fuse_work(o->fuse);
+    c.algorithm = cf_algorithm_serving(c.algorithm, work.operation, work.side);
     int i = find_choice(o, c);
     if (i < 0) i = o->contest.candidates < CF_CHOICES ? o->contest.candidates++ : CF_CHOICES - 1;
     o->choice[i] = c, o->best = i, o->set = true;
@@ -220,12 +221,14 @@ cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
 
 // The choice of an operation in a plan; -1: it has no such choice.
 static int choice_in(const cf_tuner *t, const operation *o, int plan) {
-    const cf_route route = cf_fuse_get_plan(o->fuse)->operation == CF_ALLTOALL ? CF_DIRECT : t->context->transport->costs.route;
-    const int slice = find_choice(o, (cf_choice){CF_MODE_SLICE, CF_RING, 4});
+    const cf_work work = cf_fuse_work(o->fuse);
+    const cf_algorithm *rounds = cf_algorithm_find(t->context->transport->costs.rounds);
+    const int slice = find_choice(o, (cf_choice){cf_algorithm_find("slice"), 4});
     if (plan == FOUND) return o->best;
     if (plan == PREDICTED) return 0;
     if (plan == NONE || (plan == SLICE && slice < 0)) return find_native(o);
-    return plan == SLICE ? slice : find_choice(o, (cf_choice){CF_MODE_COMMFUSE, route, 1 << (plan - COMMFUSE)});
+    if (plan == SLICE) return slice;
+    return find_choice(o, (cf_choice){cf_algorithm_serving(rounds, work.operation, work.side), 1 << (plan - COMMFUSE)});
 }
 
 // A plan that some operation cannot run, or that equals one before it, is not compared.
@@ -278,7 +281,8 @@ static void drop_worse(operation *o, int measured) {
     if (!(median_ms(&o->contest, measured) > FAR * best)) return;
     for (int k = 1; k < o->contest.candidates; k++)
         o->contest.dropped[k] |= o->contest.measured[k] == 0 && k != find_native(o) &&
-                                 o->choice[k].mode == o->choice[measured].mode && o->predicted_ms[k] >= o->predicted_ms[measured];
+                                 o->choice[k].algorithm->native == o->choice[measured].algorithm->native &&
+                                 o->predicted_ms[k] >= o->predicted_ms[measured];
 }
 
 // ms: of each operation and of the step, the same on all ranks.

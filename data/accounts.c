@@ -4,6 +4,7 @@
 #include "durable.h"
 #include "input.h"
 #include "json.h"
+#include "recipe.h"
 #include <time.h>
 
 enum { MAX_BYTES = 4096 };
@@ -125,7 +126,9 @@ static rank_totals merge(const rank_totals *all, int ranks) {
 // The first limit that applies, by the costs of a transfer on this machine. option: what to try.
 static const char *bound_of(const cf_trace_total *t, double hidden, const cf_costs *costs, const options *o, char *option,
                             size_t room) {
-    const bool blocking = strcmp(o->overlap, "none") == 0, cut = strcmp(o->overlap, "slice") == 0;
+    const cf_choice schedule = recipe_schedule(o);
+    const bool blocking = schedule.algorithm && schedule.algorithm->blocking,
+               cut = schedule.algorithm && schedule.algorithm->native;
     const double latency_s = (double)t->transfers * costs->latency_s, wire_s = (double)t->bytes / costs->bytes_per_s;
     *option = 0;
     if (hidden >= HIDDEN) return "nothing";
@@ -137,7 +140,8 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
     if (!costs->spare && o->threads <= 1) snprintf(option, room, "fewer ranks on a host");
     if (!costs->spare) return "no core to spare";
     snprintf(option, room, "--micro-batch %ld", 2 * o->micro_batch);
-    if (latency_s > wire_s && o->slices > 1) snprintf(option, room, "--slices %ld", o->slices / 2);
+    if (latency_s > wire_s && schedule.slices > 1)
+        snprintf(option, room, "--overlap %s:%d", schedule.algorithm->name, schedule.slices / 2);
     if (latency_s > wire_s) return "latency";
     if (cut) snprintf(option, room, "--overlap auto"); // nothing hides its first or last slice
     return cut ? "chunking" : "bandwidth";

@@ -34,13 +34,16 @@ INT(dp, "dp", "0", 0, 65536, "replicas (data parallel); 0: ranks / tp; tp x dp i
 CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
     "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads")
 CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves bytes between ranks")
-CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire|ideal",
-    "auto: the best schedule for each operation, found in the first steps; none: blocking collectives; slice: data slicing; "
-    "commfuse: no transfer after the last product; for benchmarks, with wrong results: nowire and ideal, which are commfuse and "
-    "none without transfers")
-CHOICE(route, "route", "ring", "ring|direct|once",
-    "how commfuse sends slices: from neighbour to neighbour; directly to or from the owner, one by one; or all at once")
-INT(slices, "slices", "0", 0, 1024, "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse")
+TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
+    "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
+CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",
+    "weight gradients are reduced after backward; each when backward has completed it; or owner by owner, while they are computed; "
+    "auto: by owners where nothing else hides them. preset: end for none, ready for slice, auto for auto, else owners")
+INT(prefetch, "prefetch", "-1", -1, 4096,
+    "layers ahead of their use that weights are gathered; as many as --layers: all at once; -1: all for none and slice, else 4")
+CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
+    "replicas exchange the token table, or the rows that their tokens name; preset: table for none and slice, auto for auto, else "
+    "rows")
 TEXT(plan, "plan", "", "FILE",
     "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps it as plan.json); new: search again")
 #undef GROUP

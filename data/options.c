@@ -1,5 +1,6 @@
 // See options.h. Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
 #include "options.h"
+#include "../commfuse/schedule.h"
 #include "input.h"
 #include "json.h"
 #include <stddef.h>
@@ -80,6 +81,9 @@ static size_t distance(const char *a, size_t length, const char *b, int most) {
 static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
     char hint[128] = "--help lists all options";
     size_t best = length < 4 ? 2 : 3; // a word that differs more is another one
+    if ((length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0))
+        return problem_set(why, "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4", "there is no --%.*s",
+                           (int)length, name);
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         const size_t d = distance(name, length, row->name, (int)best);
         if (d < best) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
@@ -242,5 +246,7 @@ void options_help(FILE *file) {
         snprintf(line, sizeof line, number ? "%s (%.10g to %.16g)" : "%s", row->help, row->minimum, row->maximum);
         int from = fprintf(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
         print_wrapped(file, from, line);
+        for (int i = 0; i < cf_algorithm_count && row == &options_table[OPTION_overlap]; i++)
+            print_wrapped(file, fprintf(file, "    %-47s", cf_algorithms[i].name), cf_algorithms[i].help);
     }
 }

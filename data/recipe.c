@@ -28,10 +28,21 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
                     strerror(errno));
 }
 
+cf_choice recipe_schedule(const options *o) {
+    cf_choice schedule;
+    char names[512] = "auto";
+    if (cf_choice_parse(o->overlap, &schedule)) return schedule;
+    for (int i = 0, length = 4; i < cf_algorithm_count && length < (int)sizeof names; i++)
+        length += snprintf(names + length, sizeof names - (size_t)length, ", %s", cf_algorithms[i].name);
+    char hint[600];
+    snprintf(hint, sizeof hint, "write NAME or NAME:SLICES, as in direct:4; NAME is one of %s", names);
+    cf_die_together(hint, "--overlap %.64s: no schedule has that name, or that many slices", o->overlap);
+    return schedule;
+}
+
 void recipe_check(options *o) {
-    const bool fixed = o->given[OPTION_route] || o->given[OPTION_slices];
-    const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
-    if (wrong && *o->out)
+    const cf_algorithm *schedule = recipe_schedule(o).algorithm;
+    if (schedule && schedule->bound && *o->out)
         cf_die_together("leave out --out, or choose another --overlap",
                         "--overlap %s computes wrong results by construction and saves nothing, but --out %s is given", o->overlap,
                         o->out);
@@ -49,14 +60,10 @@ void recipe_check(options *o) {
         cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
                         "--trace-steps %s: the run ends after %ld steps and would leave --trace %s empty", o->trace_steps, o->steps,
                         o->trace);
-    if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
+    if (o->check_wire && schedule && (schedule->native || schedule->bound))
         cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
                         "--check-wire checks exchanges between ranks; with --overlap %s there are none", o->overlap);
-    if (fixed && o->given[OPTION_overlap] && strcmp(o->overlap, "auto") == 0)
-        cf_die_together("add --overlap commfuse or slice, or leave it out",
-                        "--%s fixes what --overlap auto chooses for each operation", o->given[OPTION_route] ? "route" : "slices");
-    if (fixed && !o->given[OPTION_overlap]) o->overlap = "commfuse";
-    if (*o->plan && strcmp(o->overlap, "auto") != 0)
+    if (*o->plan && schedule)
         cf_die_together("leave out one of them", "--plan sets the schedule of each operation, and so does --overlap %s",
                         o->overlap);
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
@@ -68,8 +75,6 @@ void recipe_check(options *o) {
 }
 
 int recipe_mesh(options *o, int ranks) {
-    if (o->slices == 0) o->slices = strcmp(o->overlap, "slice") == 0 ? 4 : 1;
-    if (strcmp(o->overlap, "none") == 0) o->slices = 1;
     if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
     if (o->tp * o->dp > RANKS_MAX)

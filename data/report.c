@@ -1,8 +1,8 @@
 // See report.h.
 #include "report.h"
-#include "../commfuse/schedule.h"
 #include "../commfuse/stop.h"
 #include "durable.h"
+#include "recipe.h"
 #include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -97,7 +97,7 @@ static void print_bytes(const run_report *r, const tokens *data, const char *opt
 
 void report_banner(const run_report *r) {
     const options *o = r->o;
-    const bool commfuse = strcmp(o->overlap, "commfuse") == 0;
+    const cf_choice schedule = recipe_schedule(o);
     if (!root(r)) return;
     printf("commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n", r->version,
            o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
@@ -107,11 +107,11 @@ void report_banner(const run_report *r) {
            r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_shared_cores(r);
-    if (strcmp(o->overlap, "auto") == 0)
+    if (!schedule.algorithm)
         printf("overlap   auto: --dry-run prints the schedule of each operation\n");
     else
-        printf("overlap   %s%s%s, %ld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "", o->slices,
-               o->slices == 1 ? "" : "s");
+        printf("overlap   %s: %s; %d slice%s\n", schedule.algorithm->name, schedule.algorithm->help, schedule.slices,
+               schedule.slices == 1 ? "" : "s");
     printf("batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
            o->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
@@ -128,7 +128,7 @@ void report_banner(const run_report *r) {
     printf("memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
            (double)cf_device_memory(r->transport->local_size) / 1048576,
            strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
-    if (strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0)
+    if (schedule.algorithm && schedule.algorithm->bound)
         printf("NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
     fflush(stdout);
 }

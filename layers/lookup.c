@@ -7,7 +7,7 @@
 
 // --- life ---
 
-static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, cf_choice o, cf_dtype dtype,
+static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o, cf_dtype dtype,
                      int64_t capacity) {
     cf_fuse_plan p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
@@ -15,7 +15,7 @@ static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operat
 }
 
 // tokens: of the ranks that hold a copy.
-static void create_exchange(lookup *l, int64_t tokens, cf_choice o) {
+static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
     int64_t N = l->owners->size, each = (int64_t)sizeof(int32_t), list = l->rows_most * l->p->shape.C;
     l->ids = plan(l, l->owners, CF_ALLGATHER, CF_NO_COMPUTE, o, CF_BYTE, tokens * each);
     l->fetch = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, REAL_DTYPE, list);
@@ -32,7 +32,8 @@ static void create_exchange(lookup *l, int64_t tokens, cf_choice o) {
     l->length = l->number + l->part;
 }
 
-void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, cf_choice o) {
+void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B,
+                   const overlap *o) {
     int64_t shard = Ts * B * p->shape.C, tokens = split->size * Ts * B;
     const param_bucket *table = &p->bucket[p->table];
     *l = (lookup){.context = context, .p = p, .split = split, .owners = table->group};
@@ -45,11 +46,11 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows, which
     // nothing hides either: roughly an eighth with as many tokens as it has rows, a third with eight times as many (counted in
     // tiny Shakespeare). And several ranks of a host would all fetch theirs from other hosts, where a collective fetches each
-    // row once. The baselines send the table.
+    // row once.
     const cf_transport *t = context->transport;
     const bool hides = t && (t->costs.spare || t->local_size < t->size);
     const bool few = l->owners->hierarchy ? 2 * tokens <= l->owned : tokens <= 8 * l->owned;
-    l->by_rows = cf_mode_is_fused(o.mode) && ((hides && few) || o.mode != CF_MODE_AUTO) && l->owners->size > 1;
+    l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? hides && few : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }
 

@@ -117,7 +117,7 @@ static parallel_linear linear_of(const gpt *g, const cf_group *group, int w, int
     return (parallel_linear){.pass = &g->pass, .group = group, .w = w, .bias = bias, .prepared = g->prepared};
 }
 
-static void create_layers(gpt *g, cf_choice how) {
+static void create_layers(gpt *g, const overlap *how) {
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
     const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->T * g->B / N * C;
@@ -145,12 +145,12 @@ static void create_layers(gpt *g, cf_choice how) {
     column_create(&g->head, "head", shard, how, false);
 }
 
-static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, cf_choice how) {
+static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, const overlap *how) {
     return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                cf_choice how, bool recompute) {
+                const overlap *how, bool recompute) {
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %ld does not divide over --tp %d", T, mesh->tp);
     if (T > shape.maxT)

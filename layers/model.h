@@ -73,7 +73,7 @@ enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather
 // recompute: backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until they are initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                cf_choice how, bool recompute);
+                const overlap *how, bool recompute);
 void gpt_free(gpt *g);
 
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
@@ -139,7 +139,7 @@ void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_
 
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.
-void up_create(gpt *g, cf_choice how);
+void up_create(gpt *g, const overlap *how);
 const real *up_forward(gpt *g, int layer, real *norm);
 // dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
 // up_late_gradient() if zero_place() says so.

@@ -39,7 +39,7 @@ cf_tuner *gpt_create_tuner(gpt *g) {
 // --- memory ---
 
 bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                  cf_choice how) {
+                  const overlap *how) {
     gpt model;
     zero_optimizer optimizer;
     cf_transport *t = context->transport;

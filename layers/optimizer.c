@@ -7,7 +7,7 @@
 
 // --- life ---
 
-void optimizer_create(zero_optimizer *o, gpt *model, cf_choice how) {
+void optimizer_create(zero_optimizer *o, gpt *model, const overlap *how) {
     parameters *p = &model->params;
     *o = (zero_optimizer){
         .context = model->context, .mesh = model->mesh, .params = p, .zero = &model->zero, .embedding = &model->embedding};
@@ -17,11 +17,11 @@ void optimizer_create(zero_optimizer *o, gpt *model, cf_choice how) {
     if (REAL_DTYPE != PRECISE_DTYPE) o->master = cf_alloc(bytes, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     const int64_t reports = model->mesh->world_group.size * REPORT;
-    if (how.mode == CF_MODE_NOWIRE || how.mode == CF_MODE_IDEAL) how.mode = CF_MODE_COMMFUSE; // reports travel in every mode
     o->device = cf_alloc(reports * (int64_t)sizeof(double), "optimizer state");
     o->all = cf_host_alloc(reports, sizeof *o->all, "figures of all ranks");
-    o->gather = cf_fuse_create(model->context, overlap_plan(how, "report", &model->mesh->world_group, CF_ALLGATHER, CF_NO_COMPUTE,
-                                                            CF_FP64, REPORT));
+    cf_fuse_plan plan = overlap_plan(how, "report", &model->mesh->world_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
+    if (plan.algorithm && plan.algorithm->bound) plan.algorithm = cf_algorithm_find("once"); // reports travel always
+    o->gather = cf_fuse_create(model->context, plan);
 }
 
 void optimizer_free(zero_optimizer *o) {

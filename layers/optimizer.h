@@ -36,7 +36,7 @@ typedef struct zero_optimizer {
     step_result result; // of the last step
 } zero_optimizer;
 
-void optimizer_create(zero_optimizer *o, gpt *model, cf_choice how);
+void optimizer_create(zero_optimizer *o, gpt *model, const overlap *how);
 void optimizer_free(zero_optimizer *o);
 
 // Call after weights were initialised or read, before the first step.
@@ -62,7 +62,7 @@ void optimizer_wait_for_weights(zero_optimizer *o);
 // Would a model without recompute, and its optimizer, take at most three quarters of the free memory on every rank? Collective.
 // Arguments as of gpt_create. Allocates nothing; call it before gpt_create.
 bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                  cf_choice how);
+                  const overlap *how);
 
 // Calls visit for the operations that carry gradients, weights and figures.
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);

@@ -66,7 +66,7 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 
 // --- life ---
 
-static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, cf_choice how,
+static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
                      double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_plan p =
@@ -75,7 +75,7 @@ static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation op
     return cf_fuse_create(l->pass->context, p);
 }
 
-void column_create(parallel_linear *l, const char *name, int64_t capacity, cf_choice how, bool gathers) {
+void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers) {
     l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
     const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
     l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false, true);
@@ -83,7 +83,7 @@ void column_create(parallel_linear *l, const char *name, int64_t capacity, cf_ch
     l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true, true);
 }
 
-void row_create(parallel_linear *l, const char *name, int64_t capacity, cf_choice how, double forward_flops,
+void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops) {
     l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
     l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);

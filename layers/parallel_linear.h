@@ -73,8 +73,9 @@ typedef struct parallel_linear {
 
 // The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of a row-parallel
 // layer's operation, whatever `rows` computes included.
-void column_create(parallel_linear *l, const char *name, int64_t capacity, cf_choice how, bool gathers);
-void row_create(parallel_linear *l, const char *name, int64_t capacity, cf_choice how, double forward_flops, double backward_flops);
+void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers);
+void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
+                double backward_flops);
 void parallel_linear_free(parallel_linear *l);
 gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last); // of zero.h
 bool linear_gradient_is_late(const parallel_linear *l, int layer);                        // in this pass: LATER, or by OWNERS

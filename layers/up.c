@@ -158,14 +158,14 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
 // --- life ---
 
-static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, cf_choice how) {
+static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, const overlap *how) {
     cf_fuse_plan plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
     plan.flops = flops, plan.result_given = true, plan.independent = true;
     return cf_fuse_create(g->context, plan);
 }
 
 // Replaces the operations that the linear layers have in TPSP.
-void up_create(gpt *g, cf_choice how) {
+void up_create(gpt *g, const overlap *how) {
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
     const double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(g->T, g->B, shape->H / N, C / shape->H);

@@ -4,8 +4,6 @@
 #include "linear.h"
 #include <stdlib.h>
 
-enum { LAYERS_AHEAD = 4 }; // most layers whose weights travel while a layer is computed
-
 // The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
 static int64_t layer_of(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
@@ -22,20 +20,20 @@ static bool alike(const zero_shards *z, int i, int j) {
 }
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
-// the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So mode auto
+// the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So policy auto
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is left
 // to move bytes, which makes transfers longer than estimated.
-static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
+static void fuse_gradients(zero_shards *z, int64_t rows, gradients_policy policy) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
-        z->bucket[i].fused = cf_mode_is_fused(mode) && b->group->size > 1 && b->tensor >= 0 &&
+        z->bucket[i].fused = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
                              (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                             (mode != CF_MODE_AUTO || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
+                             (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
@@ -58,7 +56,7 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     return NULL;
 }
 
-static void create_bucket(zero_shards *z, int i, int64_t rows, cf_choice how) {
+static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *how) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
@@ -101,13 +99,18 @@ static void order_buckets(zero_shards *z) {
     for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
 }
 
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, cf_choice how) {
-    *z = (zero_shards){.context = context, .params = p, .mode = how.mode, .rows_travel = rows_travel, .gathers_begun = p->buckets};
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how) {
+    *z = (zero_shards){.context = context,
+                       .params = p,
+                       .gradients = how->gradients,
+                       .prefetch = how->prefetch,
+                       .rows_travel = rows_travel,
+                       .gathers_begun = p->buckets};
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
     order_buckets(z);
-    fuse_gradients(z, rows, how.mode);
+    fuse_gradients(z, rows, how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
 }
 
@@ -131,16 +134,18 @@ static void begin_gather(zero_shards *z, int i) {
     s->weights = WEIGHTS_IN_FLIGHT;
 }
 
-// The last layer whose gathers begin before `layer` is computed. Few layers at first: posting one takes the host as long as
-// computing one takes a GPU.
-static int64_t last_to_prefetch(int64_t layer) {
-    return smaller(2 * layer + 1, layer + LAYERS_AHEAD);
+// The last layer whose gathers begin before `layer` is computed, if all of bucket i's kind do: few layers at first, because posting
+// one takes the host as long as computing one takes a GPU.
+static int64_t last_to_prefetch(const zero_shards *z, int i, int64_t layer) {
+    const int64_t L = z->params->shape.L, native = z->bucket[i].gather && cf_fuse_schedule(z->bucket[i].gather)->algorithm->native;
+    const int64_t ahead = z->prefetch != PREFETCH_AUTO ? z->prefetch : native ? L : PREFETCH_SOME;
+    return ahead >= L ? L : smaller(2 * layer + 1, layer + ahead);
 }
 
 void zero_prefetch(zero_shards *z, int64_t layer) {
     for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
         int i = z->forward[z->gathers_begun];
-        if (gather_layer(z, i) > last_to_prefetch(layer)) return;
+        if (gather_layer(z, i) > last_to_prefetch(z, i, layer)) return;
         begin_gather(z, i);
     }
 }
@@ -176,9 +181,7 @@ void zero_updated(zero_shards *z, int bucket) {
 }
 
 void zero_send_first(zero_shards *z, int bucket) {
-    const cf_fuse *gather = z->bucket[bucket].gather;
-    const bool native = gather && !cf_mode_is_fused(cf_fuse_schedule(gather)->mode);
-    if (native || gather_layer(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
+    if (gather_layer(z, bucket) <= last_to_prefetch(z, bucket, 0)) begin_gather(z, bucket);
 }
 
 void zero_wait_for_everything(zero_shards *z) {
@@ -191,7 +194,7 @@ void zero_wait_for_everything(zero_shards *z) {
 // Are the slices that arrive large enough to add to a gradient one by one?
 static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     const cf_fuse_plan *plan = cf_fuse_get_plan(arrives);
-    if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // one slice, which is all
+    if (plan->group->size == 1 || plan->algorithm->blocking) return true; // one slice, which is all
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
@@ -228,7 +231,7 @@ void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, 
 }
 
 void zero_ready(zero_shards *z, int64_t layer, bool late) {
-    for (int i = 0; i < z->params->buckets && z->mode != CF_MODE_NONE; i++)
+    for (int i = 0; i < z->params->buckets && z->gradients != GRADIENTS_END; i++)
         if (layer_of(z, i) == layer && (z->params->bucket[i].tensor == QKVW) == late && z->bucket[i].gradient == GRADIENT_PARTIAL)
             begin_reduce(z, i, NULL, NULL);
 }
@@ -277,7 +280,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
-    else if (z->mode == CF_MODE_NONE)
+    else if (z->gradients == GRADIENTS_END)
         fprintf(out, "%d owners; native collectives at the end of backward\n", N);
     else if (z->bucket[i].fused)
         fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, rows);

@@ -14,7 +14,7 @@
 //
 // Exchanges begin no earlier because transfers queue: what forward needs now must not wait for all the weights. (Over MPI it
 // passes them; on GPUs only in another group.) Native gathers all begin at once: one after another they slow fewer products than
-// spread over forward. In mode none both are native collectives, after backward and after the update.
+// spread over forward.
 #pragma once
 
 #include <stdio.h>
@@ -46,7 +46,8 @@ typedef struct zero_bucket {
 typedef struct zero_shards {
     cf_context *context;
     parameters *params;
-    cf_mode mode;
+    gradients_policy gradients;
+    int64_t prefetch;        // overlap.h
     bool rows_travel;        // the lookup exchanges rows (lookup.h), so that only the head needs the whole table
     zero_bucket *bucket;     // [params->buckets]
     int *forward, *backward; // [params->buckets] in the order of forward's needs; in that of finishing reductions
@@ -54,7 +55,7 @@ typedef struct zero_shards {
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, cf_choice how);
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how);
 void zero_free(zero_shards *z);
 
 // In place of a layer: the token table; positions and the vectors of all layers.

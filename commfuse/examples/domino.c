@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static cf_schedule *domino(int N, int rank, int halves) {
-    cf_schedule *s = cf_schedule_start(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, N, rank, halves);
-    if (!s) return NULL;
+static bool domino(cf_schedule *s, const void *argument) {
+    (void)argument;
+    const int N = s->ranks, rank = s->rank, halves = s->slices;
     s->stage_slots = (N - 1) * halves; // the part of rank + 1 + p arrives in slots p · halves + half
     for (int half = 0; half < halves; half++) {
         int computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, half}, half, N, -1);
@@ -26,15 +26,11 @@ static cf_schedule *domino(int N, int rank, int halves) {
     for (int half = 0; half < halves && N > 1; half++)
         cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
                       half * N + N - 1);
-    return s;
+    return true;
 }
 
-static cf_schedule *rounds(int N, int rank, int slices) { // CommFuse's, to compare with
-    return cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_DIRECT, N, rank, slices, false);
-}
-static cf_schedule *native(int N, int rank, int slices) {
-    return cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_NONE, CF_DIRECT, N, rank, slices, false);
-}
+static const cf_algorithm domino_row = {
+    .name = "domino", .serves = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE), .generate = domino, .slices = 2, .most = 64};
 
 // A shard takes 1 ms to compute, an addition nothing, and a shard 0.6 ms to travel.
 static double cost_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -48,11 +44,12 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
 
 enum { RANKS = 4, ROWS = 6, COLUMNS = 5 };
 
-static void check_and_replay(const char *name, cf_generator *generate, int slices, bool forget) {
+static void check_and_replay(const char *name, const cf_algorithm *algorithm, int slices, bool forget) {
     static const cf_machine machine = {cost_ms, transfer_ms, NULL, 0.01, false};
     cf_schedule *all[RANKS];
     char where[CF_WHERE_TEXT];
-    for (int r = 0; r < RANKS; r++) all[r] = generate(RANKS, r, slices);
+    for (int r = 0; r < RANKS; r++)
+        all[r] = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, algorithm, RANKS, r, slices, false);
     if (forget) all[1]->step[all[1]->begin].wait[0]++; // its first addition waits for all transfers but one
     const char *property = cf_schedule_check(all, where);
     if (property)
@@ -75,17 +72,16 @@ int main(void) {
     cf_context *context = cf_open("auto", 1, 60);
     cf_group *all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
     if (all && all->rank == 0) {
-        check_and_replay("none", native, 1, false);
-        check_and_replay("domino", domino, 2, false);
-        check_and_replay("commfuse", rounds, 2, false);
-        check_and_replay("domino without a wait", domino, 2, true);
+        check_and_replay("none", cf_algorithm_find("none"), 1, false);
+        check_and_replay("domino", &domino_row, 2, false);
+        check_and_replay("direct", cf_algorithm_find("direct"), 2, false);
+        check_and_replay("domino without a wait", &domino_row, 2, true);
     }
     cf_fuse_plan plan = {.name = "product",
                          .group = all,
                          .operation = CF_REDUCE_SCATTER,
                          .side = CF_COMPUTE_BEFORE,
-                         .mode = CF_MODE_OWN,
-                         .generator = domino,
+                         .algorithm = &domino_row,
                          .slices = 2,
                          .dtype = CF_FP32,
                          .capacity = ROWS * COLUMNS};
