@@ -7,7 +7,7 @@
 // kernel and no transport: commfuse/ moves data between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the
 // same path through this file, so they begin operations in the same order.
 //
-// A step ends when the next one begins. Its figures are then exchanged with the gradient norm of the next step, and reported. If a
+// A step ends when the next one begins. Its figures travel with the gradient norm of the next step, and are then reported. If a
 // validation, a sample, a save or the end of the run follows, the step ends there and is reported at once.
 #include <signal.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ extern "C" { // these headers are for C
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
-#include "layers/optimizer.h"
+#include "layers/step.h"
 #ifdef __cplusplus
 }
 #endif
@@ -44,7 +44,7 @@ typedef struct trainer {
     cf_mesh mesh;
     overlap how;
     gpt model;
-    zero_optimizer optimizer;
+    gpt_step step;
     tokens *train, *val;
     hellaswag *questions;
     vocabulary *words;
@@ -90,11 +90,8 @@ static void make_context(trainer *t) {
     cf_device_threads((int)o->threads);
     // A dry run of a mesh that is not here assumes hosts where one core is left to move bytes.
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;
-    cf_costs_agree(t->transport, (int)o->threads - elsewhere);
-    t->context.transport = t->transport;
-    t->context.stream = cf_stream_create(), t->context.second = cf_stream_create_second();
-    t->context.trace = cf_trace_create();
-    t->context.step = t->trace_from = t->trace_to = -1;
+    cf_context_start(&t->context, t->transport, (int)o->threads - elsewhere);
+    t->trace_from = t->trace_to = -1;
     if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has checked the form
     if (o->check_wire) t->context.check = cf_check_create();
 }
@@ -110,7 +107,7 @@ static void make_model(trainer *t) {
     if (strcmp(o->recompute, "auto") == 0)
         o->recompute = gpt_may_keep(&t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, &t->how) ? "0" : "1";
     gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, &t->how, *o->recompute == '1');
-    optimizer_create(&t->optimizer, &t->model, &t->how);
+    gpt_step_create(&t->step, &t->model, &t->how);
     const bool choose = !t->how.schedule.algorithm && t->mesh.world_group.size > 1 && !*o->export_to;
     plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, o, t->transport, VERSION);
     r->o = o, r->version = VERSION, r->run = t->run;
@@ -136,7 +133,7 @@ static void allow_long_waits(trainer *t, bool patient) {
 
 static void restore_state(trainer *t, const manifest *m) {
     saved_state *from = origin_open_state(&t->o, m);
-    state_restore(&t->optimizer, origin_read_state, from);
+    state_restore(&t->model.zero, origin_read_state, from);
     saved_state_close(from);
 }
 
@@ -157,47 +154,42 @@ static void load_state(trainer *t) {
         params_read(&t->model.params, model_file_read, t->start, t->context.stream);
     else
         params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
-    optimizer_start(&t->optimizer);
+    zero_start(&t->model.zero);
 }
 
-// --- one step ---
+// --- one step: gpt_train_step() of layers/step.c ---
 
-// Fills inputs and targets with this replica's sequences. first: position of the micro-batch in the training order.
-static void load_sequences(trainer *t, int64_t first) {
-    const int64_t B = t->o.micro_batch;
-    for (int64_t b = 0; t->train && b < B; b++) { // a prediction has no tokens
-        int64_t sample = tokens_shuffled(t->train, (uint64_t)t->o.seed, first + t->mesh.dp_group.rank * B + b);
-        tokens_read(t->train, sample, t->model.params.shape.V, b, B, t->model.host_inputs, t->model.host_targets);
-    }
+// This replica's sequences of micro-batch `micro`.
+static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32_t *targets) {
+    const trainer *t = (const trainer *)trainer_;
+    const options *o = &t->o;
+    const int64_t B = o->micro_batch, first = t->context.step * o->batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
+    for (int64_t b = 0; t->train && b < B; b++) // a prediction has no tokens
+        tokens_read(t->train, tokens_shuffled(t->train, (uint64_t)o->seed, first + b), t->model.params.shape.V, b, B, inputs, targets);
 }
 
-// figures: of all ranks, for the last step.
+// Those of the step before, which travel with this one's norm.
+static void figures_of_last(void *trainer_, double *figures) {
+    trainer *t = (trainer *)trainer_;
+    report_figures(&t->last, t->context.trace, t->checkpoints, figures);
+}
+
 static void report_last(trainer *t, const double *figures) {
-    if (t->last.step < 0) return;
-    int stop = report_step(&t->report, &t->last, figures, REPORT, t->checkpoints);
+    const int stop = t->last.step < 0 ? 0 : report_step(&t->report, &t->last, figures, REPORT, t->checkpoints);
     if (stop) t->stop = stop;
     t->last.step = -1;
 }
 
-static void train_step(trainer *t, int64_t step) {
+static void train_step(trainer *t) {
     const options *o = &t->o;
-    const int64_t batch_tokens = o->batch * o->seq;
-    double mine[FIGURES];
-    cf_zero(t->model.loss, (int64_t)sizeof *t->model.loss, t->context.stream);
-    for (int micro = 0; micro < t->report.accumulation; micro++) {
-        load_sequences(t, step * o->batch + micro * o->micro_batch * t->mesh.dp);
-        gpt_begin_forward(&t->model, t->model.host_inputs, t->model.host_targets, o->seq, o->micro_batch);
-        optimizer_finish_update(&t->optimizer);
-        gpt_forward(&t->model, 1 / (double)batch_tokens);
-        gpt_backward(&t->model, micro == 0, micro == t->report.accumulation - 1);
-    }
-    report_figures(&t->last, t->context.trace, t->checkpoints, mine);
-    report_last(t, optimizer_reduce(&t->optimizer, t->model.loss, mine, FIGURES));
-
+    const int64_t step = t->context.step;
+    const step_batch batch = {o->seq, o->micro_batch, t->report.accumulation, load_sequences, figures_of_last, t};
     const adamw a = {recipe_learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, 1, step + 1};
-    const bool may_skip = t->last.skipped < o->skip_nonfinite, trial = cf_tuner_trying(t->report.plan.tuner);
-    const step_result *r = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, may_skip);
+    const bool trial = cf_tuner_trying(t->report.plan.tuner);
+    const step_result *r = gpt_train_step(&t->step, &batch, a, o->clip);
     const int64_t skipped = r->skipped ? t->last.skipped + 1 : 0;
+    report_last(t, r->values);
+    if (skipped > o->skip_nonfinite) gpt_step_die(&t->step);
     const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
     t->last = last;
 }
@@ -242,7 +234,7 @@ static void sample(trainer *t, int64_t step) {
 // The first replica sends its weights to rank 0, which writes them; all other ranks wait.
 static void write_model(trainer *t, int64_t step, const char *path) {
     const gpt_shape *shape = &t->model.params.shape;
-    optimizer_wait_for_weights(&t->optimizer);
+    zero_finish_weights(&t->model.zero);
     allow_long_waits(t, true);
     model_writer *writer = root(t) ? model_writer_open(path, shape, REAL_DTYPE == CF_BF16) : NULL;
     if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, model_writer_append, writer);
@@ -260,9 +252,9 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     bool saved = saver_begin(t->checkpoints, step, origin_describe(&t->o, &facts));
     free(plan);
     if (saved) {
-        if (!t->copy.run) state_create(&t->copy, &t->optimizer);
-        optimizer_finish_update(&t->optimizer);
-        state_copy(&t->copy, &t->optimizer);
+        if (!t->copy.run) state_create(&t->copy, &t->model.zero);
+        zero_finish_update(&t->model.zero);
+        state_copy(&t->copy, &t->model.zero);
         saver_write(t->checkpoints, &t->copy);
     }
     if (saved && wait) saved = saver_finish(t->checkpoints);
@@ -305,13 +297,13 @@ static void begin_step(trainer *t) {
 // timeline of the steps until then.
 static void close_step(trainer *t, int64_t step, bool interrupted) {
     double mine[FIGURES];
-    if (interrupted) optimizer_finish_update(&t->optimizer);
+    if (interrupted) zero_finish_update(&t->model.zero);
     cf_stream_sync(t->context.stream);
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     t->last.ms = report_lap(&t->report);
     cf_tuner_end_step(t->report.plan.tuner);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
-    report_last(t, optimizer_exchange(&t->optimizer, mine, FIGURES));
+    report_last(t, gpt_step_exchange(&t->step, mine, FIGURES));
     const bool ends = step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop;
     if (ends && step >= t->trace_from && step < t->trace_to) report_trace(&t->report, &t->context, t->trace_from, step);
 }
@@ -340,7 +332,7 @@ static int run(trainer *t) {
         t->context.step = (int)step;
         between_steps(t, step);
         begin_step(t);
-        train_step(t, step);
+        train_step(t);
         const bool traced = step + 1 == t->trace_from || step + 1 == t->trace_to; // tracing begins or ends
         const bool interrupted = t->stop || recipe_pause_due(o, step);
         if (traced || interrupted) close_step(t, step, interrupted);
@@ -350,7 +342,7 @@ static int run(trainer *t) {
         cf_die_together("with --out DIR a signal saves the run, and the same command resumes it",
                         "%s ends the run after %ld of %ld steps; nothing was saved", strsignal(t->stop), step, o->steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
-    optimizer_wait_for_weights(&t->optimizer);
+    zero_finish_weights(&t->model.zero);
     report_end(&t->report, &t->context, step, stopped ? t->stop : 0, saved, begin_ms);
     return stopped ? STATUS_STOPPED : 0;
 }
@@ -390,7 +382,7 @@ static int train_model(trainer *t) {
 
 static void close_model(trainer *t) {
     plan_free(&t->report.plan);
-    optimizer_free(&t->optimizer);
+    gpt_step_free(&t->step);
     gpt_free(&t->model);
     cf_check_free(t->context.check);
     cf_trace_free(t->context.trace);
@@ -427,7 +419,8 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
     t->last.step = -1;
     for (int64_t step = 0; step < PREDICT_STEPS; step++) {
         cf_record_add(record, CF_DO_STEP);
-        train_step(t, step);
+        t->context.step = (int)step;
+        train_step(t);
         t->last.step = -1;
     }
     cf_record_add(record, CF_DO_STEP);
@@ -476,7 +469,7 @@ int main(int argc, char **argv) {
         plan_start(&t.report.plan, NULL, o->steps);
     if (o->dry_run && root(&t)) {
         report_banner(&t.report);
-        dry_run(&t.model, &t.optimizer, stdout);
+        dry_run(&t.step, stdout);
         plan_explain(&t.report.plan, stdout);
     }
     close_model(&t);

@@ -7,15 +7,17 @@ const char *cf_version(void) {
     return CF_VERSION;
 }
 
+void cf_context_start(cf_context *context, cf_transport *transport, int threads) {
+    cf_costs_agree(transport, threads);
+    *context = (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1};
+    context->stream = cf_stream_create(), context->second = cf_stream_create_second();
+}
+
 cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     CF_RETURNS(NULL);
     if (threads < 1 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
     cf_context *context = cf_host_alloc(1, sizeof *context, "a context");
-    cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
-    cf_costs_agree(t, threads);
-    context->stream = cf_stream_create(), context->second = cf_stream_create_second();
-    context->trace = cf_trace_create();
-    context->step = -1;
+    cf_context_start(context, cf_transport_create(transport, NULL, NULL, timeout_s), threads);
     return context;
 }
 

@@ -56,6 +56,6 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
 // when older ones are removed. Calls origin_compare_run(). With --export: the checkpoint of --export-step, facts and start are NULL.
 manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start);
 
-// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/optimizer.h. Both die on an error.
+// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/step.h. Both die on an error.
 saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);

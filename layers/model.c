@@ -138,7 +138,6 @@ static void create_layers(gpt *g, const overlap *how) {
         up_create(g, how);
     } else {
         column_create(&g->qkv, "att.qkv", shard, how, g->recompute);
-        g->qkv.may_wait = true;
         const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
         row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + ranges);
     }
@@ -171,6 +170,9 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
+    const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
+    for (int i = 0; i < 5; i++) g->zero.matrix[linear[i]->w].arrives = linear[i]->arrives;
+    g->zero.matrix[QKVW].may_wait = !is_up(g);
 }
 
 void gpt_free(gpt *g) {
@@ -222,22 +224,22 @@ static void embed(gpt *g) {
 
 static void finish_table(gpt *g) {
     lookup_finish_backward(&g->embedding);
-    if (g->pass.last && !g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE, false);
+    if (!g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE);
 }
 
 // Does the lookup's gradient travel on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
 // computation hides that transfer rather than the lookup's.
-static bool table_is_next(const gpt *g) {
-    return g->pass.last && g->params.bucket[g->params.table].group->size > 1;
+static bool table_gradient_travels(const gpt *g) {
+    return g->zero.last && g->params.bucket[g->params.table].group->size > 1;
 }
 
 static void embed_backward(gpt *g) {
     int64_t Ts = g->pass.Ts, B = g->pass.B;
-    lookup_backward(&g->embedding, g->dx, g->inputs + gpt_first_row(g), g->pass.last, g->sums);
+    lookup_backward(&g->embedding, g->dx, g->inputs + gpt_first_row(g), g->zero.last, g->sums);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                       g->context->stream);
-    if (table_is_next(g)) finish_table(g);
-    if (g->pass.last) zero_ready(&g->zero, ZERO_VECTORS, false);
+    if (table_gradient_travels(g)) finish_table(g);
+    zero_reduce(&g->zero, ZERO_VECTORS);
 }
 
 // --- layer norms: of the halves of blocks, and the last one ---
@@ -359,13 +361,13 @@ void gpt_backward(gpt *g, bool first, bool last) {
     const int64_t L = g->params.shape.L, C = g->params.shape.C;
     real *norm = g->norm[2 * L], *dx = g->dx;
     cf_moment begin = trace_begin(g, "head backward");
-    g->pass.first = first, g->pass.last = last;
+    zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
     const real *dnorm = column_backward(&g->head, -1, g->sums, g->logits, norm);
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     norm_backward(g, 2 * L, dnorm);
-    column_late_gradient(&g->head, -1, g->logits, norm);
-    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE, false); // the lookup's part travels separately
+    column_gradient_after(&g->head, -1, g->logits, norm);
+    if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
@@ -377,7 +379,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         row_finish_backward(&g->fcproj, l);
         if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
         norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
-        column_late_gradient(&g->fc, l, g->dhidden, norm);
+        column_gradient_after(&g->fc, l, g->dhidden, norm);
         g->dqkv_begun = false;
         if (is_up(g)) {
             dnorm = up_backward(g, l, dx);
@@ -390,16 +392,16 @@ void gpt_backward(gpt *g, bool first, bool last) {
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
         }
         norm_backward(g, attention, dnorm);
-        if (last) zero_ready(&g->zero, l, false);
+        zero_reduce(&g->zero, l);
         if (l == 0) embed_backward(g);
         if (is_up(g))
-            up_late_gradient(g, l);
+            up_gradient_after(g, l);
         else
-            column_late_gradient(&g->qkv, l, g->dqkv, g->norm[attention]);
-        if (last) zero_ready(&g->zero, l, true);
+            column_gradient_after(&g->qkv, l, g->dqkv, g->norm[attention]);
+        zero_reduce(&g->zero, l);
         trace_end(g, "block backward", l, begin);
     }
-    if (!table_is_next(g)) finish_table(g);
+    if (!table_gradient_travels(g)) finish_table(g);
 }
 
 int64_t gpt_pass_tokens(const gpt *g, int64_t length) {

@@ -77,14 +77,14 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
 void gpt_free(gpt *g);
 
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
-// that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B): host memory. targets
+// that the rest of an update (zero_finish_update) hides its transfers. inputs and targets (T, B): host memory. targets
 // NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // scale: not 0 if backward follows, which computes gradients of scale · (sum of losses); then the sum of the losses of this
 // rank's shard is added to *g->loss.
 void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients. first, last: this is the step's first or last micro-batch. The last one
-// sends the gradients; optimizer_reduce() must follow and finishes the transfers in flight.
+// sends the gradients; zero_norm() must follow and finishes the transfers in flight.
 void gpt_backward(gpt *g, bool first, bool last);
 // The first row that head and lookup work on: 0 or, in UP, the first of this rank's shard.
 int64_t gpt_first_row(const gpt *g);
@@ -123,7 +123,7 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
 
 // --- its operations (operations.c) ---
 
-// Calls visit for each operation of a training step, except the optimizer's.
+// Calls visit for each operation of a training step, except those of zero.h and the step.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)
 
@@ -142,6 +142,6 @@ void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_
 void up_create(gpt *g, const overlap *how);
 const real *up_forward(gpt *g, int layer, real *norm);
 // dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
-// up_late_gradient() if zero_place() says so.
+// up_gradient_after() if zero_place() says so.
 const real *up_backward(gpt *g, int layer, real *dx);
-void up_late_gradient(gpt *g, int layer);
+void up_gradient_after(gpt *g, int layer);

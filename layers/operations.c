@@ -1,5 +1,5 @@
 // All operations of a step, for the tuner and for --dry-run, which prints memory, how gradients and weights travel, and schedules.
-#include "optimizer.h"
+#include "step.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,14 +41,14 @@ cf_tuner *gpt_create_tuner(gpt *g) {
 bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
                   const overlap *how) {
     gpt model;
-    zero_optimizer optimizer;
+    gpt_step step;
     cf_transport *t = context->transport;
     const int tags = context->tags;
     const bool planned = cf_device_plan_only(true);
     gpt_create(&model, context, mesh, shape, strategy, T, B, how, false);
-    optimizer_create(&optimizer, &model, how);
+    gpt_step_create(&step, &model, how);
     const int64_t taken = cf_memory_bytes();
-    optimizer_free(&optimizer);
+    gpt_step_free(&step);
     gpt_free(&model);
     cf_device_plan_only(planned);
     context->tags = tags;
@@ -84,22 +84,24 @@ static void print_operation(void *argument, const char *place, cf_fuse *fuse, in
 }
 
 static void explain_weight_gradients(const gpt *g, FILE *out) {
-    static const char *const names[] = {"when both factors are here", "as slices arrive", "at the end of the layer",
+    static const char *const names[] = {"as slices arrive", "when both factors are here", "at the end of the layer",
                                         "owner by owner, inside its reduce-scatter"};
-    const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
+    const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW, WTE};
     fprintf(out, "Weight gradients of the last micro-batch (and of those before it) are computed\n");
     for (int i = 0; i < 5; i++)
-        for (int64_t layer = 0, before[2] = {-1, -1}; layer < params_layers(&g->params.shape, linear[i]->w); layer++) {
-            const int64_t place[] = {linear_gradient_place(linear[i], layer, false), linear_gradient_place(linear[i], layer, true)};
+        for (int64_t layer = 0, before[2] = {-1, -1}; layer < params_layers(&g->params.shape, matrices[i]); layer++) {
+            const int64_t place[] = {zero_decide(&g->zero, matrices[i], layer, false),
+                                     zero_decide(&g->zero, matrices[i], layer, true)};
             if (memcmp(place, before, sizeof place) == 0) continue;
             memcpy(before, place, sizeof place);
-            fprintf(out, "  %-8s ", params_name(linear[i]->w));
-            if (linear[i] != &g->head) fprintf(out, "from layer %ld on: ", layer);
+            fprintf(out, "  %-8s ", params_name(matrices[i]));
+            if (matrices[i] != WTE) fprintf(out, "from layer %ld on: ", layer);
             fprintf(out, "%s (%s)\n", names[place[true]], names[place[false]]);
         }
 }
 
-void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
+void dry_run(gpt_step *s, FILE *out) {
+    gpt *g = s->model;
     tally sum = {0, 0, 0};
     fprintf(out, "\n");
     cf_memory_report(out);
@@ -114,10 +116,10 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     lookup_explain(&g->embedding, out);
     explain_weight_gradients(g, out);
     gpt_operations(g, count_operation, &sum);
-    optimizer_operations(o, count_operation, &sum);
+    gpt_step_operations(s, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %ld exchanges of rank 0 in %ld units, %ld native collectives\n", sum.exchanges,
             sum.units, sum.collectives);
     fprintf(out, "\nSchedules of rank 0; steps marked ' run when the operation is finished\n");
     gpt_operations(g, print_operation, out);
-    optimizer_operations(o, print_operation, out);
+    gpt_step_operations(s, print_operation, out);
 }

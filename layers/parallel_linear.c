@@ -9,55 +9,12 @@
 #include "elementwise.h"
 #include "linear.h"
 
-// --- gradients of weight matrices ---
+// --- gradients ---
 
-// Rows [first, first + rows) of the local matrix may belong to several parts; those after the last part are padding.
-void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    const weight_gradient *g = (const weight_gradient *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t first = span->row + i * span->row_stride;
-        precise *dw = (precise *)(span->data + i * span->data_stride);
-        for (int part = 0; part < g->parts; part++) {
-            int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
-            if (begin < end)
-                linear_wgrad(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
-                             end - begin, g->to.add, stream);
-        }
-    }
-}
-
-void weight_gradient_compute(const model_pass *pass, int tensor, int layer, gradient_place place, weight_gradient g) {
-    g.OC = params_local_rows(pass->params, tensor) / g.parts, g.IC = params_local_columns(pass->params, tensor);
-    g.to = params_matrix_grad(pass->params, tensor, layer, pass->first);
-    cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
-    if (place == GRADIENT_OWNERS)
-        zero_compute(pass->zero, tensor, layer, weight_gradient_rows, &g);
-    else
-        weight_gradient_rows(&g, &all, pass->context->stream);
-}
-
-gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last) {
-    return zero_place(l->pass->zero, l->w, layer, last, l->arrives, l->may_wait);
-}
-
-bool linear_gradient_is_late(const parallel_linear *l, int layer) {
-    const gradient_place place = linear_gradient_place(l, layer, l->pass->last);
-    return place == GRADIENT_LATER || place == GRADIENT_OWNERS;
-}
-
-static matrix_gradient gradient_by_slices(const parallel_linear *l, int layer) {
-    if (linear_gradient_place(l, layer, l->pass->last) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
-    return params_matrix_grad(l->pass->params, l->w, layer, l->pass->first);
-}
-
-// arrived: the operation that has brought a factor. If its slices were too thin to compute the gradient inside it, the tuner counts
-// the time of this product as the operation's.
-static void whole_gradient(const parallel_linear *l, int layer, cf_fuse *arrived, const real *dy, const real *x) {
-    weight_gradient g = {.dy = &dy, .x = &x, .R = l->group->size * l->pass->Ts * l->pass->B, .parts = 1};
-    const gradient_place place = linear_gradient_place(l, layer, l->pass->last);
-    if (place == GRADIENT_BY_SLICES) return; // computed inside `arrived`
-    weight_gradient_compute(l->pass, l->w, layer, place, g);
-    if (arrived && place == GRADIENT_NOW) cf_fuse_extend_timing(arrived);
+static void weight_gradient_of(const parallel_linear *l, int layer, const real *dy, const real *x) {
+    const model_pass *pass = l->pass;
+    zero_gradient(pass->zero, l->w, layer,
+                  (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
 }
 
 static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
@@ -178,17 +135,17 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
     if (!l->gather) return; // x is still here
-    l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = gradient_by_slices(l, layer)};
+    l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = zero_slices(l->pass->zero, l->w, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
 }
 
 static void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
     if (l->gather) cf_fuse_finish(l->gather);
-    whole_gradient(l, layer, l->gather, dy, x);
+    weight_gradient_of(l, layer, dy, x);
 }
 
-void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
-    if (linear_gradient_is_late(l, layer)) column_gradient(l, layer, dy, x);
+void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x) {
+    if (zero_place(l->pass->zero, l->w, layer) >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
 }
 
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
@@ -198,7 +155,7 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
     l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
-    if (!linear_gradient_is_late(l, layer)) column_gradient(l, layer, dy, x);
+    if (zero_place(pass->zero, l->w, layer) < GRADIENT_AFTER) column_gradient(l, layer, dy, x);
     return (real *)cf_fuse_finish(l->backward);
 }
 
@@ -221,7 +178,7 @@ void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, re
     bias_gradient(l, layer, shard, rows);
     if (dy != shard)
         cf_copy(dy + l->group->rank * rows * l->OC, shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
-    job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = gradient_by_slices(l, layer);
+    job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = zero_slices(l->pass->zero, l->w, layer);
     l->backward_job = job;
     cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);
 }
@@ -230,5 +187,5 @@ void row_finish_backward(parallel_linear *l, int layer) {
     const real *w = params_weight(l->pass->params, l->w, layer);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->pass->context->stream); // during the first transfers
     cf_fuse_finish(l->backward);
-    whole_gradient(l, layer, l->backward, l->backward_job.dy, l->backward_job.x);
+    weight_gradient_of(l, layer, l->backward_job.dy, l->backward_job.x);
 }

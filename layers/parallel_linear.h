@@ -7,8 +7,7 @@
 // A transformer has pairs of them: QKV and the projection, the MLP's two layers; the head is a single column_*. On one rank
 // nothing travels, and the same calls are plain linear layers.
 //
-// zero.h says where gradients of weights are computed. If a matrix is a bucket by itself (params.h), the last micro-batch may
-// compute its gradient owner by owner, inside a reduce-scatter, this rank's rows last; otherwise it is added up in place.
+// zero.h decides where gradients of weights are computed.
 #pragma once
 
 #include "zero.h"
@@ -19,25 +18,7 @@ typedef struct model_pass {
     const parameters *params;
     zero_shards *zero;
     int64_t Ts, B; // rows of time of a shard, sequences
-    bool first;    // backward: the step's first micro-batch
-    bool last;     // the step's last one
 } model_pass;
-
-// --- gradients of weight matrices ---
-
-// Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
-typedef struct weight_gradient {
-    const real *const *dy, *const *x; // [parts]
-    int64_t R, OC, IC;
-    int parts;
-    matrix_gradient to;
-} weight_gradient;
-// Computes it, in place or, with GRADIENT_OWNERS, inside its reduce-scatter; fills OC, IC and to.
-void weight_gradient_compute(const model_pass *pass, int tensor, int layer, gradient_place place, weight_gradient g);
-// Computes the rows of a span of it at span->data. argument: a weight_gradient.
-void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
-
-// --- the layers ---
 
 // Called before time steps [t0, t0 + n) of the whole sequence are read from x, or after they are written to it.
 typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t n, cf_stream *stream);
@@ -64,8 +45,7 @@ typedef struct parallel_linear {
     int w, bias;    // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
     cf_fuse *gather;                     // column: of the saved input; NULL: backward still has all of it
-    const cf_fuse *arrives;              // in backward: brings one factor of the weight gradient; NULL: none does
-    bool may_wait;                       // nothing in the first layer waits for the weight gradient
+    cf_fuse *arrives;                    // in backward: brings one factor of the weight gradient; NULL: none does
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
     const real *ready;                   // w as products read it: in prepared, or w itself
     linear_job backward_job, gather_job; // in progress
@@ -77,8 +57,6 @@ void column_create(parallel_linear *l, const char *name, int64_t capacity, const
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops);
 void parallel_linear_free(parallel_linear *l);
-gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last); // of zero.h
-bool linear_gradient_is_late(const parallel_linear *l, int layer);                        // in this pass: LATER, or by OWNERS
 
 // out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. With pre (T·B, OC), pre is that, and out its GELU.
 void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x);
@@ -86,9 +64,9 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
 // Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC): scratch. x: as gathered, or whole. Computes the
-// gradients of bias and weights; that of the weights in column_late_gradient() if zero_place() says so.
+// gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
-void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
+void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
 // rows(argument, layer, x, …) computes these rows of x first; NULL: x is complete.

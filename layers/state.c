@@ -1,12 +1,12 @@
-// See optimizer.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters are copied in
+// See step.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters are copied in
 // one piece.
-#include "optimizer.h"
+#include "step.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
 #include <string.h>
 
-void state_create(rank_state *s, const zero_optimizer *o) {
-    const parameters *p = o->params;
+void state_create(rank_state *s, const zero_shards *z) {
+    const parameters *p = z->params;
     int64_t room = 1;
     *s = (rank_state){.elements = p->owned, .run = cf_host_alloc(room, sizeof *s->run, "a copy of the state")};
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++)
@@ -33,16 +33,16 @@ void state_free(rank_state *s) {
     *s = (rank_state){.elements = 0};
 }
 
-void state_copy(rank_state *s, const zero_optimizer *o) {
+void state_copy(rank_state *s, const zero_shards *z) {
     const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
-    cf_stream *stream = o->context->stream;
-    for (int i = 0; !o->master && i < o->params->buckets; i++) { // the weights themselves are precise
-        const param_bucket *b = &o->params->bucket[i];
-        cf_copy(s->value[STATE_WEIGHT] + b->owned, o->params->weight + params_first_owned(b), b->shard * size, stream);
+    cf_stream *stream = z->context->stream;
+    for (int i = 0; !z->master && i < z->params->buckets; i++) { // the weights themselves are precise
+        const param_bucket *b = &z->params->bucket[i];
+        cf_copy(s->value[STATE_WEIGHT] + b->owned, z->params->weight + params_first_owned(b), b->shard * size, stream);
     }
-    if (o->master) cf_copy(s->value[STATE_WEIGHT], o->master, bytes, stream);
-    cf_copy(s->value[STATE_M], o->m, bytes, stream);
-    cf_copy(s->value[STATE_V], o->v, bytes, stream);
+    if (z->master) cf_copy(s->value[STATE_WEIGHT], z->master, bytes, stream);
+    cf_copy(s->value[STATE_M], z->m, bytes, stream);
+    cf_copy(s->value[STATE_V], z->v, bytes, stream);
     cf_stream_sync(stream);
 }
 
@@ -59,19 +59,19 @@ static void read_weights(void *argument, int tensor, int64_t layer, int64_t firs
     from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (precise *)out);
 }
 
-void state_restore(zero_optimizer *o, state_reader *read, void *argument) {
+void state_restore(zero_shards *z, state_reader *read, void *argument) {
     rank_state s;
     source from = {read, argument};
-    params_read(o->params, read_weights, &from, o->context->stream);
-    precise *into[STATE_KINDS] = {o->master, o->m, o->v};
-    state_create(&s, o);
+    params_read(z->params, read_weights, &from, z->context->stream);
+    precise *into[STATE_KINDS] = {z->master, z->m, z->v};
+    state_create(&s, z);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         if (!into[kind]) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
             read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
-        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), o->context->stream);
+        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), z->context->stream);
     }
-    cf_stream_sync(o->context->stream);
+    cf_stream_sync(z->context->stream);
     state_free(&s);
 }
 

@@ -118,13 +118,13 @@ static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, 
 }
 
 // From g->up.dy and g->up.x, group by group.
-static void weight_gradients(const gpt *g, const parallel_linear *l, int layer) {
+static void weight_gradients(gpt *g, const parallel_linear *l, int layer) {
     weight_gradient w = {.dy = g->up.dy, .x = g->up.x, .R = g->pass.Ts * g->pass.B, .parts = g->mesh->tp};
-    weight_gradient_compute(&g->pass, l->w, layer, linear_gradient_place(l, layer, g->pass.last), w);
+    zero_gradient(g->pass.zero, l->w, layer, w);
 }
 
-void up_late_gradient(gpt *g, int layer) {
-    if (linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g, &g->qkv, layer);
+void up_gradient_after(gpt *g, int layer) {
+    if (zero_place(&g->zero, QKVW, layer) >= GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
@@ -152,7 +152,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
         g->up.x[i] = norm;
         linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
     }
-    if (!linear_gradient_is_late(&g->qkv, layer)) weight_gradients(g, &g->qkv, layer);
+    if (zero_place(&g->zero, QKVW, layer) < GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
     return g->sums;
 }
 

@@ -2,6 +2,7 @@
 #include "zero.h"
 #include "../commfuse/die.h"
 #include "linear.h"
+#include <math.h>
 #include <stdlib.h>
 
 // The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
@@ -15,8 +16,8 @@ static int64_t layer_of(const zero_shards *z, int i) {
 // Do two buckets travel in the same way?
 static bool alike(const zero_shards *z, int i, int j) {
     bool of_layers = i < z->params->table && j < z->params->table;
-    return i == j ||
-           (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor && z->bucket[i].fused == z->bucket[j].fused);
+    return i == j || (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor &&
+                      z->bucket[i].by_owners == z->bucket[j].by_owners);
 }
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
@@ -24,16 +25,16 @@ static bool alike(const zero_shards *z, int i, int j) {
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is left
 // to move bytes, which makes transfers longer than estimated.
-static void fuse_gradients(zero_shards *z, int64_t rows, gradients_policy policy) {
+static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
-        z->bucket[i].fused = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
-                             (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                             (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
+        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
+                                 (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                                 (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
@@ -62,10 +63,10 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
                                      PRECISE_DTYPE, b->shard);
     plan.slices = 1, plan.bulk = true;
-    if (s->fused) plan.flops = 2.0 * (double)(rows * b->count), plan.independent = true;
+    if (s->by_owners) plan.flops = 2.0 * (double)(rows * b->count), plan.independent = true;
     s->reduce = reduction_to_share(z, i);
     s->shares_staging = s->reduce != NULL;
     if (!s->reduce) s->reduce = cf_fuse_create(z->context, plan);
@@ -100,18 +101,20 @@ static void order_buckets(zero_shards *z) {
 }
 
 void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how) {
-    *z = (zero_shards){.context = context,
-                       .params = p,
-                       .gradients = how->gradients,
-                       .prefetch = how->prefetch,
-                       .rows_travel = rows_travel,
-                       .gathers_begun = p->buckets};
+    *z = (zero_shards){.context = context, .params = p, .gradients = how->gradients, .prefetch = how->prefetch};
+    z->rows_travel = rows_travel, z->gathers_begun = p->buckets;
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
+    z->place = cf_host_alloc(p->shape.L * TENSORS, sizeof *z->place, "buckets");
     order_buckets(z);
-    fuse_gradients(z, rows, how->gradients);
+    choose_owners(z, rows, how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
+    const int64_t bytes = p->owned * (int64_t)sizeof(precise);
+    z->m = cf_alloc(bytes, "optimizer state");
+    z->v = cf_alloc(bytes, "optimizer state");
+    if (REAL_DTYPE != PRECISE_DTYPE) z->master = cf_alloc(bytes, "master weights");
+    z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
 }
 
 void zero_free(zero_shards *z) {
@@ -119,9 +122,15 @@ void zero_free(zero_shards *z) {
         if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce);
         cf_fuse_free(z->bucket[i].gather);
     }
-    free(z->bucket);
-    free(z->forward);
-    free(z->backward);
+    void *host[] = {z->bucket, z->forward, z->backward, z->place}, *device[] = {z->m, z->v, z->master, z->squares};
+    for (int i = 0; i < 4; i++) free(host[i]), cf_free(device[i]);
+}
+
+void zero_start(zero_shards *z) {
+    for (int i = 0; i < z->params->buckets && z->master; i++) {
+        const param_bucket *b = &z->params->bucket[i];
+        adamw_master(z->master + b->owned, z->params->weight + params_first_owned(b), b->shard, z->context->stream);
+    }
 }
 
 // --- weights ---
@@ -170,25 +179,6 @@ bool zero_table_is_here(const zero_shards *z) {
     return z->bucket[z->params->table].weights == WEIGHTS_HERE;
 }
 
-void zero_begin_update(zero_shards *z) {
-    z->gathers_begun = 0;
-    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
-}
-
-void zero_updated(zero_shards *z, int bucket) {
-    z->bucket[bucket].shard = NULL;
-    z->bucket[bucket].weights = z->bucket[bucket].gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
-}
-
-void zero_send_first(zero_shards *z, int bucket) {
-    if (gather_layer(z, bucket) <= last_to_prefetch(z, bucket, 0)) begin_gather(z, bucket);
-}
-
-void zero_wait_for_everything(zero_shards *z) {
-    zero_prefetch(z, z->params->shape.L);
-    for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
-}
-
 // --- where gradients are computed ---
 
 // Are the slices that arrive large enough to add to a gradient one by one?
@@ -198,14 +188,35 @@ static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last, const cf_fuse *arrives, bool may_wait) {
+gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last) {
     const parameters *p = z->params;
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
-    if (last && alone && z->bucket[bucket].fused) return GRADIENT_OWNERS;
+    const zero_matrix *m = &z->matrix[tensor];
+    if (last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
-    if (may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_LATER;
-    return arrives && slices_pay(arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_NOW;
+    if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
+    return m->arrives && slices_pay(m->arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
+}
+
+// The operation that brings a factor may have changed since the step before: the tuner tries others.
+void zero_begin_backward(zero_shards *z, bool first, bool last) {
+    const parameters *p = z->params;
+    z->first = first, z->last = last;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)zero_decide(z, t->tensor, t->layer, last);
+        z->bucket[t->bucket].missing = 0;
+    }
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;
+}
+
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
+    return (gradient_place)z->place[(layer > 0 ? layer : 0) * TENSORS + tensor];
+}
+
+matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer) {
+    if (zero_place(z, tensor, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
+    return params_matrix_grad(z->params, tensor, layer, z->first);
 }
 
 // --- gradients ---
@@ -217,31 +228,135 @@ static void finish_reduce(zero_shards *z, int i) {
 }
 
 // Finishes an earlier reduction that uses the same staging memory first.
-static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
+static void begin_reduce(zero_shards *z, int i, weight_gradient *computed) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
     for (int j = 0; j < z->params->buckets && s->reduce; j++)
         if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, j);
-    if (s->reduce) cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
+    if (s->reduce)
+        cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, computed ? zero_gradient_rows : NULL,
+                      computed, b->layer);
     s->gradient = GRADIENT_IN_FLIGHT;
 }
 
-void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job) {
-    begin_reduce(z, params_own_bucket(z->params, tensor, layer), wgrad, job);
+// Rows [first, first + rows) of the local matrix may belong to several parts; those after the last part are padding.
+void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    const weight_gradient *g = (const weight_gradient *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t first = span->row + i * span->row_stride;
+        precise *dw = (precise *)(span->data + i * span->data_stride);
+        for (int part = 0; part < g->parts; part++) {
+            int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
+            if (begin < end)
+                linear_wgrad(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
+                             end - begin, g->to.add, stream);
+        }
+    }
 }
 
-void zero_ready(zero_shards *z, int64_t layer, bool late) {
-    for (int i = 0; i < z->params->buckets && z->gradients != GRADIENTS_END; i++)
-        if (layer_of(z, i) == layer && (z->params->bucket[i].tensor == QKVW) == late && z->bucket[i].gradient == GRADIENT_PARTIAL)
-            begin_reduce(z, i, NULL, NULL);
+void zero_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
+    const gradient_place place = zero_place(z, tensor, layer);
+    const int bucket = params_bucket_of(z->params, tensor, layer);
+    cf_fuse *arrives = z->matrix[tensor].arrives;
+    g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
+    g.to = params_matrix_grad(z->params, tensor, layer, z->first);
+    cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
+    if (place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
+    if (place == GRADIENT_WHOLE || place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
+    // Had its slices been thicker, the operation would have computed it: to the tuner this product is part of that choice.
+    if (place == GRADIENT_WHOLE && arrives) cf_fuse_extend_timing(arrives);
+    z->bucket[bucket].missing--;
 }
 
-precise *zero_finish_gradient(zero_shards *z, int bucket) {
-    zero_bucket *s = &z->bucket[bucket];
-    if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
-    if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, bucket);
-    s->gradient = GRADIENT_PARTIAL; // in the next step
-    return s->shard;
+void zero_reduce(zero_shards *z, int64_t layer) {
+    for (int i = 0; i < z->params->buckets && z->last && z->gradients != GRADIENTS_END; i++)
+        if (layer_of(z, i) == layer && z->bucket[i].missing <= 0 && z->bucket[i].gradient == GRADIENT_PARTIAL)
+            begin_reduce(z, i, NULL);
+}
+
+// The squares of the first shards are summed while the last still travel, always in this order. A single rank owns everything, side
+// by side.
+void zero_norm(zero_shards *z, lookup *embedding, double *sum) {
+    const parameters *p = z->params;
+    const bool alone = p->bucket[p->buckets - 1].group->size == 1;
+    for (int n = 0; n < p->buckets; n++) {
+        const int i = z->backward[n];
+        zero_bucket *s = &z->bucket[i];
+        if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, i, NULL);
+        if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, i);
+        s->gradient = GRADIENT_PARTIAL; // in the next step
+        if (i == p->table) lookup_finish_delivery(embedding, s->shard);
+        if (!alone) sum_of_squares(sum, z->squares, s->shard, p->bucket[i].shard, z->context->stream);
+    }
+    if (alone) sum_of_squares(sum, z->squares, p->grad, p->elements, z->context->stream);
+}
+
+int64_t zero_nonfinite(zero_shards *z, double *scratch) {
+    const parameters *p = z->params;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        const param_bucket *b = &p->bucket[t->bucket];
+        int64_t begin = t->first, end = t->first + t->count;
+        double sum = 0; // of squares
+        if (!params_owned(b, &begin, &end)) continue;
+        cf_zero(scratch, (int64_t)sizeof sum, z->context->stream);
+        sum_of_squares(scratch, z->squares, z->bucket[t->bucket].shard + begin - params_first_owned(b), end - begin,
+                       z->context->stream);
+        cf_copy(&sum, scratch, (int64_t)sizeof sum, z->context->stream);
+        cf_stream_sync(z->context->stream);
+        if (!isfinite(sum)) return t->tensor + TENSORS * t->layer;
+    }
+    return -1;
+}
+
+// --- update ---
+
+// AdamW on this rank's shard of one bucket, once. Only matrices and embeddings decay; padding does not change.
+static void update(zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    cf_stream *stream = z->context->stream;
+    if (!s->shard) return;
+    cf_moment start = cf_trace_begin(z->context->trace, "update", stream);
+    for (int decays = 1; decays >= 0; decays--) {
+        int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
+        adamw a = z->update;
+        if (!params_owned(b, &begin, &end)) continue;
+        if (!decays) a.weight_decay = 0;
+        const int64_t done = begin - params_first_owned(b), at = b->owned + done;
+        adamw_update(z->params->weight + begin, z->master ? z->master + at : NULL, z->m + at, z->v + at, s->shard + done,
+                     end - begin, a, stream);
+    }
+    cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
+    s->shard = NULL;
+    s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
+}
+
+void zero_skip_update(zero_shards *z) {
+    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].shard = NULL;
+}
+
+// What comes from other ranks and is needed first travels during the update of all other weights.
+void zero_update(zero_shards *z, adamw a) {
+    const parameters *p = z->params;
+    z->update = a, z->gathers_begun = 0;
+    for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
+    for (int i = p->buckets - 1; i >= p->table; i--) update(z, i);
+}
+
+// In the order in which forward needs them; the gathers of those needed first begin at once.
+void zero_finish_update(zero_shards *z) {
+    for (int n = 0; n < z->params->buckets; n++) {
+        const int i = z->forward[n];
+        update(z, i);
+        if (gather_layer(z, i) <= last_to_prefetch(z, i, 0)) begin_gather(z, i);
+    }
+}
+
+void zero_finish_weights(zero_shards *z) {
+    zero_finish_update(z);
+    zero_prefetch(z, z->params->shape.L);
+    for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
+    cf_check_verdict(z->context->check, z->context->stream);
 }
 
 // --- for --dry-run ---
@@ -264,7 +379,7 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
         if (!s->reduce || times == 0) continue;
         const char *each = times > 1 ? ", each layer" : "";
         char place[80];
-        snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient", each);
+        snprintf(place, sizeof place, "%s%s", s->by_owners ? "gradient computed owner by owner" : "gradient", each);
         visit(argument, place, s->reduce, times);
         snprintf(place, sizeof place, "weights, during update and forward%s", each);
         visit(argument, place, s->gather, times);
@@ -281,8 +396,8 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
     else if (z->gradients == GRADIENTS_END)
-        fprintf(out, "%d owners; native collectives at the end of backward\n", N);
-    else if (z->bucket[i].fused)
+        fprintf(out, "%d owners; at the end of backward\n", N);
+    else if (z->bucket[i].by_owners)
         fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, rows);
     else if (b->tensor == WTE && !z->rows_travel)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);

@@ -1,47 +1,52 @@
-// ZeRO-1: how gradients and weights travel between the ranks that share them, and when. AdamW is in optimizer.h.
+// ZeRO-1: the life of a bucket of parameters (params.h), from its gradient to its weights.
 //
-// Every bucket of parameters (params.h) is reduce-scattered when its gradient is complete, and all-gathered after the owners of
-// its shards have updated them. A bucket with one owner never travels. The loops over layers in model.c, and the optimizer, call:
+//                what happens                                                          called by
+//   computed     zero_gradient(): a weight gradient, in place, or owner by owner ▸     the linear layers, in backward
+//                reduce-scatter, this rank's rows last
+//   reduced      zero_reduce(layer): reduce-scatters of what is complete               the loop over layers, in backward
+//   its norm     zero_norm(): finishes them, and sums the squares of this rank's       the step, after backward
+//                shards
+//   updated      zero_update(): AdamW on this rank's shards of what forward needs      the step
+//                first; zero_finish_update(): on all others                            the next step, during its lookup
+//   gathered     zero_prefetch(layer) begins the all-gathers of the next layers,       the loop over layers, in forward
+//                zero_wait(layer) finishes those that this layer needs
 //
-//   forward    zero_prefetch(layer)   begins the gathers of the next layers
-//              zero_wait(layer)       finishes those that this layer needs
-//   backward   zero_compute()         computes the gradient of a large matrix owner by owner, this rank's rows last, and sends
-//                                     each part while the next owner's is computed (commfuse)
-//              zero_ready(layer)      sends the layer's other gradients, during the rest of backward
-//   step       zero_finish_gradient() finishes the reductions in the order in which they began
-//              zero_updated()         the shard's weights may be gathered: by zero_send_first() those that forward needs
-//                                     first, by zero_prefetch() all others
-//
-// Exchanges begin no earlier because transfers queue: what forward needs now must not wait for all the weights. (Over MPI it
-// passes them; on GPUs only in another group.) Native gathers all begin at once: one after another they slow fewer products than
-// spread over forward.
+// A bucket with one owner never travels. When gradients are reduced, and how far ahead weights are gathered, is the policy of
+// overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI it passes them; on GPUs
+// only in another group.)
 #pragma once
 
 #include <stdio.h>
-#include "overlap.h"
-#include "params.h"
+#include "adamw.h"
+#include "lookup.h"
+
+// Where the gradient of a weight matrix is computed: decided once a micro-batch, for each layer.
+typedef enum {
+    GRADIENT_BY_SLICES, // slice by slice, inside the operation that brings one factor
+    GRADIENT_WHOLE,     // when both factors are complete
+    GRADIENT_AFTER,     // whole, after the gradient of the layer's input, to hide the transfers of the embedding
+    GRADIENT_OWNERS     // after it, too: inside the reduce-scatter of its bucket
+} gradient_place;
 
 // Weights of a bucket: complete; this rank's shard is not updated yet; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FLIGHT } weights_state;
 typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient_state;
 
-// Where the gradient of a weight matrix is computed.
-typedef enum {
-    GRADIENT_NOW,       // when both its factors are complete
-    GRADIENT_BY_SLICES, // slice by slice, inside the operation that brings one factor
-    GRADIENT_LATER,     // as the last computation of its layer, to hide the transfers of the embedding
-    GRADIENT_OWNERS     // inside the reduce-scatter of its bucket; QKV's at the time of GRADIENT_LATER
-} gradient_place;
-
 typedef struct zero_bucket {
     cf_fuse *reduce, *gather; // NULL: the bucket has one owner
     bool shares_staging;      // reduce is that of an earlier bucket of the same kind
-    bool fused;               // reduce computes the gradient that it sends
+    bool by_owners;           // reduce computes the gradient that it sends
+    int missing;              // matrices whose gradient this micro-batch has not computed yet
     gradient_state gradient;
     weights_state weights;
     precise *shard; // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
     char name[32];  // in messages and traces
 } zero_bucket;
+
+typedef struct zero_matrix { // facts about a kind of weight matrix
+    cf_fuse *arrives;        // the operation that brings one factor of its gradient; NULL: none does
+    bool may_wait;           // nothing in the first layer waits for its gradient
+} zero_matrix;
 
 typedef struct zero_shards {
     cf_context *context;
@@ -52,36 +57,67 @@ typedef struct zero_shards {
     zero_bucket *bucket;     // [params->buckets]
     int *forward, *backward; // [params->buckets] in the order of forward's needs; in that of finishing reductions
     int gathers_begun;       // in forward order, since the last update
+    zero_matrix matrix[TENSORS];
+    unsigned char *place; // (L, TENSORS) gradient_place of each matrix, in this micro-batch
+    bool first, last;     // this is the step's first micro-batch, the last one, after which gradients travel
+    adamw update;         // of shards that are not updated yet
+    precise *m, *v;       // (params->owned) moments of this rank's shards, bucket by bucket
+    precise *master;      // (params->owned) their weights if `real` is not precise; else NULL
+    double *squares;      // (SQUARES_SCRATCH)
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.
 void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how);
 void zero_free(zero_shards *z);
+// Call after weights were initialised or read, before the first step.
+void zero_start(zero_shards *z);
 
 // In place of a layer: the token table; positions and the vectors of all layers.
 enum { ZERO_TABLE = -1, ZERO_VECTORS = -2 };
+
+// --- weights, in forward ---
+
 void zero_prefetch(zero_shards *z, int64_t layer); // layers alone
 void zero_wait(zero_shards *z, int64_t layer);
 bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard is complete
 
-// Where the gradient of a matrix is computed. last: in the step's last micro-batch. arrives: the operation that brings one of its
-// factors, NULL: none. (Ask again in each step: that operation's choice may have changed.) may_wait: nothing in the first layer
-// waits for this gradient.
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last, const cf_fuse *arrives, bool may_wait);
+// --- gradients, in backward ---
 
-// For GRADIENT_OWNERS. wgrad computes rows of the gradient: span->row and span->rows count rows of the local matrix, span->data
-// is their address. job is used only during the call.
-void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job);
-// The gradients of the layer are complete: all but that of QKV's weights if they are a bucket alone or, with late, that one.
-void zero_ready(zero_shards *z, int64_t layer, bool late);
+// Decides where every weight gradient of this micro-batch is computed. first, last: of the step.
+void zero_begin_backward(zero_shards *z, bool first, bool last);
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer);
+// GRADIENT_BY_SLICES: where to add it up. Otherwise `at` is NULL.
+matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer);
+// Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
+typedef struct weight_gradient {
+    const real *const *dy, *const *x; // [parts]
+    int64_t R, OC, IC;
+    int parts;
+    matrix_gradient to;
+} weight_gradient;
+// Both factors are complete: computes the gradient, unless slices have. Once a micro-batch for each matrix; fills OC, IC and to.
+void zero_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g);
+// Computes the rows of a span of it at span->data. argument: a weight_gradient.
+void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
+// In the last micro-batch: begins to reduce the buckets of the layer whose gradients are complete.
+void zero_reduce(zero_shards *z, int64_t layer);
 
-// For the optimizer.
-precise *zero_finish_gradient(zero_shards *z, int bucket); // this rank's shard of the reduced gradient
-void zero_begin_update(zero_shards *z);                    // no shard is updated yet
-void zero_updated(zero_shards *z, int bucket);             // this one is
-void zero_send_first(zero_shards *z, int bucket);          // begins its gather if forward needs it first
-void zero_wait_for_everything(zero_shards *z);
+// --- the update, between backward and the next forward ---
 
-// For --dry-run: which bucket travels how, and why.
+// Finishes all reductions and adds the rows of the lookup to the table's. Adds the squares of this rank's shards to *sum (device).
+void zero_norm(zero_shards *z, lookup *embedding, double *sum);
+// The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After zero_norm().
+int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
+void zero_skip_update(zero_shards *z);                   // drops the gradients
+// AdamW with these constants: positions, vectors and token table now, all others in zero_finish_update(), before the next
+// gpt_forward, and before state is read; it may be called again. Of several ranks, one that has updated a shard begins to send it.
+void zero_update(zero_shards *z, adamw a);
+void zero_finish_update(zero_shards *z);
+// The same, and waits until every weight has arrived: before saving a model, or at the end.
+void zero_finish_weights(zero_shards *z);
+
+// --- for --dry-run: which bucket travels how, and why ---
+
+gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last);
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);

@@ -1,0 +1,117 @@
+// See step.h. Every element of every tensor is owned by one rank of the world, so the global norm is the sum of the ranks' sums,
+// added in rank order.
+#include "step.h"
+#include "../commfuse/die.h"
+#include <math.h>
+#include <stdlib.h>
+
+enum { LOSS, NORM2, VALUES }; // places in a rank's figures
+
+// --- life ---
+
+void gpt_step_create(gpt_step *s, gpt *model, const overlap *how) {
+    const cf_group *world = &model->mesh->world_group;
+    const int64_t figures = world->size * REPORT;
+    cf_fuse_plan plan = overlap_plan(how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
+    if (plan.algorithm && plan.algorithm->bound) plan.algorithm = cf_algorithm_find("once"); // figures always travel
+    *s = (gpt_step){.model = model};
+    s->device = cf_alloc(figures * (int64_t)sizeof(double), "optimizer state");
+    s->all = cf_host_alloc(figures, sizeof *s->all, "figures of all ranks");
+    s->gather = cf_fuse_create(model->context, plan);
+}
+
+void gpt_step_free(gpt_step *s) {
+    cf_fuse_free(s->gather);
+    cf_free(s->device);
+    free(s->all);
+}
+
+// --- reduce ---
+
+// Finishes the reduction of all gradients. Fills loss, norm and values of the result, from those of all ranks.
+static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
+    gpt *g = s->model;
+    const cf_group *world = &g->mesh->world_group;
+    cf_stream *stream = g->context->stream;
+    double *mine = s->device + world->rank * REPORT, values[REPORT_VALUES] = {0}, loss = 0, norm2 = 0;
+    if (batch->values) batch->values(batch->argument, values);
+    cf_copy(&mine[LOSS], g->loss, (int64_t)sizeof *mine, stream);
+    cf_zero(&mine[NORM2], (int64_t)sizeof *mine, stream);
+    cf_copy(&mine[VALUES], values, (int64_t)sizeof values, stream);
+    zero_norm(&g->zero, &g->embedding, &mine[NORM2]);
+    cf_fuse_run(s->gather, s->device, 1, REPORT, NULL, NULL, -1);
+    cf_copy(s->all, s->device, world->size * REPORT * (int64_t)sizeof *s->all, stream);
+    cf_stream_sync(stream); // here, and for all tokens (lookup.c), the host waits for the device
+    cf_check_verdict(g->context->check, stream);
+    for (int rank = 0; rank < world->size; rank++) loss += s->all[rank * REPORT + LOSS], norm2 += s->all[rank * REPORT + NORM2];
+    s->result = (step_result){.loss = loss / tokens, .grad_norm = sqrt(norm2), .values = s->all + VALUES, .nonfinite_rank = -1};
+}
+
+const double *gpt_step_exchange(gpt_step *s, const double *values, int count) {
+    double mine[REPORT] = {0};
+    memcpy(mine, values, (size_t)count * sizeof *mine);
+    cf_allgather_host(s->model->context->transport, mine, s->all, (int64_t)sizeof mine);
+    return s->all;
+}
+
+// --- update ---
+
+// Finds the first rank with a tensor that is not finite.
+static void find_nonfinite(gpt_step *s, step_result *r) {
+    gpt *g = s->model;
+    const int ranks = g->mesh->world_group.size;
+    const int64_t mine = zero_nonfinite(&g->zero, s->device);
+    int64_t *all = cf_allgather_alloc(g->context->transport, &mine, (int64_t)sizeof mine);
+    snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");
+    for (int rank = ranks - 1; rank >= 0; rank--) {
+        if (all[rank] < 0) continue;
+        const int tensor = (int)(all[rank] % TENSORS), layer = (int)(all[rank] / TENSORS);
+        r->nonfinite_rank = rank;
+        snprintf(r->nonfinite, sizeof r->nonfinite, params_layers(&g->params.shape, tensor) > 1 ? "%s of layer %d" : "%s",
+                 params_name(tensor), layer);
+    }
+    free(all);
+}
+
+static void update(gpt_step *s, adamw a, double clip) {
+    step_result *r = &s->result;
+    r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
+    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
+    if (r->skipped) find_nonfinite(s, r), zero_skip_update(&s->model->zero);
+    if (!r->skipped) zero_update(&s->model->zero, a);
+}
+
+void gpt_step_die(const gpt_step *s) {
+    const step_result *r = &s->result;
+    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
+                       "this step; --skip-nonfinite N leaves such steps out";
+    const int step = s->model->context->step;
+    if (r->nonfinite_rank >= 0)
+        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite", step, r->loss,
+                        r->grad_norm, r->nonfinite, r->nonfinite_rank);
+    cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is", step, r->loss,
+                    r->grad_norm);
+}
+
+// --- the step ---
+
+const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip) {
+    gpt *g = s->model;
+    const double tokens = (double)(batch->micro_batches * batch->T * batch->B * g->mesh->dp);
+    cf_zero(g->loss, (int64_t)sizeof *g->loss, g->context->stream);
+    for (int64_t micro = 0; micro < batch->micro_batches; micro++) {
+        batch->load(batch->argument, micro, g->host_inputs, g->host_targets);
+        gpt_begin_forward(g, g->host_inputs, g->host_targets, batch->T, batch->B);
+        zero_finish_update(&g->zero); // of the step before, during the transfers of the lookup
+        gpt_forward(g, 1 / tokens);
+        gpt_backward(g, micro == 0, micro == batch->micro_batches - 1);
+    }
+    reduce(s, batch, tokens);
+    update(s, a, clip);
+    return &s->result;
+}
+
+void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument) {
+    zero_operations(&s->model->zero, visit, argument);
+    visit(argument, "figures of all ranks", s->gather, 1);
+}

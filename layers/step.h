@@ -1,0 +1,64 @@
+// One step of training: forward, backward, reduce, update. train_gpt, its predictions and bench_train take their steps here.
+#pragma once
+
+#include "model.h"
+
+// Figures of a rank that travel together once a step: loss, norm, and at most REPORT_VALUES of the caller.
+enum { REPORT = 8, REPORT_VALUES = 6, NONFINITE_NAME = 48 };
+
+typedef struct step_result {
+    double loss;                    // mean over the batch
+    double grad_norm;               // before clipping
+    const double *values;           // the caller's, of all ranks: rank r's at r · REPORT; valid until the next exchange
+    bool skipped;                   // loss or norm is not finite: nothing was updated
+    int nonfinite_rank;             // if skipped: rank of the first tensor whose gradient is not finite, -1: none
+    char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
+} step_result;
+
+typedef struct step_batch {
+    int64_t T, B;          // tokens, sequences of a micro-batch of this replica
+    int64_t micro_batches; // of the step, one after another
+    // Fills inputs and targets (T, B), host memory, of micro-batch `micro`.
+    void (*load)(void *argument, int64_t micro, int32_t *inputs, int32_t *targets);
+    // Fills what travels with this step's loss and norm, after backward; NULL: nothing.
+    void (*values)(void *argument, double *values); // [REPORT_VALUES]
+    void *argument;
+} step_batch;
+
+typedef struct gpt_step {
+    gpt *model;
+    cf_fuse *gather;    // gathers the figures of all ranks:
+    double *device;     // (world, REPORT) on the device
+    double *all;        // (world, REPORT) on the host
+    step_result result; // of the last step
+} gpt_step;
+
+void gpt_step_create(gpt_step *s, gpt *model, const overlap *how);
+void gpt_step_free(gpt_step *s);
+
+// Takes a step: gradients of the mean loss over all replicas' tokens, their global norm clipped to `clip` (0: no clipping), AdamW
+// with the constants `a`. It leaves the weights that forward does not need first to the next step, which updates them during the
+// transfers of its lookup; until then zero_finish_update() does. Collective. The result is valid until the next call.
+const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip);
+// Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
+CF_NORETURN void gpt_step_die(const gpt_step *s);
+// An exchange of `count` values alone. Collective. Returns those of all ranks, as step_result.values.
+const double *gpt_step_exchange(gpt_step *s, const double *values, int count);
+
+// Would a model without recompute take at most three quarters of the free memory on every rank? Collective. Arguments as of
+// gpt_create. Allocates nothing; call it before gpt_create.
+bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
+                  const overlap *how);
+
+// Calls visit for the operations that carry gradients, weights and figures.
+void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument);
+// --dry-run: memory per purpose, every schedule of rank 0, and how much a step posts.
+void dry_run(gpt_step *s, FILE *out);
+
+// state_copy: copies the state that this rank owns (params.h), between two steps; not collective. state_restore: the reverse, on
+// any mesh: `read` returns elements of the whole model; all weights that this rank holds are filled, owned or not.
+void state_create(rank_state *s, const zero_shards *z);
+void state_free(rank_state *s);
+void state_copy(rank_state *s, const zero_shards *z);
+typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
+void state_restore(zero_shards *z, state_reader *read, void *argument);
