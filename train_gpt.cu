@@ -75,9 +75,9 @@ static void make_mesh(trainer *t) {
     const int ranks = recipe_mesh(o, t->transport->size);
     cf_mesh_init(&t->mesh, ranks, t->transport->rank, (int)o->tp, (int)o->dp);
     t->report.accumulation = recipe_accumulation(o);
-    if (t->transport->size < ranks && !*o->predict) return; // a dry run: one process, as rank 0 of the mesh
     if (!overlap_parse(&t->how, o->overlap, o->gradients, o->prefetch, o->embedding))
         cf_die_together(NULL, "--overlap %s: no schedule has that name", o->overlap);
+    if (t->transport->size < ranks && !*o->predict) return; // a dry run: one process, as rank 0 of the mesh
     t->transport->collectives = t->how.schedule.algorithm && t->how.schedule.algorithm->native;
     cf_mesh_bind(t->transport, &t->mesh);
 }
