@@ -21,13 +21,17 @@ cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     return context;
 }
 
+void cf_context_stop(cf_context *context) {
+    cf_check_free(context->check);
+    cf_trace_free(context->trace);
+    cf_stream_free(context->stream), cf_stream_free(context->second);
+}
+
 bool cf_close(cf_context *context) {
     CF_RETURNS(false);
     if (context->failed)
         cf_die("end this process: its launcher ends the others", "an operation of this context has failed half way");
-    cf_check_free(context->check);
-    cf_trace_free(context->trace);
-    cf_stream_free(context->stream), cf_stream_free(context->second);
+    cf_context_stop(context);
     context->transport->close(context->transport);
     free(context);
     return true;

@@ -58,6 +58,7 @@ typedef struct cf_context {
 cf_context *cf_open(const char *transport, int threads, double timeout_s);
 // The same for a transport that is open already, into a context of the caller's, who closes both.
 void cf_context_start(cf_context *context, cf_transport *transport, int threads);
+void cf_context_stop(cf_context *context);
 // Collective, after all operations have been freed. It ends MPI. false on an error. A failed context cannot be closed together with
 // the other ranks: end the process, and its launcher ends the others.
 bool cf_close(cf_context *context);

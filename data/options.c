@@ -231,7 +231,8 @@ static void print_wrapped(FILE *file, int from, const char *text) {
     fputc('\n', file);
 }
 
-void options_help(FILE *file) {
+int options_help(FILE *file) {
+    if (cf_die_rank() != 0) return 0;
     fprintf(file,
             "usage: mpirun -np N ./train_gpt --train GLOB [options]\nTrains a GPT with every collective fused into the computation "
             "beside it.\n\n  %-38s %-8s %s\n",
@@ -249,4 +250,5 @@ void options_help(FILE *file) {
         for (int i = 0; i < cf_algorithm_count && row == &options_table[OPTION_overlap]; i++)
             print_wrapped(file, fprintf(file, "    %-47s", cf_algorithms[i].name), cf_algorithms[i].help);
     }
+    return 0;
 }

@@ -33,7 +33,7 @@ extern const option_row options_table[];
 void options_parse(options *o, int argc, char **argv);
 // The same, but an error does not end the run. False: see why.
 bool options_try(options *o, int argc, char **argv, problem *why);
-void options_help(FILE *file);
+int options_help(FILE *file); // on rank 0; returns the exit status 0
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
 // Prints a line for each option that is repeated on the command line.

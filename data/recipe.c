@@ -5,7 +5,7 @@
 #include <math.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 1 << 20 };
+enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
 
 void recipe_choose_program(options *o, const char *dtype, const char *other, char **argv) {
     char path[PATH_MAX];
@@ -74,22 +74,39 @@ void recipe_check(options *o) {
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
 }
 
-int recipe_mesh(options *o, int ranks) {
-    if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
-    if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
-    if (o->tp * o->dp > RANKS_MAX)
-        cf_die_together("lower --tp or --dp", "--tp %ld x --dp %ld is more than %d ranks", o->tp, o->dp, RANKS_MAX);
-    return o->dry_run && ranks == 1 ? (int)(o->tp * o->dp) : ranks;
-}
-
-int recipe_accumulation(options *o) {
+static void choose_batch(options *o) {
     int64_t pass = o->micro_batch * o->dp;
     if (o->batch == 0) o->batch = pass;
     if (o->batch % pass != 0)
         cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
                         "--batch %ld is not a multiple of --micro-batch %ld x --dp %ld = %ld", o->batch, o->micro_batch, o->dp,
                         pass);
-    return (int)(o->batch / pass);
+}
+
+void recipe_mesh(options *o, cf_transport *t, cf_mesh *mesh) {
+    const cf_algorithm *schedule = recipe_schedule(o).algorithm;
+    const int here = t->size;
+    if (o->tp == 0) o->tp = o->dp > 0 && here % o->dp == 0 ? here / o->dp : 1;
+    if (o->dp == 0) o->dp = here % o->tp == 0 ? here / o->tp : 1;
+    if (o->tp * o->dp > RANKS_MAX)
+        cf_die_together("lower --tp or --dp", "--tp %ld x --dp %ld is more than %d ranks", o->tp, o->dp, RANKS_MAX);
+    const int ranks = o->dry_run && here == 1 ? (int)(o->tp * o->dp) : here;
+    cf_mesh_init(mesh, ranks, t->rank, (int)o->tp, (int)o->dp);
+    choose_batch(o);
+    if (here < ranks && !*o->predict) return;
+    t->collectives = schedule && schedule->native;
+    cf_mesh_bind(t, mesh);
+}
+
+// With three or more cores per rank, one is left to the thread that moves bytes. A dry run of a mesh that is not here assumes hosts
+// where one is.
+void recipe_context(options *o, cf_transport *t, const cf_mesh *mesh, cf_context *context) {
+    const int share = t->local_cores / t->local_size, spare = mesh->world_group.size > 1 && share >= 3 ? 1 : 0;
+    if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
+    cf_device_threads((int)o->threads);
+    const bool elsewhere = t->size < mesh->world_group.size && o->threads > 1;
+    cf_context_start(context, t, (int)o->threads - elsewhere);
+    if (o->check_wire) context->check = cf_check_create();
 }
 
 double recipe_learning_rate(const options *o, int64_t step) {
@@ -107,6 +124,11 @@ double recipe_learning_rate(const options *o, int64_t step) {
 
 bool recipe_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
+}
+
+int64_t recipe_val_sequences(const options *o, int64_t samples) {
+    const int64_t asked = o->val_batches > 0 ? o->val_batches * o->batch : VAL_SEQUENCES;
+    return asked < samples ? asked : samples;
 }
 
 bool recipe_sample_due(const options *o, int64_t step, bool last) {

@@ -135,13 +135,14 @@ void report_banner(const run_report *r) {
 
 // --- a step ---
 
-void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]) {
-    const cf_trace_figures figures = cf_trace_last(trace);
-    if (step->step >= 0 && !step->trial) cf_trace_add_totals(trace);
-    mine[FIGURE_SAVER] = s ? saver_stage(s) : 0;
+void report_figures(void *run, double *mine) {
+    const run_report *r = run;
+    const cf_trace_figures figures = cf_trace_last(r->context->trace);
+    if (r->last.step >= 0 && !r->last.trial) cf_trace_add_totals(r->context->trace);
+    mine[FIGURE_SAVER] = r->checkpoints ? saver_stage(r->checkpoints) : 0;
     mine[FIGURE_STOP] = (double)cf_stop_asked();
-    mine[FIGURE_STEP] = (double)step->step;
-    mine[FIGURE_MS] = step->ms;
+    mine[FIGURE_STEP] = (double)r->last.step;
+    mine[FIGURE_MS] = r->last.ms;
     mine[FIGURE_EXPOSED] = figures.exposed_ms;
     mine[FIGURE_COMM] = figures.comm_ms;
 }
@@ -198,9 +199,11 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
-int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
+void report_step(run_report *r, const double *all, int stride) {
+    const step_report *s = &r->last;
+    if (s->step < 0) return;
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (checkpoints) saver_advance(checkpoints, all, stride); // it may exchange more, which overwrites `all`
+    if (r->checkpoints) saver_advance(r->checkpoints, all, stride); // it may exchange more, which overwrites `all`
     double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
@@ -218,13 +221,78 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
     plan_step(&r->plan, r->log, s->step, times.ms);
     accounts_step(&r->time, s->step, times.ms);
     if (root(r)) accounts_store(&r->time, false);
-    return times.stop;
+    if (times.stop) r->stop = times.stop;
+    r->last.step = -1;
+}
+
+void report_meet(run_report *r) {
+    cf_barrier(r->context, &r->mesh->world_group);
+    cf_stream_sync(r->context->stream);
+}
+
+void report_begin(run_report *r) {
+    const double start_ms = report_lap(r);
+    r->begin_ms = r->lap_ms, r->trace_from = r->trace_to = -1;
+    if (r->first < r->o->steps) r->time.ms[TIME_START] += start_ms;
+    if (*r->o->trace) sscanf(r->o->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
+    if (r->first > r->trace_from && r->first < r->trace_to && r->first > 0) r->trace_from = (int)r->first;
+}
+
+bool report_trace_due(const run_report *r, int64_t step) {
+    return step == r->trace_from || step == r->trace_to;
+}
+
+void report_begin_step(run_report *r) {
+    cf_context *c = r->context;
+    const bool follows = r->last.step >= 0;
+    if (c->step == r->trace_from) report_meet(r), cf_trace_start(c->trace, r->transport);
+    if (!follows) {
+        report_meet(r);
+        report_spent(r, TIME_WATCH);
+    }
+    cf_trace_step(c->trace, c->step, c->stream);
+    if (follows) r->last.ms = report_lap(r);
+    cf_tuner_begin_step(r->plan.tuner);
+}
+
+static void write_trace(run_report *r, int64_t last) {
+    size_t size = 0;
+    problem why;
+    char *text = cf_trace_gather(r->context->trace, r->transport, &size);
+    if (!root(r)) return;
+    r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
+    free(text);
+    if (!r->untraced) {
+        report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->o->trace);
+        return;
+    }
+    progress_break();
+    fprintf(stderr, "warning: %s; training continues\n", why.what);
+}
+
+void report_end_step(run_report *r) {
+    cf_context *c = r->context;
+    const int64_t step = c->step;
+    double mine[FIGURES];
+    cf_stream_sync(c->stream);
+    cf_trace_step(c->trace, c->step, c->stream);
+    r->last.ms = report_lap(r);
+    cf_tuner_end_step(r->plan.tuner);
+    report_figures(r, mine);
+    double *all = cf_allgather_alloc(r->transport, mine, (int64_t)sizeof mine);
+    report_step(r, all, FIGURES);
+    free(all);
+    const bool ends = step + 1 == r->trace_to || step + 1 == r->o->steps || r->stop;
+    if (ends && step >= r->trace_from && step < r->trace_to) write_trace(r, step);
 }
 
 // --- between steps ---
 
-void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
+void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences) {
     const double ms = report_spent(r, TIME_WATCH);
+    double loss = 0;
+    for (int64_t i = 0; i < sequences; i++) loss += losses[i];
+    loss /= (double)(sequences * r->o->seq);
     LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
     report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
 }
@@ -256,24 +324,10 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     free(text);
 }
 
-void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last) {
-    size_t size = 0;
-    problem why;
-    char *text = cf_trace_gather(context->trace, context->transport, &size);
-    if (!root(r)) return;
-    r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
-    free(text);
-    if (!r->untraced) {
-        report_line(r, "trace of steps %ld to %ld: %s (open it in https://ui.perfetto.dev)\n", from, last, r->o->trace);
-        return;
-    }
-    progress_break();
-    fprintf(stderr, "warning: %s; training continues\n", why.what);
-}
-
 // --- the end ---
 
-void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool saved, double begin_ms) {
+int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
+    const int stop = stopped ? r->stop : 0;
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     report_spent(r, TIME_WATCH);
@@ -281,11 +335,11 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
         accounts_store(&r->time, true);
         progress_break();
     }
-    accounts_audit(context->trace, context->transport, r->o, r->log);
+    accounts_audit(r->context->trace, r->transport, r->o, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
-            FIELD("total_s", (cf_now_ms() - begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
-            FIELD("bytes_sent_rank0", context->transport->bytes_sent));
+            FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
+            FIELD("bytes_sent_rank0", r->transport->bytes_sent));
     accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
@@ -296,8 +350,12 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
     if (!saved)
         cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",
                         "the state after step %ld was not saved", step);
+    return stopped ? STATUS_STOPPED : log_complete(r->log) && !r->untraced ? 0 : EXIT_FAILURE;
 }
 
-bool report_complete(const run_report *r) {
-    return log_complete(r->log) && !r->untraced;
+void report_close(run_report *r) {
+    saver_free(r->checkpoints);
+    log_close(r->log);
+    tokens_close(r->train);
+    tokens_close(r->val);
 }

@@ -174,7 +174,8 @@ static void check_token(const tokens *t, int file, int64_t at, int token, int64_
                         INPUT_HEADER_BYTES + at * TOKEN_BYTES, vocab);
 }
 
-void tokens_check(const tokens *t, int64_t vocab) {
+void tokens_check(tokens *t, int64_t vocab) {
+    t->vocab = vocab;
     check_token(t, t->largest_in, t->largest_at, t->largest, vocab);
 }
 
@@ -220,4 +221,11 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }
+}
+
+void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
+                 int64_t *end) {
+    tokens *t = data;
+    tokens_read(t, sample, t->vocab, b, B, inputs, targets);
+    (void)first, (void)end;
 }

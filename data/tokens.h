@@ -15,6 +15,7 @@ typedef struct token_file {
 typedef struct tokens {
     int64_t T, samples; // in one epoch
     int64_t count;      // tokens in all files
+    int64_t vocab;      // of tokens_load(), set by tokens_check()
     int files;
     // A hash of the files' sizes and of blocks spread over them, which detects a change of a thousandth of a file. Small files, and
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
@@ -36,7 +37,7 @@ void tokens_close(tokens *t);
 char *tokens_first_file(const char *pattern);
 void tokens_verify(tokens *t); // reads all tokens
 // Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
-void tokens_check(const tokens *t, int64_t vocab);
+void tokens_check(tokens *t, int64_t vocab);
 
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
@@ -44,3 +45,6 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 // Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is >= vocab, naming file, position
 // and value, or if the file has become shorter.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
+// The same with the vocabulary of tokens_check(), in the form in which layers/ asks for sequences; all tokens count.
+void tokens_load(void *tokens, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
+                 int64_t *end);

@@ -67,13 +67,31 @@ static bool is_up(const gpt *g) {
     return g->params.strategy == STRATEGY_UP;
 }
 
+// Memory that is used twice. Each use ends before the next begins; T=gradients compares with buffers apart (gpt_setup).
+//
+//   memory                     is                              from                              until
+//   the last norm, or with     its layer norm's output         norm_forward(), gpt_norm_again()  its linear layer's weight gradient
+//   recompute attention's      mlp_dy                          row_begin_backward(fcproj)        fcproj's weight gradient
+//   with recompute the MLP's   its layer norm's output         norm_forward(), gpt_norm_again()  fc's weight gradient
+//                              attention_dy                    row_begin_backward(attproj)       attproj's weight gradient
+//   dqkv                       up.qkv                          up_forward(), QKV's product       the end of its all-to-all
+//                              gradient of QKV                 attention's backward              QKV's weight gradient
+//   hidden, with recompute     GELU's output                   forward, gelu_again()             fcproj's product, weight gradient
+//   sums                       the result of an operation      its begin                         the kernel that reads it next
+//   prepared                   weights of a product            linear_prepare_…()                the next product's preparation
+static real *shared_with(gpt *g, real *memory, int64_t elements) {
+    return g->setup.apart ? gpt_alloc(g, elements, sizeof *memory, "activations, shared") : memory;
+}
+
 static void alloc_activations(gpt *g) {
     const char *shared = "activations, shared";
     const gpt_shape *s = &g->params.shape;
-    const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->T * g->B, shard_rows = rows / N;
+    const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->setup.T * g->setup.B, shard_rows = rows / N;
     const int64_t halves = 2 * L + 1, norms = is_up(g) && N > 1 ? 1 : 2; // in UP no gather begins early
-    g->norm = alloc_each(g, halves, g->recompute ? norms : halves, S * shard_rows * C, sizeof(real));
-    g->mlp_dy = g->norm[g->recompute ? 0 : 2 * L], g->attention_dy = g->norm[g->recompute ? 1 : 2 * L];
+    const bool again = g->setup.recompute && !g->setup.apart;
+    g->norm = alloc_each(g, halves, again ? norms : halves, S * shard_rows * C, sizeof(real));
+    g->mlp_dy = shared_with(g, g->norm[again ? 0 : 2 * L], S * shard_rows * C);
+    g->attention_dy = shared_with(g, g->norm[again ? 1 : 2 * L], S * shard_rows * C);
     g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
     g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
     g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
@@ -81,7 +99,7 @@ static void alloc_activations(gpt *g) {
     g->acts.heads = alloc_each(g, L, L, rows * C / N, sizeof(real));
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(precise));
     g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
-    g->acts.hidden = alloc_each(g, L, g->recompute ? 1 : L, shard_rows * 4 * C, sizeof(real));
+    g->acts.hidden = alloc_each(g, L, again ? 1 : L, shard_rows * 4 * C, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
     g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
     g->dhidden = gpt_alloc(g, shard_rows * 4 * C, sizeof(real), shared);
@@ -89,17 +107,18 @@ static void alloc_activations(gpt *g) {
     g->dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
     if (is_up(g)) {
         g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
+        g->up.qkv = shared_with(g, g->dqkv, rows * 3 * C / N);
         g->up.dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
         g->up.dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
         g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
         g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
     }
     g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(precise), shared);
-    g->attention_scratch = gpt_alloc(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), sizeof(precise), shared);
+    g->attention_scratch = gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, C / s->H), sizeof(precise), shared);
 }
 
 static void alloc_ends(gpt *g) {
-    const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->T * g->B / N;
+    const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->setup.T * g->setup.B / N;
     const char *shared = "activations, shared";
     g->logits = gpt_alloc(g, rows * g->Vl, sizeof(real), "logits");
     g->stats = gpt_alloc(g, S * rows * 3, sizeof(precise), shared);
@@ -107,21 +126,22 @@ static void alloc_ends(gpt *g) {
     g->loss = gpt_alloc(g, 1, sizeof *g->loss, shared);
     g->next = gpt_alloc(g, N * g->Vl, sizeof(real), shared);
     g->pieces = gpt_alloc(g, S * COLLECT, sizeof(real), shared);
-    g->inputs = gpt_alloc(g, g->T * g->B, sizeof *g->inputs, shared);
-    g->targets = gpt_alloc(g, g->T * g->B, sizeof *g->targets, shared);
-    g->host_inputs = host_table(g, 2 * g->T * g->B, sizeof *g->host_inputs);
-    g->host_targets = g->host_inputs + g->T * g->B;
+    g->inputs = gpt_alloc(g, g->setup.T * g->setup.B, sizeof *g->inputs, shared);
+    g->targets = gpt_alloc(g, g->setup.T * g->setup.B, sizeof *g->targets, shared);
+    g->host_inputs = host_table(g, 2 * g->setup.T * g->setup.B, sizeof *g->host_inputs);
+    g->host_targets = g->host_inputs + g->setup.T * g->setup.B;
 }
 
 static parallel_linear linear_of(const gpt *g, const cf_group *group, int w, int bias) {
     return (parallel_linear){.pass = &g->pass, .group = group, .w = w, .bias = bias, .prepared = g->prepared};
 }
 
-static void create_layers(gpt *g, const overlap *how) {
+static void create_layers(gpt *g) {
+    const overlap *how = &g->setup.how;
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
-    const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->T * g->B / N * C;
-    const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->T, g->B, s->H / N, C / s->H);
+    const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->setup.T * g->setup.B / N * C;
+    const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->setup.T, g->setup.B, s->H / N, C / s->H);
     const int64_t attention_weights =
         larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (is_up(g) ? N : 1);
     const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
@@ -132,12 +152,12 @@ static void create_layers(gpt *g, const overlap *how) {
     g->qkv = linear_of(g, tp, QKVW, QKVB);
     g->attproj = linear_of(g, tp, ATTPROJW, ATTPROJB);
     g->head = linear_of(g, g->split, WTE, -1);
-    column_create(&g->fc, "mlp.fc1", shard, how, g->recompute);
+    column_create(&g->fc, "mlp.fc1", shard, how, g->setup.recompute);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
     if (is_up(g)) {
-        up_create(g, how);
+        up_create(g);
     } else {
-        column_create(&g->qkv, "att.qkv", shard, how, g->recompute);
+        column_create(&g->qkv, "att.qkv", shard, how, g->setup.recompute);
         const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
         row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + ranges);
     }
@@ -148,23 +168,25 @@ static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_
     return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                const overlap *how, bool recompute) {
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
+    const int64_t T = setup->T, B = setup->B;
+    const gpt_shape shape = setup->shape;
+    const overlap *how = &setup->how;
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %ld does not divide over --tp %d", T, mesh->tp);
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
-    *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B, .recompute = recompute};
-    g->split = strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
+    *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
+    g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
-    params_create(&g->params, shape, mesh, strategy);
+    params_create(&g->params, shape, mesh, setup->strategy);
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
     alloc_activations(g);
     alloc_ends(g);
-    create_layers(g, how);
+    create_layers(g);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
@@ -194,8 +216,8 @@ int64_t gpt_first_row(const gpt *g) {
 }
 
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
-    if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
-        cf_die(NULL, "forward of %ld x %ld tokens on a model made for %ld x %ld", T, B, g->T, g->B);
+    if (T < 1 || B < 1 || T > g->setup.T || B > g->setup.B || T % g->mesh->tp != 0)
+        cf_die(NULL, "forward of %ld x %ld tokens on a model made for %ld x %ld", T, B, g->setup.T, g->setup.B);
     g->pass.Ts = T / g->mesh->tp, g->pass.B = B;
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
@@ -263,7 +285,7 @@ static real *norm_forward(gpt *g, int64_t n) {
 }
 
 real *gpt_norm_again(gpt *g, int64_t n) {
-    return g->recompute ? norm_forward(g, n) : g->norm[n];
+    return g->setup.recompute ? norm_forward(g, n) : g->norm[n];
 }
 
 // g->dx += the gradient of the norm's input.
@@ -372,7 +394,10 @@ void gpt_backward(gpt *g, bool first, bool last) {
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g, "block backward");
-        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .rows = g->recompute ? gelu_again : NULL, .argument = g};
+        linear_job job = {.x = g->acts.hidden[l],
+                          .pre = g->acts.fch[l],
+                          .rows = g->setup.recompute ? gelu_again : NULL,
+                          .argument = g};
         row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
@@ -406,5 +431,5 @@ void gpt_backward(gpt *g, bool first, bool last) {
 
 int64_t gpt_pass_tokens(const gpt *g, int64_t length) {
     const int64_t unit = PASS_UNIT * g->mesh->tp;
-    return smaller(ceil_div(length, unit) * unit, g->T);
+    return smaller(ceil_div(length, unit) * unit, g->setup.T);
 }

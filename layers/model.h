@@ -12,14 +12,24 @@
 #include "lookup.h"
 #include "parallel_linear.h"
 
+typedef struct gpt_setup {
+    gpt_shape shape;
+    parallel_strategy strategy;
+    int64_t T, B; // tokens of a sequence, sequences of a micro-batch, at most
+    overlap how;
+    // Backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.
+    bool recompute;
+    bool apart; // for tests: buffers that share memory (model.c) have memory of their own
+} gpt_setup;
+
 typedef struct gpt {
+    gpt_setup setup;
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
     const cf_group *split; // the S ranks
     zero_shards zero;
     model_pass pass;          // in progress
-    int64_t T, B;             // capacity
     int64_t first, Vl, valid; // local rows of the vocabulary: the first, how many, how many without padding
     lookup embedding;
     parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
@@ -28,7 +38,6 @@ typedef struct gpt {
     real **x;               // [2 L + 1] (Ts, B, C)
     precise **mean, **rstd; // [2 L + 1] (Ts, B)
     real **norm;            // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
-    bool recompute;         // backward computes GELU and layer norms again
     struct {                // [L] what forward keeps for backward
         real **qkv;         // (T, B, 3 Cl)
         real **heads;       // (T, B, Cl)
@@ -38,11 +47,12 @@ typedef struct gpt {
         real **hidden;      // (S · Ts, B, Fl) after GELU; with recompute one for all layers
     } acts;
     struct {                           // UP alone
+        real *qkv;                     // (N, Ts, B, 3 Cl) by destination
         real *dheads;                  // (N, Ts, B, Cl) by destination
         real *dqkv;                    // (N, Ts, B, 3 Cl) arrived, by head group
         const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
     } up;
-    // Backward: the gathered gradient of a half's output, in the memory of a norm that is not needed then.
+    // Backward: the gathered gradient of a half's output
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
     real *dx;                    // (Ts, B, C) gradient of the residual stream
     real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
@@ -70,10 +80,8 @@ typedef struct gpt {
 
 enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather of a tensor
 
-// recompute: backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until they are initialised or loaded.
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                const overlap *how, bool recompute);
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup);
 void gpt_free(gpt *g);
 
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
@@ -139,7 +147,7 @@ void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_
 
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.
-void up_create(gpt *g, const overlap *how);
+void up_create(gpt *g);
 const real *up_forward(gpt *g, int layer, real *norm);
 // dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
 // up_gradient_after() if zero_place() says so.

@@ -38,15 +38,14 @@ cf_tuner *gpt_create_tuner(gpt *g) {
 
 // --- memory ---
 
-bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                  const overlap *how) {
+bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
     gpt model;
     gpt_step step;
     cf_transport *t = context->transport;
     const int tags = context->tags;
     const bool planned = cf_device_plan_only(true);
-    gpt_create(&model, context, mesh, shape, strategy, T, B, how, false);
-    gpt_step_create(&step, &model, how);
+    gpt_create(&model, context, mesh, setup);
+    gpt_step_create(&step, &model);
     const int64_t taken = cf_memory_bytes();
     gpt_step_free(&step);
     gpt_free(&model);

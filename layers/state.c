@@ -34,6 +34,7 @@ void state_free(rank_state *s) {
 }
 
 void state_copy(rank_state *s, const zero_shards *z) {
+    if (!s->run) state_create(s, z);
     const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
     cf_stream *stream = z->context->stream;
     for (int i = 0; !z->master && i < z->params->buckets; i++) { // the weights themselves are precise

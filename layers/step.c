@@ -9,10 +9,10 @@ enum { LOSS, NORM2, VALUES }; // places in a rank's figures
 
 // --- life ---
 
-void gpt_step_create(gpt_step *s, gpt *model, const overlap *how) {
+void gpt_step_create(gpt_step *s, gpt *model) {
     const cf_group *world = &model->mesh->world_group;
     const int64_t figures = world->size * REPORT;
-    cf_fuse_plan plan = overlap_plan(how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
+    cf_fuse_plan plan = overlap_plan(&model->setup.how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
     if (plan.algorithm && plan.algorithm->bound) plan.algorithm = cf_algorithm_find("once"); // figures always travel
     *s = (gpt_step){.model = model};
     s->device = cf_alloc(figures * (int64_t)sizeof(double), "optimizer state");
@@ -34,7 +34,7 @@ static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
     const cf_group *world = &g->mesh->world_group;
     cf_stream *stream = g->context->stream;
     double *mine = s->device + world->rank * REPORT, values[REPORT_VALUES] = {0}, loss = 0, norm2 = 0;
-    if (batch->values) batch->values(batch->argument, values);
+    if (batch->report) batch->report(batch->reporter, values);
     cf_copy(&mine[LOSS], g->loss, (int64_t)sizeof *mine, stream);
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, stream);
     cf_copy(&mine[VALUES], values, (int64_t)sizeof values, stream);
@@ -45,13 +45,6 @@ static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
     cf_check_verdict(g->context->check, stream);
     for (int rank = 0; rank < world->size; rank++) loss += s->all[rank * REPORT + LOSS], norm2 += s->all[rank * REPORT + NORM2];
     s->result = (step_result){.loss = loss / tokens, .grad_norm = sqrt(norm2), .values = s->all + VALUES, .nonfinite_rank = -1};
-}
-
-const double *gpt_step_exchange(gpt_step *s, const double *values, int count) {
-    double mine[REPORT] = {0};
-    memcpy(mine, values, (size_t)count * sizeof *mine);
-    cf_allgather_host(s->model->context->transport, mine, s->all, (int64_t)sizeof mine);
-    return s->all;
 }
 
 // --- update ---
@@ -100,7 +93,7 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a,
     const double tokens = (double)(batch->micro_batches * batch->T * batch->B * g->mesh->dp);
     cf_zero(g->loss, (int64_t)sizeof *g->loss, g->context->stream);
     for (int64_t micro = 0; micro < batch->micro_batches; micro++) {
-        batch->load(batch->argument, micro, g->host_inputs, g->host_targets);
+        batch->load(batch->loader, micro, g->host_inputs, g->host_targets);
         gpt_begin_forward(g, g->host_inputs, g->host_targets, batch->T, batch->B);
         zero_finish_update(&g->zero); // of the step before, during the transfers of the lookup
         gpt_forward(g, 1 / tokens);

@@ -19,10 +19,11 @@ typedef struct step_batch {
     int64_t T, B;          // tokens, sequences of a micro-batch of this replica
     int64_t micro_batches; // of the step, one after another
     // Fills inputs and targets (T, B), host memory, of micro-batch `micro`.
-    void (*load)(void *argument, int64_t micro, int32_t *inputs, int32_t *targets);
+    void (*load)(void *loader, int64_t micro, int32_t *inputs, int32_t *targets);
+    void *loader;
     // Fills what travels with this step's loss and norm, after backward; NULL: nothing.
-    void (*values)(void *argument, double *values); // [REPORT_VALUES]
-    void *argument;
+    void (*report)(void *reporter, double *values); // [REPORT_VALUES]
+    void *reporter;
 } step_batch;
 
 typedef struct gpt_step {
@@ -33,7 +34,7 @@ typedef struct gpt_step {
     step_result result; // of the last step
 } gpt_step;
 
-void gpt_step_create(gpt_step *s, gpt *model, const overlap *how);
+void gpt_step_create(gpt_step *s, gpt *model);
 void gpt_step_free(gpt_step *s);
 
 // Takes a step: gradients of the mean loss over all replicas' tokens, their global norm clipped to `clip` (0: no clipping), AdamW
@@ -42,20 +43,18 @@ void gpt_step_free(gpt_step *s);
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
 CF_NORETURN void gpt_step_die(const gpt_step *s);
-// An exchange of `count` values alone. Collective. Returns those of all ranks, as step_result.values.
-const double *gpt_step_exchange(gpt_step *s, const double *values, int count);
 
-// Would a model without recompute take at most three quarters of the free memory on every rank? Collective. Arguments as of
-// gpt_create. Allocates nothing; call it before gpt_create.
-bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
-                  const overlap *how);
+// Would the model, and its optimizer, take at most three quarters of the free memory on every rank? Collective. Allocates nothing;
+// call it before gpt_create.
+bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *setup);
 
 // Calls visit for the operations that carry gradients, weights and figures.
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument);
 // --dry-run: memory per purpose, every schedule of rank 0, and how much a step posts.
 void dry_run(gpt_step *s, FILE *out);
 
-// state_copy: copies the state that this rank owns (params.h), between two steps; not collective. state_restore: the reverse, on
+// state_copy: copies the state that this rank owns (params.h), between two steps, after zero_finish_update(); not collective. The
+// first time it makes room (state_create). state_restore: the reverse, on
 // any mesh: `read` returns elements of the whole model; all weights that this rank holds are filled, owned or not.
 void state_create(rank_state *s, const zero_shards *z);
 void state_free(rank_state *s);

@@ -90,7 +90,7 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm};
     prepare_groups(g, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
-    cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
+    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
     j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = gpt_attend};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
@@ -165,10 +165,12 @@ static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int6
 }
 
 // Replaces the operations that the linear layers have in TPSP.
-void up_create(gpt *g, const overlap *how) {
+void up_create(gpt *g) {
+    const overlap *how = &g->setup.how;
     const gpt_shape *shape = &g->params.shape;
-    const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
-    const double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(g->T, g->B, shape->H / N, C / shape->H);
+    const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->setup.T * g->setup.B / N;
+    const double product = 2.0 * (double)(shard_rows * C * C),
+                 attention = attention_flops(g->setup.T, g->setup.B, shape->H / N, C / shape->H);
     const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
     g->qkv.forward = plan_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
     g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
