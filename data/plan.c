@@ -92,6 +92,10 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
     snprintf(p->shape, sizeof p->shape,
              "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", o->tp,
              o->dp, o->strategy, o->layers, o->channels, o->heads, o->vocab, o->seq, o->micro_batch, o->dtype);
+    const int length = (int)strlen(p->shape); // a policy that is not auto's
+    if (o->given[OPTION_gradients] || o->given[OPTION_prefetch] || o->given[OPTION_embedding])
+        snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", o->gradients,
+                 o->prefetch, o->embedding);
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
              transport->name, transport->size, transport->local_size, transport->local_cores, o->threads, cf_device_name(),
              version);

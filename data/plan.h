@@ -1,7 +1,7 @@
 // The plan of a run: the schedule of each operation, found by the tuner (commfuse/tune.h) or written by hand. --out DIR/plan.json,
 // every checkpoint and the file of --plan hold the same text:
 //
-//   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are
+//   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are, and the policy if it is not auto's
 //     "machine": "mpi, 2 ranks, 2 a host, …",                       where they were timed
 //     "operations": {"forward all-gather att.qkv": "ring:2", "forward reduce-scatter att.proj": "once", …} }
 #pragma once

@@ -21,7 +21,7 @@ NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
 NAMED_ALONE = r"`([\w*-]+\.(?:c|h|cu|cc|py|sh|slurm|mk))`"  # in a folder's README, without the folder
 CODE = "*.c", "*.h", "*.cu", "*.cc", "*.py"
 TOP_LINES, TOP_BYTES = 200, 14000
-FOLDER_LINES = 60, 150
+FOLDER_LINES = 60, 220
 RESULTS, RESULTS_BYTES = "scripts/experiments/results/", 1_500_000
 
 
