@@ -263,15 +263,15 @@ static void place_of_a_weight_gradient(void **state) {
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
     zero_shards z = {.params = &p, .bucket = bucket};
-    bucket[params_own_bucket(&p, QKVW, 1)].fused = true;
+    bucket[params_own_bucket(&p, QKVW, 1)].by_owners = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
-        assert_int_equal(zero_place(&z, QKVW, 1, true, NULL, may_wait), GRADIENT_OWNERS);
-        assert_int_equal(zero_place(&z, QKVW, 1, false, NULL, may_wait), GRADIENT_NOW);
+        z.matrix[QKVW].may_wait = may_wait;
+        assert_int_equal(zero_decide(&z, QKVW, 1, true), GRADIENT_OWNERS);
+        assert_int_equal(zero_decide(&z, QKVW, 1, false), GRADIENT_WHOLE);
         for (int last = 0; last <= 1; last++) {
-            const gradient_place first = may_wait ? GRADIENT_LATER : GRADIENT_NOW;
-            assert_int_equal(zero_place(&z, QKVW, 0, last, NULL, may_wait), first);            // the first may wait
-            assert_int_equal(zero_place(&z, ATTPROJW, 0, last, NULL, may_wait), GRADIENT_NOW); // others wait for it
-            assert_int_equal(zero_place(&z, ATTPROJW, 1, last, NULL, may_wait), GRADIENT_NOW);
+            assert_int_equal(zero_decide(&z, QKVW, 0, last), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
+            assert_int_equal(zero_decide(&z, ATTPROJW, 0, last), GRADIENT_WHOLE);                         // others wait for it
+            assert_int_equal(zero_decide(&z, ATTPROJW, 1, last), GRADIENT_WHOLE);
         }
     }
     free_parts(&p, &mesh);
@@ -292,7 +292,7 @@ static void compute_slices(weight_gradient *g, real *gradient, int64_t row) {
                         .row_stride = slices[i].stride,
                         .data = (char *)(gradient + slices[i].row * row),
                         .data_stride = slices[i].stride * row * (int64_t)sizeof(real)};
-        weight_gradient_rows(g, &span, NULL);
+        zero_gradient_rows(g, &span, NULL);
     }
 }
 

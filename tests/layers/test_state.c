@@ -6,7 +6,7 @@
 #include "../data/scratch.h"
 #include "data/durable.h"
 #include "data/checkpoint.h"
-#include "layers/optimizer.h"
+#include "layers/step.h"
 #include <sys/stat.h>
 
 enum { STEP = 7, MESHES_MAX = 24 };
@@ -17,22 +17,22 @@ static float value_of(int kind, int64_t tensor, int64_t layer, int64_t element) 
     return (float)((element * 7 + layer * 100003 + tensor * 10007 + kind * 1299709) % 8388593 + 1);
 }
 
-// --- optimizers without transport ---
+// --- shards without transport ---
 
 typedef struct states {
     world w;
     bool master;
-    zero_optimizer rank[RANKS_MAX];
+    zero_shards rank[RANKS_MAX];
 } states;
 
-static int64_t owned(const zero_optimizer *o) {
+static int64_t owned(const zero_shards *o) {
     int64_t count = 0;
     for (int i = 0; i < o->params->buckets; i++) count += o->params->bucket[i].shard;
     return count;
 }
 
-static void open_optimizer(zero_optimizer *o, world *w, int rank, bool master) {
-    *o = (zero_optimizer){.context = &context, .mesh = &w->mesh[rank], .params = &w->rank[rank]};
+static void open_shards(zero_shards *o, world *w, int rank, bool master) {
+    *o = (zero_shards){.context = &context, .params = &w->rank[rank]};
     const int64_t bytes = (owned(o) + 1) * (int64_t)sizeof *o->m;
     o->m = cf_alloc(bytes, "test");
     o->v = cf_alloc(bytes, "test");
@@ -42,7 +42,7 @@ static void open_optimizer(zero_optimizer *o, world *w, int rank, bool master) {
 static void open_states(states *s, gpt_shape shape, parallel_strategy strategy, int tp, int dp, bool master) {
     open_world(&s->w, shape, strategy, tp, dp);
     s->master = master;
-    for (int r = 0; r < s->w.ranks; r++) open_optimizer(&s->rank[r], &s->w, r, master);
+    for (int r = 0; r < s->w.ranks; r++) open_shards(&s->rank[r], &s->w, r, master);
 }
 
 static void close_states(states *s) {
@@ -58,7 +58,7 @@ static void close_states(states *s) {
 typedef void visit_value(const states *s, int rank, element_place place, int kind, real *value);
 
 static void each_value(states *s, int rank, visit_value *visit) {
-    zero_optimizer *o = &s->rank[rank];
+    zero_shards *o = &s->rank[rank];
     const parameters *p = o->params;
     const element_place *place = expected_places(&s->w, rank);
     for (int64_t e = 0; e < p->elements; e++) visit(s, rank, place[e], STATE_WEIGHT, &p->weight[e]);
@@ -283,16 +283,17 @@ static void a_copy_does_not_change(void **state) {
 // --- gradients that are not finite ---
 
 // Element n of all that a rank owns, and where it belongs.
-static precise *gradient_at(const zero_optimizer *o, const element_place *places, int64_t n, element_place *place) {
+static precise *gradient_at(const zero_shards *o, const element_place *places, int64_t n, element_place *place) {
     int i = o->params->buckets - 1;
     while (o->params->bucket[i].owned > n) i--;
     const param_bucket *b = &o->params->bucket[i];
     *place = places[b->first + b->group->rank * b->shard + n - b->owned];
-    return &o->zero->bucket[i].shard[n - b->owned];
+    return &o->bucket[i].shard[n - b->owned];
 }
 
 // Two are not finite; the first is named, unless it is padding.
-static void check_nonfinite(zero_optimizer *o, const element_place *places) {
+static void check_nonfinite(zero_shards *o, const element_place *places) {
+    double *scratch = test_buffer((int64_t)sizeof *scratch);
     const int64_t count = owned(o);
     element_place one, other;
     for (int trial = 0; trial < 40; trial++) {
@@ -301,9 +302,9 @@ static void check_nonfinite(zero_optimizer *o, const element_place *places) {
         const precise before = *first, before_second = *second;
         *second = -(precise)INFINITY, *first = (precise)NAN;
         const element_place named = one.tensor >= 0 ? one : other;
-        assert_int_equal(optimizer_nonfinite(o), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
+        assert_int_equal(zero_nonfinite(o, scratch), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
         *second = before_second, *first = before;
-        assert_int_equal(optimizer_nonfinite(o), -1);
+        assert_int_equal(zero_nonfinite(o, scratch), -1);
     }
 }
 
@@ -313,15 +314,13 @@ static void the_first_gradient_that_is_not_finite_is_named(void **state) {
     for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++) {
         open_states(&s, shapes[0], (parallel_strategy)strategy, 2, 2, false);
         for (int r = 0; r < s.w.ranks; r++) {
-            zero_optimizer *o = &s.rank[r];
+            zero_shards *o = &s.rank[r];
             zero_bucket *bucket = test_buffer(o->params->buckets * (int64_t)sizeof *bucket);
-            zero_shards zero = {.bucket = bucket};
             for (int i = 0; i < o->params->buckets; i++) {
                 bucket[i].shard = random_buffer(o->params->bucket[i].shard);
                 bucket[i].shard[0] = 3e38f; // large, but finite
             }
-            o->zero = &zero;
-            o->device = test_buffer((int64_t)sizeof *o->device);
+            o->bucket = bucket;
             o->squares = test_buffer(SQUARES_SCRATCH * (int64_t)sizeof *o->squares);
             check_nonfinite(o, expected_places(&s.w, r));
             release_buffers(NULL);
