@@ -3,7 +3,10 @@
 
 #include "commfuse/schedule.h"
 
-#define EVERY_ROW(row) const cf_algorithm *row = cf_algorithms; row < cf_algorithms + cf_algorithm_count; row++
+#define EVERY_ROW(row)                                                                                                             \
+    const cf_algorithm *row = cf_algorithms;                                                                                       \
+    row < cf_algorithms + cf_algorithm_count;                                                                                      \
+    row++
 
 // The row makes a schedule of this operation itself; `leads`: it, or one that it names.
 static inline bool row_serves(const cf_algorithm *row, cf_operation operation, cf_side side) {

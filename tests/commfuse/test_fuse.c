@@ -624,9 +624,9 @@ static void hold_back(cf_operation operation, cf_side side, const cf_algorithm *
     job_begin(&j, 10, 10, 8);
     if (mesh.tp_group.rank == 0) {
         const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
-        for (int64_t row = 0; row < mesh.tp * 10; row++)
-            CHECK(worked[row] == 0 && made[row] == computes(&j, CF_COMPUTE_BEFORE),
-                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row, made[row], worked[row]);
+        for (int64_t i = 0; i < mesh.tp * 10; i++)
+            CHECK(worked[i] == 0 && made[i] == computes(&j, CF_COMPUTE_BEFORE),
+                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)i, made[i], worked[i]);
         cf_barrier(&context, &mesh.tp_group);
     }
     job_finish(&j);

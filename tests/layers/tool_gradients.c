@@ -1,6 +1,6 @@
 // Loss and gradients of the whole model on the first samples of a token file, for comparison with an
 // independent reference:
-//     tool_gradients MODEL TOKENS T B tp dp strategy overlap route slices recompute OUT
+//     tool_gradients MODEL TOKENS T B tp dp strategy overlap recompute OUT
 // Sample i of the file belongs to replica i / B. Prints `loss %.17g`; OUT is a model file whose "weights" are
 // the gradients of the mean loss over all B · dp samples. Gradients take the path of training: backward, then
 // reduction over tp and dp by the optimizer's own operations.
@@ -12,13 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static cf_choice parse_choice(const char *mode, const char *route, const char *slices) {
-    cf_choice how = {.slices = atoi(slices)};
-    if (!cf_mode_parse(mode, &how.mode) || !cf_route_parse(route, &how.route))
-        cf_die(NULL, "no mode %s, or no route %s", mode, route);
-    return how;
-}
 
 // The optimizer's own path: one step with beta1 = 0 leaves the reduced gradient in the first moments of the
 // owned shards; those are then gathered as if they were weights.
@@ -41,7 +34,7 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 13) cf_die_together("see the top of this file", "%d arguments, 12 are needed", argc - 1);
+    if (argc != 11) cf_die_together("see the top of this file", "%d arguments, 10 are needed", argc - 1);
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
@@ -50,14 +43,15 @@ int main(int argc, char **argv) {
     cf_mesh_bind(transport, &mesh);
     cf_device_threads(1);
 
-    cf_choice how = parse_choice(argv[8], argv[9], argv[10]);
+    overlap how;
+    if (!overlap_parse(&how, argv[8], "preset", -1, "preset")) cf_die(NULL, "no schedule %s", argv[8]);
     model_file *file = model_file_open(argv[1]);
     gpt_shape f = file->shape;
     static gpt model;
     static zero_optimizer optimizer;
     parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&model, &context, &mesh, f, strategy, T, B, how, atoi(argv[11]) != 0);
-    optimizer_create(&optimizer, &model, how);
+    gpt_create(&model, &context, &mesh, f, strategy, T, B, &how, atoi(argv[9]) != 0);
+    optimizer_create(&optimizer, &model, &how);
     params_read(&model.params, model_file_read, file, context.stream);
     optimizer_start(&optimizer);
 
@@ -75,7 +69,7 @@ int main(int argc, char **argv) {
 
     bool root = mesh.world_group.rank == 0;
     if (root) printf("loss %.17g\n", loss);
-    model_writer *writer = root ? model_writer_open(argv[12], &f, false) : NULL;
+    model_writer *writer = root ? model_writer_open(argv[10], &f, false) : NULL;
     if (mesh.dp_group.rank == 0) gpt_collect(&model, model_writer_append, writer);
     if (writer) model_writer_commit(writer);
     tokens_close(data);
