@@ -21,8 +21,7 @@ from reference import Shape
 
 TOLERANCE = 1e-4, 1e-4  # of a tensor's norm, and of its largest element: fp32 against float64
 
-# overlap, route, slices; tp, dp
-MODES = [("none", "ring", 1), ("slice", "ring", 3), ("commfuse", "ring", 1), ("commfuse", "direct", 1)]
+# tp, dp
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
 
 
@@ -47,12 +46,11 @@ class Gradients(unittest.TestCase):
         reference.write_model(self.model, shape, self.parameters)
         reference.write_tokens(self.tokens, tokens)
         self.inputs, self.targets = reference.samples(tokens, T)
-        self.expected = {}  # by batch: one reference pass serves every mode
+        self.expected = {}  # by batch: one reference pass serves every schedule
 
-    def check(self, B, strategy, tp, dp, overlap, route, slices, recompute=1):
-        command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, route, slices, recompute, self.out]
-        with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B,
-                          recompute=recompute):
+    def check(self, B, strategy, tp, dp, overlap, recompute=1):
+        command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, recompute, self.out]
+        with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap, B=B, recompute=recompute):
             if os.path.exists(self.out):
                 os.remove(self.out)
             result = harness.run(command, ranks=tp * dp, program=self.program)
@@ -70,43 +68,42 @@ class Gradients(unittest.TestCase):
                      for line in compare(name, found[name], gradients[name], self.tolerance)]
             self.assertFalse(worse, "\n" + "\n".join(worse) + str(result))
 
-    def test_many_meshes_and_modes(self):
+    def test_many_meshes_and_schedules(self):
         # Matrices of a layer are buckets of their own for two replicas, and share one where owners get few rows.
         self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
         for strategy in STRATEGIES:
             for tp, dp in MESHES:
-                for mode in MODES if tp * dp > 1 else MODES[:1]:
-                    self.check(3, strategy, tp, dp, *mode)
+                for row in harness.schedules("native", "exchanges") if tp * dp > 1 else harness.schedules(name="none"):
+                    self.check(3, strategy, tp, dp, row.in_slices(3 if row.kind == "native" else 1))
 
     def test_other_shape(self):
         # Heads of 10 channels, 20 positions of 29, a vocabulary that no tp divides, one block.
         self.prepare(Shape(maxT=29, V=67, L=1, heads=6, C=60, Vp=67), T=20, samples=4)
         for strategy in STRATEGIES:
-            for tp, dp, *mode in ((1, 1, "commfuse", "ring", 2), (2, 1, "commfuse", "ring", 2),
-                                  (2, 2, "commfuse", "direct", 3), (2, 1, "slice", "ring", 4), (1, 2, "none", "ring", 1)):
-                self.check(2, strategy, tp, dp, *mode)
+            for tp, dp, overlap in ((1, 1, "ring:2"), (2, 1, "ring:2"), (2, 2, "direct:3"), (2, 1, "slice:4"), (1, 2, "none")):
+                self.check(2, strategy, tp, dp, overlap)
 
     def test_nothing_computed_again(self):
         self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
         for strategy in STRATEGIES:
             for tp, dp in MESHES:
-                for mode in (MODES[0], ("commfuse", "ring", 2)):
-                    self.check(3, strategy, tp, dp, *mode, recompute=0)
+                for overlap in ("none", "ring:2"):
+                    self.check(3, strategy, tp, dp, overlap, recompute=0)
 
     def test_large_vocabulary(self):
         # Fewer rows are looked up than the table has: the lookup's gradient travels as rows, straight to their owners.
         self.prepare(Shape(maxT=16, V=1001, L=2, heads=4, C=64, Vp=1024), T=16, samples=8)
         for strategy in STRATEGIES:
             for tp, dp in ((1, 2), (2, 1), (2, 2), (4, 1), (1, 4)):
-                for mode in MODES[2:] + [("commfuse", "ring", 2)]:
-                    self.check(2, strategy, tp, dp, *mode)
+                for overlap in ("ring", "direct", "ring:2"):
+                    self.check(2, strategy, tp, dp, overlap)
 
     def test_more_slices_than_rows(self):
         # Four positions per rank, one sequence, and up to seven slices of them: some slices are empty.
         self.prepare(Shape(maxT=8, V=32, L=3, heads=2, C=16, Vp=64), T=8, samples=1)
         for strategy in STRATEGIES:
-            for mode in (("commfuse", "ring", 7), ("commfuse", "direct", 7), ("slice", "ring", 7)):
-                self.check(1, strategy, 2, 1, *mode)
+            for row in harness.schedules("native", "exchanges"):
+                self.check(1, strategy, 2, 1, row.in_slices(7))
 
 
 def compare(name, found, expected, tolerance=TOLERANCE):
