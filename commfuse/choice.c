@@ -103,8 +103,8 @@ void cf_choice_print(cf_choice c, char name[CF_CHOICE_NAME]) {
 
 // An alias is the row that it names.
 bool cf_choice_parse(const char *name, cf_choice *choice) {
-    char word[CF_CHOICE_NAME], colon, rest;
-    int slices = 0, parts = sscanf(name, "%31[^:]%c%6d%c", word, &colon, &slices, &rest);
+    char word[CF_CHOICE_NAME], digits[7] = "0", colon, rest;
+    const int parts = sscanf(name, "%31[^:]%c%6[0-9]%c", word, &colon, digits, &rest), slices = atoi(digits);
     const cf_algorithm *a = parts > 0 ? cf_algorithm_find(word) : NULL;
     if ((parts != 1 && parts != 3) || (parts == 3 && slices < 1)) return false;
     if (parts == 1 && strcmp(word, "auto") == 0) return *choice = (cf_choice){NULL, 1}, true;

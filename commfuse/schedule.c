@@ -365,7 +365,7 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) 
     if (s->operation == CF_ALLTOALL) s->result = (cf_place){CF_RESULT, 0};
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     s->sent = cf_host_alloc((int64_t)s->ranks * s->slices, sizeof *s->sent, "a schedule");
-    const bool made = a->generate(s, a->argument);
+    const bool made = a->generate && a->generate(s, a->argument);
     free(s->sent), s->sent = NULL;
     if (made) return s;
     cf_schedule_free(s);
@@ -378,7 +378,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_a
     bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
     if (!asked || ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
-        cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
+        cf_die(NULL, "schedule of %s for rank %d of %d with %d slices", asked ? asked->name : "no algorithm", rank, ranks, slices);
     const cf_schedule as = {
         .operation = operation, .side = side, .bound = asked->bound ? asked : NULL, .ranks = ranks, .rank = rank, .slices = slices};
     const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);

@@ -166,8 +166,9 @@ static void check_step(checker *c, int r, int i) {
 // Slices of equal k have equal sizes, and so have slots. Computations of each side cover every slice once.
 static void check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    if (s->operation != c->operation || s->side != c->side || s->bound != c->schedule[0]->bound || s->ranks != c->ranks ||
-        s->rank != r || s->slices != c->slices)
+    const cf_schedule *first = c->schedule[0];
+    if (s->operation != c->operation || s->side != c->side || s->algorithm != first->algorithm || s->bound != first->bound ||
+        s->ranks != c->ranks || s->rank != r || s->slices != c->slices)
         violated(c, "form", r, -1, "not a schedule of the same operation");
     if (s->count < 0 || s->count > STEPS_MAX || s->begin < 0 || s->begin > s->count || s->stage_slots < 0 ||
         s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)

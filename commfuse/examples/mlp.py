@@ -24,10 +24,14 @@ class Span(ctypes.Structure):
                 ("data_stride", L)]
 
 
+class Choice(ctypes.Structure):
+    _fields_ = [("algorithm", P), ("slices", I)]
+
+
 class Plan(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("mode", I),
-                ("route", I), ("slices", I), ("generator", P), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B),
-                ("bulk", B), ("independent", B), ("flops", D), ("early", B)]
+    _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("algorithm", P),
+                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B), ("bulk", B), ("independent", B),
+                ("flops", D), ("early", B)]
 
 
 class Figures(ctypes.Structure):
@@ -39,6 +43,7 @@ ALLGATHER, REDUCE_SCATTER, BEFORE, AFTER, FP32 = 0, 1, 1, 2, 0
 for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.c_char_p), ("errors_return", None, B),
                                  ("open", ctypes.POINTER(Context), ctypes.c_char_p, I, D), ("close", B, P),
                                  ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
+                                 ("choice_parse", B, ctypes.c_char_p, ctypes.POINTER(Choice)),
                                  ("fuse_create", P, P, Plan), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I),
                                  ("trace_step", None, P, I, P), ("trace_last", Figures, P)):
     function = getattr(lib, f"cf_{name}")
@@ -60,17 +65,19 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.6."), "structs of another version"
+assert lib.cf_version().startswith(b"0.7."), "structs of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))
 N, rank = tp.contents.size, tp.contents.rank
 ROWS, C, HIDDEN, RUNS = 512, 256, 1024, 5
-rows, hidden = ROWS // N, HIDDEN // N
+rows = -(-ROWS // N)  # of a shard, as many on every rank: rows behind the last one are zero
 random = np.random.default_rng(0)
 X, A, W = (random.standard_normal(shape, np.float32) for shape in ((ROWS, C), (C, HIDDEN), (HIDDEN, C)))
-own_rows, own = slice(rank * rows, (rank + 1) * rows), slice(rank * hidden, (rank + 1) * hidden)
-A_own, W_own, H = np.ascontiguousarray(A[:, own]), W[own], np.empty((ROWS, hidden), np.float32)
+X = np.concatenate([X, np.zeros((N * rows - ROWS, C), np.float32)])
+own_rows, own = slice(rank * rows, (rank + 1) * rows), slice(HIDDEN * rank // N, HIDDEN * (rank + 1) // N)
+A_own, W_own = np.ascontiguousarray(A[:, own]), W[own]
+H = np.empty((N * rows, A_own.shape[1]), np.float32)
 
 
 @COMPUTE
@@ -86,20 +93,23 @@ def down(_, span, __):  # rows of Y are to be sent
 
 
 exact = np.maximum(0, X[own_rows].astype(float) @ A) @ W
-for mode, name in enumerate(("none", "slice", "commfuse")):
-    plan = Plan(b"up", tp, ALLGATHER, AFTER, mode, slices=4 if name == "slice" else 1, dtype=FP32, capacity=rows * C)
+for name in "none", "slice:4", "ring":
+    choice = Choice()
+    lib.cf_choice_parse(name.encode(), choice) or sys.exit(f"there is no schedule {name}")
+    plan = Plan(b"up", tp, ALLGATHER, AFTER, choice.algorithm, choice.slices, FP32, rows * C)
     gather = must(lib.cf_fuse_create(context, plan))
     plan.name, plan.operation, plan.side = b"down", REDUCE_SCATTER, BEFORE
-    reduce = must(lib.cf_fuse_create(context, plan))
-    gathered, partial = np.zeros((ROWS, C), np.float32), np.empty((ROWS, C), np.float32)
+    scatter = must(lib.cf_fuse_create(context, plan))
+    gathered, partial = np.zeros((N * rows, C), np.float32), np.empty((N * rows, C), np.float32)
     gathered[own_rows] = X[own_rows]
     for run in range(RUNS + 1):  # the first warms up; the others are one step of the trace
         if run < 2:
             lib.cf_trace_step(context.contents.trace, run, context.contents.stream)
         must(lib.cf_fuse_run(gather, gathered.ctypes.data, rows, C, up, None, -1))
-        Y = array(must(lib.cf_fuse_run(reduce, partial.ctypes.data, rows, C, down, None, -1)), rows, C)
+        Y = array(must(lib.cf_fuse_run(scatter, partial.ctypes.data, rows, C, down, None, -1)), rows, C)
     lib.cf_trace_step(context.contents.trace, RUNS, context.contents.stream)
     assert np.allclose(Y, exact, rtol=1e-5, atol=1e-3), f"{name}: off by {abs(Y - exact).max()}"
-    print(f"rank {rank} {name}: equal to numpy, exposed {lib.cf_trace_last(context.contents.trace).exposed_ms / RUNS:.3f} ms")
-    lib.cf_fuse_free(gather), lib.cf_fuse_free(reduce)
+    exposed_ms = lib.cf_trace_last(context.contents.trace).exposed_ms / RUNS
+    print(f"rank {rank} of {N}, {name}: equal to numpy, exposed {exposed_ms:.3f} ms")
+    lib.cf_fuse_free(gather), lib.cf_fuse_free(scatter)
 sys.exit(not lib.cf_close(context))

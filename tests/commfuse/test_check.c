@@ -5,6 +5,7 @@
 // arrives, with the right names, and otherwise only on ranks to which it is forwarded. Flips are planted between executor and
 // transport: the posted request sends a copy with a wrong bit.
 #include "tests/commfuse/ranks.h"
+#include "tests/commfuse/rows.h"
 #include "commfuse/fuse.h"
 
 enum { LAYER = 7, STEP = 41, TIMEOUT_S = 60, SLICES = 3, CAPACITY = 17 * 67 };
@@ -83,7 +84,7 @@ typedef struct job {
 static const char *describe(const job *j) {
     static char text[160];
     snprintf(text, sizeof text, "%s side %d by %s, %d slices, %lld rows of %lld %s, rank %d of %d",
-             cf_operation_name(j->plan.operation), j->plan.side, cf_route_name(j->plan.route), j->plan.slices, (long long)j->rows,
+             cf_operation_name(j->plan.operation), j->plan.side, j->plan.algorithm->name, j->plan.slices, (long long)j->rows,
              (long long)j->elements, cf_dtype_name(j->plan.dtype), mesh.tp_group.rank, mesh.tp);
     return text;
 }
@@ -116,13 +117,16 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
         }
 }
 
-static job job_create(cf_context *context, kind of, cf_mode mode, cf_route route, int slices, cf_dtype dtype) {
+static bool exchanges(const cf_algorithm *row, kind of) {
+    return row_serves(row, of.operation, of.side) && !row->native;
+}
+
+static job job_create(cf_context *context, kind of, const cf_algorithm *row, int slices, cf_dtype dtype) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = of.operation,
                          .side = of.side,
-                         .mode = mode,
-                         .route = route,
+                         .algorithm = row,
                          .slices = slices,
                          .dtype = dtype,
                          .capacity = CAPACITY,
@@ -177,12 +181,12 @@ static void check_same(const job *a, const job *b) {
 static void results_are_the_same(void) {
     static const int64_t rows[] = {17, 1, 0, 5}, elements[] = {67, 3, 64, 1};
     for (int of = 0; of < KINDS; of++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-            for (int slices = 1; slices <= SLICES; slices++) {
+        for (EVERY_ROW(row))
+            for (int slices = 1; slices <= SLICES && exchanges(row, kinds[of]); slices++) {
                 bool bytes = kinds[of].side == CF_NO_COMPUTE && kinds[of].operation != CF_REDUCE_SCATTER;
                 cf_dtype dtype = bytes ? CF_BYTE : CF_FP32;
-                job off = job_create(&plain, kinds[of], CF_MODE_COMMFUSE, route, slices, dtype);
-                job on = job_create(&checked, kinds[of], CF_MODE_COMMFUSE, route, slices, dtype);
+                job off = job_create(&plain, kinds[of], row, slices, dtype);
+                job on = job_create(&checked, kinds[of], row, slices, dtype);
                 int64_t memory = cf_memory_bytes();
                 for (int i = 0; i < 16; i++) {
                     job_run(&off, rows[i % 4], elements[i / 4], i);
@@ -200,9 +204,9 @@ static void several_in_flight(void) {
     for (int backwards = 0; backwards < 2; backwards++) {
         job off[KINDS], on[KINDS];
         for (int of = 0; of < KINDS; of++) {
-            cf_route route = of % 2 ? CF_RING : CF_DIRECT;
-            off[of] = job_create(&plain, kinds[of], CF_MODE_COMMFUSE, route, 2, CF_FP32);
-            on[of] = job_create(&checked, kinds[of], CF_MODE_COMMFUSE, route, 2, CF_FP32);
+            const cf_algorithm *row = cf_algorithm_find(of % 2 ? "ring" : "direct");
+            off[of] = job_create(&plain, kinds[of], row, 2, CF_FP32);
+            on[of] = job_create(&checked, kinds[of], row, 2, CF_FP32);
             job_run(&off[of], 17, 67, of);
         }
         for (int of = 0; of < KINDS; of++) job_begin(&on[of], 17, 67, of);
@@ -219,21 +223,22 @@ static void several_in_flight(void) {
 // Checksums take eight bytes for every exchange and three words of memory for every step; nothing without exchanges.
 static void price_is_known(void) {
     for (int of = 0; of < KINDS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+        for (EVERY_ROW(row)) {
+            if (!row_is_own(row, kinds[of].operation, kinds[of].side)) continue;
             int64_t before = cf_memory_bytes();
-            job off = job_create(&plain, kinds[of], mode, CF_RING, 2, CF_FP32);
+            job off = job_create(&plain, kinds[of], row, 2, CF_FP32);
             int64_t middle = cf_memory_bytes();
-            job on = job_create(&checked, kinds[of], mode, CF_RING, 2, CF_FP32);
-            int64_t more = (cf_memory_bytes() - middle) - (middle - before), sent[3], exchanges = 0;
+            job on = job_create(&checked, kinds[of], row, 2, CF_FP32);
+            int64_t more = (cf_memory_bytes() - middle) - (middle - before), sent[3], messages = 0;
             const cf_schedule *s = cf_fuse_schedule(on.fuse);
-            for (int i = 0; i < s->count; i++) exchanges += s->step[i].kind == CF_EXCHANGE && s->step[i].send_to >= 0;
-            CHECK(more == (exchanges ? 24 * s->count : 0), "%s: checksums take %lld bytes", describe(&on), (long long)more);
+            for (int i = 0; i < s->count; i++) messages += s->step[i].kind == CF_EXCHANGE && s->step[i].send_to >= 0;
+            CHECK(more == (messages ? 24 * s->count : 0), "%s: checksums take %lld bytes", describe(&on), (long long)more);
             sent[0] = transport->bytes_sent;
             job_run(&off, 17, 67, 1);
             sent[1] = transport->bytes_sent;
             job_run(&on, 17, 67, 1);
             sent[2] = transport->bytes_sent;
-            CHECK(sent[2] - sent[1] == sent[1] - sent[0] + 8 * exchanges, "%s: %lld bytes, then %lld", describe(&on),
+            CHECK(sent[2] - sent[1] == sent[1] - sent[0] + 8 * messages, "%s: %lld bytes, then %lld", describe(&on),
                   (long long)(sent[1] - sent[0]), (long long)(sent[2] - sent[1]));
             job_release(&off), job_release(&on);
             cf_fuse_free(off.fuse), cf_fuse_free(on.fuse);
@@ -296,12 +301,12 @@ static void check_found(const job *j, const cf_schedule *s, const cf_step *sent)
 }
 
 // One wrong bit in each exchange of each rank that sends its own data.
-static void flip_everywhere(kind of, cf_route route, int slices, bool in_checksum) {
-    job j = job_create(&checked, of, CF_MODE_COMMFUSE, route, slices, CF_FP32);
+static void flip_everywhere(kind of, const cf_algorithm *row, int slices, bool in_checksum) {
+    job j = job_create(&checked, of, row, slices, CF_FP32);
     for (int sender = 0; sender < mesh.tp; sender++) {
         const cf_schedule *mine = cf_fuse_schedule(j.fuse);
-        cf_schedule *s = cf_schedule_create(of.operation, of.side, CF_MODE_COMMFUSE, route, mesh.tp, sender, slices, of.folds);
-        CHECK(s->slices == mine->slices && s->route == mine->route, "another schedule");
+        cf_schedule *s = cf_schedule_create(of.operation, of.side, row, mesh.tp, sender, slices, of.folds);
+        CHECK(s->slices == mine->slices && s->algorithm == mine->algorithm, "another schedule");
         const cf_step *sent;
         for (int nth = 0; (sent = exchange_of(s, nth)); nth++) {
             if (forwarded(s, sent)) continue;
@@ -326,14 +331,16 @@ static void flip_everywhere(kind of, cf_route route, int slices, bool in_checksu
 
 static void a_flipped_bit_is_found(void) {
     for (int of = 0; of < KINDS; of++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-            for (int slices = 1; slices <= SLICES; slices++) flip_everywhere(kinds[of], route, slices, false);
+        for (EVERY_ROW(row))
+            for (int slices = 1; slices <= SLICES && exchanges(row, kinds[of]); slices++)
+                flip_everywhere(kinds[of], row, slices, false);
 }
 
 // A mismatch is reported, whether the payload or its checksum is wrong.
 static void a_flipped_checksum_is_found(void) {
     for (int of = 0; of < KINDS; of++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++) flip_everywhere(kinds[of], route, 2, true);
+        for (EVERY_ROW(row))
+            if (exchanges(row, kinds[of])) flip_everywhere(kinds[of], row, 2, true);
 }
 
 // ------------------------------------------------------------------------------------------ the checksum

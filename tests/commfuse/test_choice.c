@@ -7,15 +7,17 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <stdio.h>
 #include <string.h>
 #include "commfuse/choice.h"
 #include "commfuse/transport.h"
+#include "tests/commfuse/rows.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true, false};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, true, true};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true};
 
 static bool is_rounds(cf_choice c) {
-    return c.mode == CF_MODE_COMMFUSE && c.route != CF_ONCE;
+    return c.algorithm->tail_free && c.algorithm->most > 1;
 }
 
 static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
@@ -26,11 +28,9 @@ static void large_slices_travel_in_rounds(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
         cf_work w = product(ranks, 4096, 768, 2304);
-        cf_choice c = cf_choose(&w, &cpu);
-        assert_true(is_rounds(c));
-        assert_int_equal(c.route, CF_RING);
+        assert_true(is_rounds(cf_choose(&w, &cpu)));
         w.flops *= 1000, w.native = false; // a GPU's, by ipc
-        assert_int_equal(cf_choose(&w, &gpu).route, CF_DIRECT);
+        assert_true(is_rounds(cf_choose(&w, &gpu)));
     }
 }
 
@@ -51,14 +51,15 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
             cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, bytes, 0, true, true, false};
             cf_choice c = cf_choose(&w, &cpu);
             assert_false(is_rounds(c));
-            assert_int_not_equal(c.mode, CF_MODE_NONE); // it is begun early, and must not block
-            if (bytes > 1e5) assert_int_equal(c.mode, CF_MODE_COMMFUSE);
-            assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_SLICE); // NCCL adds within its one kernel
-            w.native = false;                                          // by ipc
-            assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_COMMFUSE);
+            assert_false(c.algorithm->blocking); // it is begun early
+            if (bytes > 1e5) assert_false(c.algorithm->native);
+            c = cf_choose(&w, &gpu);
+            assert_true(c.algorithm->native && !c.algorithm->blocking); // NCCL adds within its one kernel
+            w.native = false;                                           // by ipc
+            assert_false(cf_choose(&w, &gpu).algorithm->native);
         }
     cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 64, 0, false, true, false};
-    assert_int_equal(cf_choose(&report, &cpu).mode, CF_MODE_NONE); // log2(N) messages rather than N - 1
+    assert_true(cf_choose(&report, &cpu).algorithm->blocking); // log2(N) messages rather than N - 1
 }
 
 // The longer the latency or the more the ranks, the less work is worth a transfer of its own.
@@ -81,50 +82,93 @@ static void one_rank_needs_no_costs(void **state) {
     (void)state;
     const cf_costs nothing = {0};
     cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1e6, 1e9, false, true, false};
-    assert_int_equal(cf_choose(&w, &nothing).mode, CF_MODE_COMMFUSE);
+    assert_false(cf_choose(&w, &nothing).algorithm->native);
+}
+
+// Of each row that serves, without being told of it: in a group that may call native collectives, begun early or not, some work has
+// it among its choices, and the first is one slice in the transport's rounds.
+static void every_row_is_a_choice(void **state) {
+    (void)state;
+    for (EVERY_ROW(row)) {
+        bool listed = false;
+        for (int of = 0; of < 12 * 2; of++) {
+            cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, 1e4, 1e9, of >= 12, true, false};
+            cf_choice list[CF_CHOICES];
+            if (!row_serves(row, w.operation, w.side)) continue;
+            int count = cf_choices(&w, &cpu, list);
+            for (int i = 0; i < count; i++) {
+                listed |= list[i].algorithm == row;
+                assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->most);
+                assert_false(w.early && list[i].algorithm->blocking);
+            }
+            assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find("ring"), w.operation, w.side));
+            assert_int_equal(list[0].slices, 1);
+        }
+        if (row->serves && !listed) fail_msg("%s is never a choice", row->name);
+    }
+}
+
+static void assert_name(const char *name, const char *printed, const cf_algorithm *algorithm, int slices) {
+    cf_choice c;
+    char text[CF_CHOICE_NAME];
+    if (!cf_choice_parse(name, &c)) fail_msg("'%s' is not taken for a choice", name);
+    assert_ptr_equal(c.algorithm, algorithm);
+    assert_int_equal(c.slices, slices);
+    cf_choice_print(c, text);
+    assert_string_equal(text, printed);
+}
+
+static void assert_no_name(const char *name) {
+    cf_choice c = {cf_algorithm_find("once"), -7};
+    if (cf_choice_parse(name, &c)) fail_msg("'%s' is taken for a choice", name);
+    assert_true(c.algorithm == cf_algorithm_find("once") && c.slices == -7);
 }
 
 static void names_of_choices(void **state) {
     (void)state;
-    static const char *const good[] = {"ring", "ring:2", "direct:65536", "once", "none", "slice:1", "slice:4"};
     static const char *const bad[] = {"",
                                       ":2",
                                       "ring:",
                                       "ring:0",
                                       "ring:-1",
+                                      "ring:+2",
+                                      "ring: 2",
                                       "ring:2x",
-                                      "ring:65537",
                                       "ring:2:2",
                                       "ring ",
                                       "RING",
                                       "ring:4294967298",
-                                      "commfuse",
-                                      "nowire",
-                                      "auto",
                                       "own",
+                                      "auto:2",
                                       "slice:x",
-                                      "once:2 ",
+                                      "once:2",
+                                      "none:3",
                                       "ring:1e3",
                                       "ring.2",
+                                      "commfuse:ring:2",
                                       "a name that is much too long for the name of a choice"};
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        cf_choice c;
-        char name[CF_CHOICE_NAME];
-        assert_true(cf_choice_parse(good[i], &c));
-        cf_choice_print(c, name);
-        assert_string_equal(name, good[i]);
-    }
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        cf_choice c = {CF_MODE_AUTO, CF_ROUTES, -7};
-        if (cf_choice_parse(bad[i], &c)) fail_msg("'%s' is taken for a choice", bad[i]);
-        assert_true(c.mode == CF_MODE_AUTO && c.route == CF_ROUTES && c.slices == -7);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_no_name(bad[i]);
+    assert_name("auto", "auto", NULL, 1);
+    assert_name("slice", "slice:4", cf_algorithm_find("slice"), 4);
+    assert_name("slice:1", "slice:1", cf_algorithm_find("slice"), 1);
+    assert_name("commfuse:2", "ring:2", cf_algorithm_find("ring"), 2);
+    for (EVERY_ROW(row)) {
+        const cf_algorithm *named = row->serves || row->bound ? row : cf_algorithm_find(row->otherwise); // an alias is another row
+        char name[64], printed[64];
+        snprintf(name, sizeof name, "%s:%d", row->name, row->most + 1);
+        assert_no_name(name);
+        snprintf(name, sizeof name, "%s:%d", row->name, row->most);
+        snprintf(printed, sizeof printed, row->most > 1 ? "%s:%d" : "%s", named->name, row->most);
+        assert_name(name, printed, named, row->most);
+        snprintf(printed, sizeof printed, row->slices > 1 ? "%s:%d" : "%s", named->name, row->slices);
+        assert_name(row->name, printed, named, row->slices);
     }
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, CF_RING, true, false},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, CF_RING, false, false},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, CF_RING, true, false}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false}};
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)threads;
@@ -155,6 +199,7 @@ int main(void) {
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(the_choice_is_monotone),
         cmocka_unit_test(one_rank_needs_no_costs),
+        cmocka_unit_test(every_row_is_a_choice),
         cmocka_unit_test(names_of_choices),
         cmocka_unit_test(the_worst_costs_are_everybodys),
     };

@@ -17,16 +17,18 @@ int __lsan_is_turned_off(void) {
 
 static cf_context *context;
 static cf_group *all;
+static const cf_algorithm *ring;
 
 static void says(const char *words) {
     CHECK(strstr(cf_error(), words), "'%s', not '%s'", cf_error(), words);
 }
 
 static void pure_functions_return_errors(void) {
-    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_BEFORE, CF_MODE_NONE, CF_RING, 4, 0, 1, false), "a schedule");
+    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_BEFORE, ring, 4, 0, 1, false), "a schedule");
     says("all-gather has no computation on that side");
-    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, CF_MODE_AUTO, CF_RING, 4, 0, 1, false), "a schedule");
-    CHECK(!cf_schedule_start(CF_ALLTOALL, CF_COMPUTE_BOTH, 4, 4, 1), "a schedule");
+    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, NULL, 4, 0, 1, false), "a schedule");
+    says("no algorithm");
+    CHECK(!cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 4, 1, false), "a schedule");
     says("rank 4 of 4");
     CHECK(!cf_alloc(-1, "a test"), "memory");
     says("allocation of -1 bytes for a test");
@@ -37,26 +39,32 @@ static double no_time(const void *argument, const cf_schedule *schedule, const c
     return 0;
 }
 
+static bool waits_in_a_circle(cf_schedule *s, const void *argument) { // each waits for the other's slice before it sends its own
+    const int r = s->rank, other = 1 - r;
+    (void)argument;
+    int wait = cf_append_exchange(s, -1, (cf_place){CF_FULL, r}, -1, other, (cf_place){CF_FULL, other}, other, -1, -1);
+    cf_append_exchange(s, other, (cf_place){CF_FULL, r}, r, -1, (cf_place){CF_FULL, r}, -1, wait, -1);
+    return true;
+}
+
 static void a_deadlock_is_no_number(void) {
+    const cf_algorithm circle = {.name = "circle",
+                                 .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
+                                 .generate = waits_in_a_circle};
     const cf_machine machine = {no_time, no_time, NULL, 0, false};
     cf_schedule *two[2];
-    for (int r = 0; r < 2; r++) { // each waits for the other's slice before it sends its own
-        two[r] = cf_schedule_start(CF_ALLGATHER, CF_COMPUTE_AFTER, 2, r, 1);
-        int wait = cf_append_exchange(two[r], -1, (cf_place){CF_FULL, r}, -1, 1 - r, (cf_place){CF_FULL, 1 - r}, 1 - r, -1, -1);
-        cf_append_exchange(two[r], 1 - r, (cf_place){CF_FULL, r}, r, -1, (cf_place){CF_FULL, r}, -1, wait, -1);
-    }
+    for (int r = 0; r < 2; r++) two[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &circle, 2, r, 1, false);
     CHECK(isnan(cf_replay(two, 2, &machine).finished_ms), "replayed");
     says("deadlock: rank 0 of 2");
     for (int r = 0; r < 2; r++) cf_schedule_free(two[r]);
 }
 
-static cf_fuse_plan plan_of(const char *name, cf_mode mode, cf_generator *generator) {
+static cf_fuse_plan plan_of(const char *name, const cf_algorithm *algorithm) {
     return (cf_fuse_plan){.name = name,
                           .group = all,
                           .operation = CF_ALLGATHER,
                           .side = CF_COMPUTE_AFTER,
-                          .mode = mode,
-                          .generator = generator,
+                          .algorithm = algorithm,
                           .slices = 1,
                           .dtype = CF_INT64,
                           .capacity = ROWS * COLUMNS};
@@ -79,9 +87,7 @@ static void run_well(cf_fuse *fuse) {
 }
 
 static void refused_runs_leave_an_operation_as_it_was(void) {
-    CHECK(!cf_fuse_create(context, plan_of("auto", CF_MODE_OWN, NULL)), "an operation");
-    says("mode own without a generator\nhint: give plan.generator");
-    cf_fuse *fuse = cf_fuse_create(context, plan_of("small", CF_MODE_COMMFUSE, NULL));
+    cf_fuse *fuse = cf_fuse_create(context, plan_of("small", ring));
     int64_t full[2 * ROWS * COLUMNS], total = 0;
     CHECK(!cf_fuse_finish(fuse), "finished");
     says("all-gather small is finished but was not begun");
@@ -107,73 +113,95 @@ static void fails_within(void *argument, const cf_span *span, cf_stream *stream)
 }
 
 static void callbacks_have_errors_of_their_own(void) {
-    cf_fuse *inner = cf_fuse_create(context, plan_of("inner", CF_MODE_COMMFUSE, NULL));
-    cf_fuse *outer = cf_fuse_create(context, plan_of("outer", CF_MODE_COMMFUSE, NULL));
+    cf_fuse *inner = cf_fuse_create(context, plan_of("inner", ring));
+    cf_fuse *outer = cf_fuse_create(context, plan_of("outer", ring));
     int64_t full[2 * ROWS * COLUMNS] = {0};
     CHECK(cf_fuse_run(outer, full, ROWS, COLUMNS, fails_within, inner, -1), "%s", cf_error());
     CHECK(!cf_fuse_run(outer, full, ROWS + 1, COLUMNS, fails_within, inner, -1), "run"); // it returns errors again
     CHECK(cf_fuse_free(inner) && cf_fuse_free(outer), "%s", cf_error());
 }
 
+// What the argument says is wrong with the schedule.
+typedef enum { NOTHING, COMPUTES_LESS, DOES_NOT_WAIT, TOO_LONG, DECLINES, RANK_0_DECLINES, FAILS } fault;
+
 // Every rank sends its shard to all others, and computes on its own shard, then on those that arrive.
-static cf_schedule *star(int ranks, int rank, int slices) {
-    cf_schedule *s = cf_schedule_start(CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rank, slices);
-    for (int i = 1; i < ranks; i++) {
-        int from = (rank - i + ranks) % ranks;
-        cf_append_exchange(s, (rank + i) % ranks, (cf_place){CF_FULL, rank}, rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
+static bool star(cf_schedule *s, const void *argument) {
+    const fault wrong = *(const fault *)argument;
+    const int N = s->ranks, rank = s->rank;
+    for (int i = 1; i < N; i++) {
+        int from = (rank - i + N) % N;
+        cf_append_exchange(s, (rank + i) % N, (cf_place){CF_FULL, rank}, rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
     }
     s->begin = s->count;
-    for (int i = 0; i < ranks; i++) {
-        int owner = (rank - i + ranks) % ranks;
+    for (int i = 0; i < N; i++) {
+        int owner = (rank - i + N) % N;
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, owner}, owner, 1, i - 1);
     }
-    return s;
+    cf_step *last = &s->step[s->count - 1];
+    if (wrong == COMPUTES_LESS) s->count--;
+    if (wrong == DOES_NOT_WAIT) last->wait[0] = -1;
+    if (wrong == TOO_LONG) last->count = 2, last->stride = 1;
+    return wrong < DECLINES || (wrong == RANK_0_DECLINES && rank > 0) || (wrong == FAILS && cf_alloc(-1, "a generator"));
 }
 
-static cf_schedule *computes_less(int ranks, int rank, int slices) {
-    cf_schedule *s = star(ranks, rank, slices);
-    s->count--;
-    return s;
+static cf_algorithm star_with(const fault *wrong, const char *otherwise) {
+    return (cf_algorithm){.name = "star",
+                          .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
+                          .otherwise = otherwise,
+                          .generate = star,
+                          .argument = wrong,
+                          .slices = 1,
+                          .most = 1};
 }
 
-static cf_schedule *does_not_wait(int ranks, int rank, int slices) {
-    cf_schedule *s = star(ranks, rank, slices);
-    s->step[s->count - 1].wait[0] = -1;
-    return s;
-}
-
-static cf_schedule *cannot(int ranks, int rank, int slices) {
-    return rank > 0 ? star(ranks, rank, slices) : cf_schedule_start(CF_ALLGATHER, CF_COMPUTE_BEFORE, ranks, rank, slices);
-}
-
-static cf_schedule *too_long(int ranks, int rank, int slices) {
-    cf_schedule *s = star(ranks, rank, slices);
-    s->step[s->count - 1].count = 2, s->step[s->count - 1].stride = 1;
-    return s;
-}
-
-static cf_schedule *of_others(int ranks, int rank, int slices) {
-    return star(ranks + 3, rank, slices);
-}
-
-static void own_schedules_are_checked(void) {
-    CHECK(!cf_fuse_create(context, plan_of("others", CF_MODE_OWN, of_others)), "an operation");
-    says("others: its generator made a schedule of");
-    CHECK(!cf_fuse_create(context, plan_of("less", CF_MODE_OWN, computes_less)), "an operation");
-    says("less: its schedule violates coverage: rank 0");
-    CHECK(!cf_fuse_create(context, plan_of("none", CF_MODE_OWN, cannot)), "an operation");
-    says("none: its generator has no schedule for rank 0");
-    says("all-gather has no computation on that side");
-    CHECK(!cf_fuse_create(context, plan_of("long", CF_MODE_OWN, too_long)), "an operation");
-    says("violates form");
-    if (all->size > 1) {
-        CHECK(!cf_fuse_create(context, plan_of("early", CF_MODE_OWN, does_not_wait)), "an operation");
-        says("early: its schedule violates race: rank 0 step 2");
+// A caller's algorithm makes schedules that an operation checks before it runs them.
+static void an_algorithm_of_ones_own_is_checked(void) {
+    static const struct {
+        fault wrong;
+        const char *property;
+    } faults[] = {{COMPUTES_LESS, "own: star violates coverage: rank 0"},
+                  {TOO_LONG, "own: star violates form: rank 0"},
+                  {DOES_NOT_WAIT, "own: star violates race: rank 0 step 2"}};
+    for (int i = 0; i < (all->size > 1 ? 3 : 2); i++) { // one rank has nothing to wait for
+        const cf_algorithm row = star_with(&faults[i].wrong, "ring");
+        CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
+        says(faults[i].property);
+        says("hint: cf_schedule_print() prints it");
     }
-    cf_fuse *fuse = cf_fuse_create(context, plan_of("star", CF_MODE_OWN, star));
-    CHECK(fuse, "%s", cf_error());
+    const fault nothing = NOTHING;
+    const cf_algorithm row = star_with(&nothing, NULL);
+    cf_fuse *fuse = cf_fuse_create(context, plan_of("own", &row));
+    CHECK(fuse && cf_fuse_schedule(fuse)->algorithm == &row && cf_fuse_get_plan(fuse)->algorithm == &row, "%s", cf_error());
     for (int run = 0; run < 3; run++) run_well(fuse);
     cf_fuse_free(fuse);
+}
+
+// A generator that declines leaves the operation to its row's `otherwise`; without one the error names it.
+static void an_algorithm_may_decline(void) {
+    const fault declines[] = {DECLINES, RANK_0_DECLINES}, fails = FAILS;
+    cf_algorithm row = star_with(&fails, "ring"); // an error is an error
+    CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
+    says("own: allocation of -1 bytes for a generator");
+    for (int i = 0; i < 2; i++) {
+        row = star_with(&declines[i], NULL);
+        CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
+        says("own: star makes no all-gather of ");
+        says("hint: give the algorithm an `otherwise`");
+    }
+    row = star_with(&declines[0], "commfuse");
+    cf_fuse *fuse = cf_fuse_create(context, plan_of("own", &row));
+    CHECK(fuse && cf_fuse_schedule(fuse)->algorithm == ring, "%s", cf_error());
+    run_well(fuse);
+    cf_fuse_free(fuse);
+    row = star_with(&declines[1], "ring"); // rank 0 would run one algorithm, the others another
+    if (all->size > 1) CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation of two algorithms");
+    if (all->size > 1) says("violates form");
+    row = star_with(&declines[0], NULL), row.generate = NULL;
+    CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
+    says("own: star makes no all-gather of ");
+    row.serves = CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BOTH);
+    CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
+    says("own: star makes no all-gather of ");
 }
 
 static void groups_are_checked(void) {
@@ -190,7 +218,7 @@ static void groups_are_checked(void) {
 static void otherwise_errors_end_the_process(void) {
     if (all->size > 1) return; // a child must not touch MPI
     cf_errors_return(false);
-    ASSERT_DIES(cf_schedule_start(CF_ALLTOALL, CF_COMPUTE_BOTH, 4, 4, 1), "rank 4 of 4");
+    ASSERT_DIES(cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 4, 1, false), "rank 4 of 4");
     cf_errors_return(true);
 }
 
@@ -198,6 +226,7 @@ int main(void) {
     cf_errors_return(true);
     if (cf_open("auto", 0, 60) || !strstr(cf_error(), "0 threads")) return fprintf(stderr, "not refused: %s\n", cf_error()), 1;
     context = cf_open("auto", 1, 60);
+    ring = cf_algorithm_find("ring");
     all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
     if (!all) return fprintf(stderr, "%s\n", cf_error()), 1;
     static const ranks_case cases[] = {
@@ -205,7 +234,8 @@ int main(void) {
         RANKS_CASE(a_deadlock_is_no_number),
         RANKS_CASE(refused_runs_leave_an_operation_as_it_was),
         RANKS_CASE(callbacks_have_errors_of_their_own),
-        RANKS_CASE(own_schedules_are_checked),
+        RANKS_CASE(an_algorithm_of_ones_own_is_checked),
+        RANKS_CASE(an_algorithm_may_decline),
         RANKS_CASE(groups_are_checked),
         RANKS_CASE(otherwise_errors_end_the_process),
     };

@@ -6,9 +6,10 @@
 // spans: inside the payload, on a side on which the operation computes, each row once on each side; for compute after, already
 // filled; for accumulating compute before, still as the caller left it. Guards after each payload and each given result must survive.
 //
-// Where the order of a sum matters (commfuse promises j+1, j+2, …, j on all routes), fractions are summed and compared bit by bit
-// with the sum made here.
+// Every row of the table of algorithms is tested, a new one too. Rows that exchange promise the order of a sum, j+1, j+2, …, j:
+// fractions are summed and compared bit by bit with the sum made here, so they all give the same bits.
 #include "tests/commfuse/ranks.h"
+#include "tests/commfuse/rows.h"
 #include "tests/death.h"
 #include "commfuse/bf16.h"
 #include "commfuse/choice.h"
@@ -18,7 +19,8 @@
 enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, EARLIER = 1000 };
 
 static cf_context context;
-static cf_mesh mesh; // tp = all ranks
+static cf_mesh mesh;             // tp = all ranks
+static const cf_algorithm *ring; // where any row will do
 
 typedef struct job { // one operation, its payload and what its callback saw
     cf_fuse *fuse;
@@ -152,12 +154,20 @@ static void fill_row(const job *j, char *data, int64_t row, made_by *make) { // 
     }
 }
 
+// The row that made the operation's schedule; whether its transfers are left out.
+static const cf_algorithm *row_of(const job *j) {
+    return cf_fuse_schedule(j->fuse)->algorithm;
+}
+static bool is_bound(const job *j) {
+    return cf_fuse_schedule(j->fuse)->bound;
+}
+
 static const char *describe(const job *j) {
     static const char *const side[] = {"alone", "after compute", "before compute", "between computes"};
     static char text[256];
     const cf_fuse_plan *p = &j->plan;
-    snprintf(text, sizeof text, "%s %s, %s by %s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
-             cf_operation_name(p->operation), side[p->side], cf_mode_name(p->mode), cf_route_name(p->route), p->slices,
+    snprintf(text, sizeof text, "%s %s, %s%s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
+             cf_operation_name(p->operation), side[p->side], row_of(j)->name, is_bound(j) ? " without transfers" : "", p->slices,
              cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows, (long long)j->elements,
              p->group->rank, p->group->size, p->group->name);
     return text;
@@ -195,7 +205,7 @@ static void compute_onto_sum(const job *j, char *data, int64_t row) {
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t mine = whole(j, g->rank, row, column), others = 0;
         for (int i = 1; i < g->size; i++) others += whole(j, (g->rank + i) % g->size, row, column);
-        bool arrived = j->fractions || j->plan.mode == CF_MODE_NOWIRE || holds(j, data, column, others);
+        bool arrived = j->fractions || is_bound(j) || holds(j, data, column, others);
         CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j), (long long)row,
               (long long)column);
         if (j->fractions)
@@ -250,7 +260,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
             j->covered[span->side][row]++;
             if (span->side == CF_COMPUTE_AFTER) {
                 if (j->first_worked < 0) j->first_worked = row;
-                if (j->plan.mode != CF_MODE_NOWIRE) check_arrived(j, data, row);
+                if (!is_bound(j)) check_arrived(j, data, row);
                 continue;
             }
             j->last_computed = row;
@@ -263,19 +273,19 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
         }
 }
 
-static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode, cf_route route, int slices,
+static job job_create(const cf_group *group, cf_operation operation, cf_side side, const cf_algorithm *row, int slices,
                       cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = group,
                          .operation = operation,
                          .side = side,
-                         .mode = mode,
-                         .route = route,
+                         .algorithm = row,
                          .slices = slices,
                          .dtype = dtype,
                          .capacity = capacity,
                          .bulk = slices % 2 == 0, // as good as any
                          .independent = slices % 2 == 1 || dtype == CF_BF16};
+    if (!row_leads(row, operation, side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -285,7 +295,6 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
                          .group = &mesh.tp_group,
                          .operation = operation,
                          .side = side,
-                         .mode = CF_MODE_AUTO,
                          .dtype = dtype,
                          .capacity = capacity,
                          .flops = flops};
@@ -294,33 +303,32 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
 }
 
 // A reduce-scatter whose computation can add to existing values.
-static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
+static job job_create_folding(const cf_algorithm *row, int slices, cf_dtype dtype) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = CF_REDUCE_SCATTER,
                          .side = CF_COMPUTE_BEFORE,
-                         .mode = mode,
-                         .route = route,
+                         .algorithm = row,
                          .slices = slices,
                          .dtype = dtype,
-                         .capacity = capacity,
+                         .capacity = 22 * 31,
                          .folds = true,
                          .independent = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
 // An all-to-all whose result goes to a place given by the job, another one in every run.
-static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
+static job job_create_given(cf_side side, const cf_algorithm *row, int slices, cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = CF_ALLTOALL,
                          .side = side,
-                         .mode = mode,
-                         .route = route,
+                         .algorithm = row,
                          .slices = slices,
                          .dtype = dtype,
                          .capacity = capacity,
                          .result_given = true};
+    if (!row_leads(row, CF_ALLTOALL, side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -357,7 +365,7 @@ static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
 
 static void check_result(const job *j) {
     const cf_group *g = j->plan.group;
-    bool own_stays = j->plan.side == CF_COMPUTE_AFTER && (j->plan.mode == CF_MODE_COMMFUSE || g->size == 1);
+    bool own_stays = j->plan.side == CF_COMPUTE_AFTER && !row_of(j)->native;
     switch (j->plan.operation) {
     case CF_ALLGATHER:
         CHECK(j->result == j->full, "%s: the result is not the payload", describe(j));
@@ -380,7 +388,7 @@ static void check_coverage(const job *j) {
         for (int64_t row = 0; row < g->size * j->rows; row++)
             CHECK(j->covered[side][row] == computes(j, side), "%s: row %lld computed %d times on side %d", describe(j),
                   (long long)row, j->covered[side][row], side);
-    if (j->plan.mode < CF_MODE_COMMFUSE || j->rows < j->plan.slices) return;
+    if (!row_of(j)->tail_free || j->rows < j->plan.slices) return;
     if (computes(j, CF_COMPUTE_BEFORE))
         CHECK(j->last_computed / j->rows == g->rank, "%s: ends with row %lld", describe(j), (long long)j->last_computed);
     if (computes(j, CF_COMPUTE_AFTER))
@@ -394,7 +402,7 @@ static void job_finish(job *j) {
     check_guard(j, j->full, "the payload");
     if (j->given) check_guard(j, j->given, "the given result");
     CHECK(!j->given || j->result == j->given, "%s: the result is not in the memory given", describe(j));
-    if (j->plan.mode != CF_MODE_NOWIRE) check_result(j);
+    if (!is_bound(j)) check_result(j);
 }
 
 static void job_release(job *j) { // the payload; the operation can be begun again
@@ -416,20 +424,18 @@ enum { TYPES = 5 };
 static const cf_dtype rounded[] = {CF_FP32, CF_BF16};                                // with fractions
 static const cf_dtype added[TYPES] = {CF_FP32, CF_INT64, CF_BF16, CF_FP64, CF_BF16}; // bytes are not
 
-// Every mode, route and number of slices; sizes odd, smaller than the number of slices, and none at all.
-static void every_mode(cf_operation operation, cf_side side) {
+// Every row and number of slices; sizes odd, smaller than the number of slices, and none at all.
+static void every_row(cf_operation operation, cf_side side) {
     static const int64_t rows[] = {1, 3, 5, 7, 17, 0}, elements[] = {1, 3, 64, 100};
     static const cf_dtype moved[TYPES] = {CF_FP32, CF_INT64, CF_FP64, CF_BF16, CF_BYTE};
     const cf_dtype *dtypes = operation == CF_REDUCE_SCATTER ? added : moved;
     int turn = 0;
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-            for (int slices = 1; slices <= 4; slices++, turn++) {
-                job j = job_create(&mesh.tp_group, operation, side, mode, route, slices, dtypes[turn % TYPES], 1700);
-                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-                    job_run(&j, rows[i], elements[(i + (size_t)turn) % 4], turn);
-                cf_fuse_free(j.fuse);
-            }
+    for (EVERY_ROW(row))
+        for (int slices = 1; slices <= 4 && row_is_own(row, operation, side); slices++, turn++) {
+            job j = job_create(&mesh.tp_group, operation, side, row, slices, dtypes[turn % TYPES], 1700);
+            for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], elements[(i + (size_t)turn) % 4], turn);
+            cf_fuse_free(j.fuse);
+        }
 }
 
 static void every_choice(void) {
@@ -444,28 +450,28 @@ static void every_choice(void) {
 }
 
 static void allgather_alone(void) {
-    every_mode(CF_ALLGATHER, CF_NO_COMPUTE);
+    every_row(CF_ALLGATHER, CF_NO_COMPUTE);
 }
 static void allgather_then_compute(void) {
-    every_mode(CF_ALLGATHER, CF_COMPUTE_AFTER);
+    every_row(CF_ALLGATHER, CF_COMPUTE_AFTER);
 }
 static void reduce_scatter_alone(void) {
-    every_mode(CF_REDUCE_SCATTER, CF_NO_COMPUTE);
+    every_row(CF_REDUCE_SCATTER, CF_NO_COMPUTE);
 }
 static void compute_then_reduce_scatter(void) {
-    every_mode(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE);
+    every_row(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE);
 }
 static void alltoall_alone(void) {
-    every_mode(CF_ALLTOALL, CF_NO_COMPUTE);
+    every_row(CF_ALLTOALL, CF_NO_COMPUTE);
 }
 static void compute_then_alltoall(void) {
-    every_mode(CF_ALLTOALL, CF_COMPUTE_BEFORE);
+    every_row(CF_ALLTOALL, CF_COMPUTE_BEFORE);
 }
 static void alltoall_then_compute(void) {
-    every_mode(CF_ALLTOALL, CF_COMPUTE_AFTER);
+    every_row(CF_ALLTOALL, CF_COMPUTE_AFTER);
 }
 static void alltoall_between_computes(void) {
-    every_mode(CF_ALLTOALL, CF_COMPUTE_BOTH);
+    every_row(CF_ALLTOALL, CF_COMPUTE_BOTH);
 }
 
 // Two runs into two places: the second does not touch the first one's result.
@@ -477,9 +483,14 @@ static void two_places(job *j, int64_t rows, int64_t more_rows, int64_t elements
     job_finish(j);
     CHECK(first.given != j->given, "%s: one place for two results", describe(j));
     check_guard(&first, first.given, "the result before");
-    if (j->plan.mode != CF_MODE_NOWIRE) check_result(&first);
+    if (!is_bound(j)) check_result(&first);
     job_release(&first);
     job_release(j);
+}
+
+static int64_t stage_bytes(const job *j) {
+    const cf_schedule *s = cf_fuse_schedule(j->fuse);
+    return s->stage_slots / s->slices * j->plan.capacity * cf_dtype_size(j->plan.dtype);
 }
 
 static void result_in_given_memory(void) {
@@ -487,79 +498,75 @@ static void result_in_given_memory(void) {
     static const cf_dtype dtypes[] = {CF_FP32, CF_INT64, CF_BF16};
     int turn = 0, count = sizeof rows / sizeof rows[0];
     for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_BOTH; side++)
-        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-                for (int slices = 1; slices <= 4; slices++, turn++) {
-                    int64_t before = cf_memory_bytes();
-                    job j = job_create_given(side, mode, route, slices, dtypes[turn % 3], 17 * 9);
-                    CHECK(cf_memory_bytes() == before, "%s: takes %lld bytes", describe(&j),
-                          (long long)(cf_memory_bytes() - before));
-                    for (int i = 0; i < count; i++) two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
-                    char *place = guarded(0);
-                    cf_fuse_set_result(j.fuse, place);
-                    cf_fuse_free(j.fuse); // and not the place
-                    free(place);
-                    job own = job_create(&mesh.tp_group, CF_ALLTOALL, side, mode, route, slices, CF_FP32, 5);
-                    CHECK(cf_memory_bytes() == before + mesh.tp * 5 * 4, "%s: takes %lld bytes", describe(&own),
-                          (long long)(cf_memory_bytes() - before));
-                    cf_fuse_free(own.fuse);
-                }
+        for (EVERY_ROW(row))
+            for (int slices = 1; slices <= 4 && row_is_own(row, CF_ALLTOALL, side); slices++, turn++) {
+                int64_t before = cf_memory_bytes();
+                job j = job_create_given(side, row, slices, dtypes[turn % 3], 17 * 9);
+                CHECK(cf_memory_bytes() == before + stage_bytes(&j), "%s: takes %lld bytes", describe(&j),
+                      (long long)(cf_memory_bytes() - before));
+                for (int i = 0; i < count; i++) two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
+                char *place = guarded(0);
+                cf_fuse_set_result(j.fuse, place);
+                cf_fuse_free(j.fuse); // and not the place
+                free(place);
+                job own = job_create(&mesh.tp_group, CF_ALLTOALL, side, row, slices, CF_FP32, 5);
+                CHECK(cf_memory_bytes() == before + mesh.tp * 5 * 4 + stage_bytes(&own), "%s: takes %lld bytes", describe(&own),
+                      (long long)(cf_memory_bytes() - before));
+                cf_fuse_free(own.fuse);
+            }
 }
 
-// Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which
-// the last one communicates. Sliced natively with more than one slice, FULL has another order of rows.
+// Runs a reduce-scatter of sizes that are odd; of a row that exchanges also with fractions, each again, too: libraries sum in any
+// order.
+static void reduce_every_size(job create(const cf_algorithm *row, int slices, cf_dtype dtype), const cf_algorithm *row, int slices,
+                              int turn, bool accumulates) {
+    static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
+    job j = create(row, slices, added[turn % TYPES]);
+    j.accumulates = accumulates;
+    const bool exact = !row_of(&j)->native && !is_bound(&j);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
+    cf_fuse_free(j.fuse);
+    for (int t = 0; t < 2 && exact; t++) {
+        job bits = create(row, slices, rounded[t]);
+        bits.accumulates = accumulates, bits.fractions = true;
+        for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
+        cf_fuse_free(bits.fuse);
+    }
+}
+
+static job job_of_sums(const cf_algorithm *row, int slices, cf_dtype dtype) {
+    return job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, row, slices, dtype, 22 * 31);
+}
+
+// Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which the last one communicates.
+// Not of rows that cut the payload into native slices, in which FULL has another order of rows.
 static void accumulate_then_reduce_scatter(void) {
-    static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
     int turn = 0;
-    for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-            for (int slices = 1; slices <= (mode == CF_MODE_SLICE ? 1 : 4); slices++, turn++) {
-                job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices, added[turn % TYPES],
-                                   22 * 31);
-                j.accumulates = true;
-                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
-                cf_fuse_free(j.fuse);
-                if (mode != CF_MODE_COMMFUSE) continue; // libraries sum in any order
-                for (int t = 0; t < 2; t++) {           // each again, too
-                    job bits =
-                        job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices, rounded[t], 22 * 31);
-                    bits.accumulates = bits.fractions = true;
-                    for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
-                    cf_fuse_free(bits.fuse);
-                }
-            }
+    for (EVERY_ROW(row))
+        for (int slices = 1; slices <= 4 && row_serves(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++)
+            if (!row->native || slices == 1) reduce_every_size(job_of_sums, row, slices, turn, true);
 }
 
-// The own slices are computed onto the sums that have arrived: the same result, and from both routes the same bits.
+// The own slices are computed onto the sums that have arrived: the same result, and the same bits from all rows.
 static void fold_then_reduce_scatter(void) {
-    static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
     int turn = 0;
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-            for (int slices = 1; slices <= 4; slices++, turn++) {
-                job j = job_create_folding(mode, route, slices, added[turn % TYPES], 22 * 31);
-                bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
-                CHECK(cf_fuse_schedule(j.fuse)->folds == (fused && slices > 1 && mesh.tp > 1 && route != CF_ONCE),
-                      "%s: folds or not", describe(&j));
-                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
-                cf_fuse_free(j.fuse);
-                if (mode != CF_MODE_COMMFUSE) continue;
-                for (int t = 0; t < 2; t++) {
-                    job bits = job_create_folding(mode, route, slices, rounded[t], 22 * 31);
-                    bits.fractions = true;
-                    for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
-                    cf_fuse_free(bits.fuse);
-                }
-            }
+    for (EVERY_ROW(row))
+        for (int slices = 1; slices <= 4 && row_is_own(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++) {
+            job j = job_create_folding(row, slices, CF_FP32);
+            CHECK(cf_fuse_schedule(j.fuse)->folds == (row_of(&j)->folds && slices > 1 && mesh.tp > 1), "%s: folds or not",
+                  describe(&j));
+            cf_fuse_free(j.fuse);
+            reduce_every_size(job_create_folding, row, slices, turn, false);
+        }
 }
 
-// Every type with every operation, in mode commfuse.
+// Every type with every operation.
 static void every_type(void) {
     for (int of = 0; of < COMPUTINGS; of++)
         for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
             computing c = every_computing[of];
             if (c.operation == CF_REDUCE_SCATTER && dtype == CF_BYTE) continue;
-            job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
+            job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 2, dtype, 9 * 31);
             job_run(&j, 9, 31, dtype);
             cf_fuse_free(j.fuse);
         }
@@ -568,34 +575,36 @@ static void every_type(void) {
 static void megabytes(void) {
     int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
     for (int of = 0; of < COMPUTINGS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route < (mode == CF_MODE_COMMFUSE ? CF_ROUTES : CF_RING + 1); route++) {
-                computing c = every_computing[of];
-                job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 2, CF_FP32, rows * elements);
-                job_run(&j, rows, elements, (int)mode);
-                cf_fuse_free(j.fuse);
-            }
+        for (EVERY_ROW(row)) {
+            computing c = every_computing[of];
+            if (!row_serves(row, c.operation, c.side)) continue;
+            job j = job_create(&mesh.tp_group, c.operation, c.side, row, 2, CF_FP32, rows * elements);
+            job_run(&j, rows, elements, of);
+            cf_fuse_free(j.fuse);
+        }
 }
 
-// All operations in one mode (turns 0 to 2), or each in another one: transfers in flight must not keep a native collective of
+// All operations by one row (the first turns), or each by another one: transfers in flight must not keep a native collective of
 // another operation from starting, nor must a blocking collective stop transfers in flight.
-enum { TURNS = 6 };
-static cf_mode mode_of(int turn, int operation) {
-    return (cf_mode)((turn + (turn < 3 ? 0 : operation)) % (CF_MODE_COMMFUSE + 1));
+static int turns(void) {
+    return 2 * cf_algorithm_count;
+}
+static const cf_algorithm *in_turn(int turn, int operation) {
+    return &cf_algorithms[(turn + (turn < cf_algorithm_count ? 0 : operation)) % cf_algorithm_count];
 }
 
 static void several_in_flight(void) {
     const cf_group *g = &mesh.tp_group;
-    for (int turn = 0; turn < TURNS; turn++)
+    for (int turn = 0; turn < turns(); turn++)
         for (int backwards = 0; backwards < 2; backwards++) {
             job jobs[] = {
-                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 0), CF_RING, 2, CF_FP32, 5000),
-                job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_DIRECT, 1, CF_INT64, 5000),
-                job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, mode_of(turn, 2), CF_DIRECT, 1, CF_FP32, 5000),
-                job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 3), CF_RING, 1, CF_FP64, 5000),
-                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 4), CF_DIRECT, 1, CF_FP64, 5000),
-                job_create(g, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32, 5000),
-                job_create_given(CF_COMPUTE_BOTH, mode_of(turn, 6), CF_RING, 1, CF_INT64, 5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, in_turn(turn, 0), 2, CF_FP32, 5000),
+                job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, in_turn(turn, 1), 1, CF_INT64, 5000),
+                job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, in_turn(turn, 2), 1, CF_FP32, 5000),
+                job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, in_turn(turn, 3), 1, CF_FP64, 5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, in_turn(turn, 4), 1, CF_FP64, 5000),
+                job_create(g, CF_ALLTOALL, CF_COMPUTE_BOTH, in_turn(turn, 5), 2, CF_FP32, 5000),
+                job_create_given(CF_COMPUTE_BOTH, in_turn(turn, 6), 1, CF_INT64, 5000),
             };
             int count = sizeof jobs / sizeof jobs[0];
             for (int i = 0; i < count; i++) job_begin(&jobs[i], 11 + i, 40 + i, i);
@@ -609,15 +618,15 @@ static void several_in_flight(void) {
 
 // The others begin when rank 0 has begun: its begin posts, computes the compute-before part and returns; everything that depends on
 // the others is left to finish. If begin waited for them, no rank would go on.
-static void hold_back(cf_operation operation, cf_side side) {
-    job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 100);
+static void hold_back(cf_operation operation, cf_side side, const cf_algorithm *row) {
+    job j = job_create(&mesh.tp_group, operation, side, row, 1, CF_FP32, 100);
     if (mesh.tp_group.rank != 0) cf_barrier(&context, &mesh.tp_group);
     job_begin(&j, 10, 10, 8);
     if (mesh.tp_group.rank == 0) {
         const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
-        for (int64_t row = 0; row < mesh.tp * 10; row++)
-            CHECK(worked[row] == 0 && made[row] == computes(&j, CF_COMPUTE_BEFORE),
-                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row, made[row], worked[row]);
+        for (int64_t i = 0; i < mesh.tp * 10; i++)
+            CHECK(worked[i] == 0 && made[i] == computes(&j, CF_COMPUTE_BEFORE),
+                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)i, made[i], worked[i]);
         cf_barrier(&context, &mesh.tp_group);
     }
     job_finish(&j);
@@ -626,19 +635,20 @@ static void hold_back(cf_operation operation, cf_side side) {
 }
 
 static void begin_does_not_wait(void) {
-    if (mesh.tp == 1) return;
-    hold_back(CF_ALLGATHER, CF_COMPUTE_AFTER);
-    hold_back(CF_ALLGATHER, CF_NO_COMPUTE);
-    hold_back(CF_REDUCE_SCATTER, CF_NO_COMPUTE);
-    hold_back(CF_ALLTOALL, CF_COMPUTE_AFTER);
-    hold_back(CF_ALLTOALL, CF_COMPUTE_BOTH);
+    static const computing held[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},
+                                     {CF_ALLGATHER, CF_NO_COMPUTE},
+                                     {CF_REDUCE_SCATTER, CF_NO_COMPUTE},
+                                     {CF_ALLTOALL, CF_COMPUTE_AFTER},
+                                     {CF_ALLTOALL, CF_COMPUTE_BOTH}};
+    for (const computing *c = held; c < held + sizeof held / sizeof *held; c++)
+        for (EVERY_ROW(row))
+            if (mesh.tp > 1 && row->tail_free && row_serves(row, c->operation, c->side)) hold_back(c->operation, c->side, row);
 }
 
 static void one_operation_many_times(void) {
     for (int of = 0; of < COMPUTINGS; of++) {
         computing c = every_computing[of];
-        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, c.operation == CF_ALLTOALL ? CF_DIRECT : CF_RING,
-                           2, CF_FP32, 22 * 49);
+        job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 2, CF_FP32, 22 * 49);
         int64_t before = cf_memory_bytes();
         for (int i = 0; i < 100; i++) job_run(&j, i * 7 % 23, 1 + i * 13 % 49, i);
         CHECK(cf_memory_bytes() == before, "%s: memory grew by %lld bytes in 100 runs", describe(&j),
@@ -647,35 +657,39 @@ static void one_operation_many_times(void) {
     }
 }
 
-static void sums_have_one_order(void) {
-    for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-        for (int slices = 1; slices <= 4; slices++) {
-            job j =
-                job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, route, slices, CF_FP32, 37 * 53);
-            j.fractions = true; // check_reduced compares bits with the promised order
-            for (int again = 0; again < 3; again++) job_run(&j, 37, 53, 1);
-            cf_fuse_free(j.fuse);
-            job alone =
-                job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, route, slices, CF_FP32, 37 * 53);
-            alone.fractions = true;
-            job_run(&alone, 37, 53, 2);
-            cf_fuse_free(alone.fuse);
-        }
+// check_reduced compares bits with the promised order.
+static void sum_fractions(cf_side side, const cf_algorithm *row, int slices) {
+    job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, side, row, slices, CF_FP32, 37 * 53);
+    j.fractions = true;
+    for (int again = 0; again < 3; again++) job_run(&j, 37, 53, 1);
+    cf_fuse_free(j.fuse);
 }
 
+static void sums_have_one_order(void) {
+    for (EVERY_ROW(row))
+        for (int slices = 1; slices <= 4 && !row->native; slices++)
+            for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_BEFORE; side++)
+                if (row_serves(row, CF_REDUCE_SCATTER, side)) sum_fractions(side, row, slices);
+}
+
+// CommFuse and libraries send as much from each rank; every row as much from all ranks together.
 static void volume_is_what_must_travel(void) {
-    if (!context.transport) return;
-    for (int of = 0; of < COMPUTINGS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route < CF_ROUTES; route++) {
-                computing c = every_computing[of];
-                job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 3, CF_FP64, 17 * 9);
-                job_run(&j, 17, 9, 4);
-                int64_t sent = context.transport->bytes_sent - j.sent_before;
-                int64_t expected = mode == CF_MODE_NOWIRE ? 0 : (mesh.tp - 1) * 17 * 9 * 8;
-                CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent, (long long)expected);
-                cf_fuse_free(j.fuse);
-            }
+    for (int of = 0; of < COMPUTINGS && context.transport; of++)
+        for (EVERY_ROW(row)) {
+            computing c = every_computing[of];
+            if (!row_is_own(row, c.operation, c.side)) continue;
+            job j = job_create(&mesh.tp_group, c.operation, c.side, row, 3, CF_FP64, 17 * 9);
+            job_run(&j, 17, 9, 4);
+            int64_t sent = context.transport->bytes_sent - j.sent_before, sum = 0;
+            int64_t expected = is_bound(&j) ? 0 : (mesh.tp - 1) * 17 * 9 * 8;
+            int64_t *all = cf_allgather_alloc(context.transport, &sent, sizeof sent);
+            for (int r = 0; r < mesh.tp; r++) sum += all[r];
+            free(all);
+            const bool each = row_of(&j)->tail_free || row_of(&j)->native;
+            CHECK(sum == mesh.tp * expected && (!each || sent == expected), "%s: sent %lld bytes, not %lld; all ranks %lld",
+                  describe(&j), (long long)sent, (long long)expected, (long long)sum);
+            cf_fuse_free(j.fuse);
+        }
 }
 
 // Both groups of a 2 × N/2 mesh at once, as in a training step.
@@ -683,14 +697,14 @@ static void two_groups_at_once(void) {
     int ranks = mesh.tp;
     if (ranks % 2 != 0 || !context.transport) return;
     cf_mesh grid = ranks_mesh(context.transport, ranks / 2, 2);
-    for (int turn = 0; turn < TURNS; turn++) {
+    for (int turn = 0; turn < turns(); turn++) {
         job jobs[] = {
-            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 0), CF_RING, 1, CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_RING, 2, CF_FP32, 4000),
-            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 2), CF_RING, 1, CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 3), CF_DIRECT, 1, CF_FP32, 4000),
-            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode_of(turn, 4), CF_RING, 1, CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32, 4000),
+            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, in_turn(turn, 0), 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, in_turn(turn, 1), 2, CF_FP32, 4000),
+            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, in_turn(turn, 2), 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, in_turn(turn, 3), 1, CF_FP32, 4000),
+            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, in_turn(turn, 4), 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLTOALL, CF_COMPUTE_BOTH, in_turn(turn, 5), 2, CF_FP32, 4000),
         };
         int count = sizeof jobs / sizeof jobs[0];
         for (int again = 0; again < 3; again++) {
@@ -704,15 +718,17 @@ static void two_groups_at_once(void) {
 }
 
 static void trace_sees_the_wire(void) {
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
-        job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 200 * 200);
-        cf_trace_step(context.trace, mode, context.stream);
+    for (EVERY_ROW(row)) {
+        if (!row_is_own(row, CF_ALLGATHER, CF_COMPUTE_AFTER)) continue;
+        const int step = (int)(row - cf_algorithms);
+        job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, row, 2, CF_FP32, 200 * 200);
+        cf_trace_step(context.trace, step, context.stream);
         double begin = cf_now_ms();
         job_run(&j, 200, 200, 5);
-        cf_trace_step(context.trace, mode + 1, context.stream);
+        cf_trace_step(context.trace, step + 1, context.stream);
         cf_trace_figures figures = cf_trace_last(context.trace);
         double took = cf_now_ms() - begin, comm = figures.comm_ms, exposed = figures.exposed_ms;
-        bool wire = mode != CF_MODE_NOWIRE && mesh.tp > 1;
+        bool wire = !is_bound(&j) && mesh.tp > 1;
         CHECK(wire ? comm > 0 : comm == 0, "%s: %g ms of communication", describe(&j), comm);
         CHECK(exposed >= 0 && exposed <= took && comm <= took && (wire || exposed == 0),
               "%s: %g ms exposed, %g ms of communication in %g ms", describe(&j), exposed, comm, took);
@@ -721,12 +737,13 @@ static void trace_sees_the_wire(void) {
 }
 
 static void an_operation_knows_its_plan(void) {
-    job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_DIRECT, 2, CF_FP64, 100);
+    job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, ring, 2, CF_FP64, 100);
     const cf_schedule *s = cf_fuse_schedule(j.fuse);
     const cf_fuse_plan *plan = cf_fuse_get_plan(j.fuse);
     CHECK(s->ranks == mesh.tp && s->rank == mesh.tp_group.rank && s->operation == CF_ALLTOALL, "a schedule of rank %d of %d",
           s->rank, s->ranks);
     CHECK(strcmp(plan->name, "test.place") == 0 && plan->capacity == 100 && plan->dtype == CF_FP64, "another plan");
+    CHECK(plan->algorithm == s->algorithm && strcmp(s->algorithm->name, "direct") == 0, "%s instead of ring", s->algorithm->name);
     cf_fuse_free(j.fuse);
     cf_fuse_free(NULL);
 }
@@ -737,14 +754,15 @@ static void alone_without_transport(void) {
     cf_transport *kept = context.transport;
     context.transport = NULL;
     for (int of = 0; of < COMPUTINGS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+        for (EVERY_ROW(row)) {
             computing c = every_computing[of];
-            job j = job_create(&mesh.tp_group, c.operation, c.side, mode, CF_RING, 3, CF_FP32, 7 * 11);
+            if (!row_is_own(row, c.operation, c.side)) continue;
+            job j = job_create(&mesh.tp_group, c.operation, c.side, row, 3, CF_FP32, 7 * 11);
             job_run(&j, 7, 11, 6);
             cf_fuse_free(j.fuse);
         }
     cf_barrier(&context, &mesh.tp_group);
-    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
+    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, ring, 1, CF_FP32, 10);
     float payload[12] = {0};
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)), "test.place", "all-gather",
                 "2 x 6", "10"); // the child has no MPI that it could abort
@@ -757,9 +775,9 @@ static void no_other_choice_while_it_runs(void) {
     if (mesh.tp > 1) return; // as above
     cf_transport *kept = context.transport;
     context.transport = NULL;
-    cf_choice choices[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
+    cf_choice choices[] = {{ring, 1}, {cf_algorithm_find("direct"), 2}};
     int64_t room = 0; // a gather takes none
-    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
+    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, ring, 1, CF_FP32, 10);
     float payload[10] = {0};
     cf_fuse_set_choices(j.fuse, choices, 2, &room);
     cf_fuse_begin(j.fuse, payload, 1, 10, NULL, NULL, -1);
@@ -777,8 +795,9 @@ static void a_result_needs_one_place(void) {
     if (mesh.tp > 1) return; // as above: the child has no transport
     cf_transport *kept = context.transport;
     context.transport = NULL;
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
-        job j = job_create_given(CF_COMPUTE_BOTH, mode, CF_DIRECT, 2, CF_FP32, 40);
+    for (EVERY_ROW(row)) {
+        if (!row_is_own(row, CF_ALLTOALL, CF_COMPUTE_BOTH)) continue;
+        job j = job_create_given(CF_COMPUTE_BOTH, row, 2, CF_FP32, 40);
         float payload[40], result[40];
         ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)), "all-to-all test.place",
                     "no place for its result");
@@ -792,7 +811,7 @@ static void a_result_needs_one_place(void) {
     }
     for (int of = 0; of < COMPUTINGS; of++) {
         computing c = every_computing[of];
-        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 40);
+        job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 1, CF_FP32, 40);
         float result[40];
         ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "test.place", "planned without result_given");
         cf_fuse_plan plan = j.plan;
@@ -822,7 +841,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
                              .group = &mesh.tp_group,
                              .operation = CF_ALLGATHER,
                              .side = CF_NO_COMPUTE,
-                             .mode = CF_MODE_NONE,
+                             .algorithm = cf_algorithm_find("none"),
                              .slices = 1,
                              .dtype = CF_FP64,
                              .capacity = 2};
@@ -840,6 +859,7 @@ int main(int argc, char **argv) {
     *transport->timeout_s = PATIENCE_S;
     cf_costs_agree(transport, 1);
     cf_device_threads(1);
+    ring = cf_algorithm_find("ring");
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     context.second = cf_stream_create(); // so the test can distinguish the streams on a CPU too

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include "commfuse/choice.h"
 #include "commfuse/replay.h"
+#include "tests/commfuse/rows.h"
 
 typedef struct prices {
     double compute, wire; // of a shard
@@ -28,7 +29,7 @@ static double wire_ms(const void *argument, const cf_schedule *s, const cf_step 
 static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine,
                             bool symmetric) {
     cf_schedule *s[64];
-    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.mode, c.route, ranks, r, c.slices, false);
+    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, r, c.slices, false);
     cf_replayed result = symmetric ? cf_replay(&s[ranks / 2], 1, machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
     return result;
@@ -42,39 +43,47 @@ static const struct {
              {CF_ALLTOALL, CF_COMPUTE_AFTER},        {CF_ALLTOALL, CF_COMPUTE_BOTH}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-static const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1},   {CF_MODE_COMMFUSE, CF_RING, 3}, {CF_MODE_COMMFUSE, CF_DIRECT, 1},
-                                 {CF_MODE_COMMFUSE, CF_DIRECT, 2}, {CF_MODE_COMMFUSE, CF_ONCE, 1}, {CF_MODE_NOWIRE, CF_RING, 2},
-                                 {CF_MODE_NONE, CF_RING, 1},       {CF_MODE_SLICE, CF_RING, 4}};
-enum { WAYS = sizeof ways / sizeof *ways };
+// Every row in one and in three slices, where it serves, or is a bound of what serves.
+enum { SLICES = 2 };
+static bool way(int w, int kind, cf_choice *c) {
+    *c = (cf_choice){&cf_algorithms[w / SLICES], 1 + w % SLICES * 2};
+    return row_is_own(c->algorithm, kinds[kind].operation, kinds[kind].side);
+}
+static int ways(void) {
+    return cf_algorithm_count * SLICES;
+}
 
 // One rank's schedule gives the same times as those of all ranks.
 static void one_rank_replays_as_all_do(void **state) {
     (void)state;
     for (int k = 0; k < KINDS; k++)
-        for (int w = 0; w < WAYS; w++)
-            for (int ranks = 2; ranks <= 24; ranks += ranks < 6 ? 1 : 9)
+        for (int w = 0; w < ways(); w++) {
+            cf_choice c;
+            for (int ranks = 2; ranks <= 24 && way(w, k, &c); ranks += ranks < 6 ? 1 : 9)
                 for (int coupled = 0; coupled < 2; coupled++)
                     for (double wire = 0.1; wire < 20; wire *= 7) {
                         prices p = {1, wire};
                         cf_machine machine = {compute_ms, wire_ms, &p, 0.05, coupled};
-                        cf_replayed one = replayed(kinds[k].operation, kinds[k].side, ways[w], ranks, &machine, true);
-                        cf_replayed all = replayed(kinds[k].operation, kinds[k].side, ways[w], ranks, &machine, false);
+                        cf_replayed one = replayed(kinds[k].operation, kinds[k].side, c, ranks, &machine, true);
+                        cf_replayed all = replayed(kinds[k].operation, kinds[k].side, c, ranks, &machine, false);
                         assert_true(fabs(one.finished_ms - all.finished_ms) < 1e-9 * all.finished_ms + 1e-12);
                         assert_true(fabs(one.exposed_ms - all.exposed_ms) < 1e-9 * all.finished_ms + 1e-12);
                     }
+        }
 }
 
 // Rounds whose transfers are shorter than a slice expose nothing but the share of the additions.
 static void short_transfers_hide(void **state) {
     (void)state;
+    const cf_choice ring = {cf_algorithm_find("ring"), 1}, blocking = {cf_algorithm_find("none"), 1};
     prices p = {1, 0.5};
     cf_machine machine = {compute_ms, wire_ms, &p, 0.01, false};
     for (int ranks = 2; ranks <= 16; ranks *= 2) {
-        cf_replayed gather = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ways[0], ranks, &machine, true);
+        cf_replayed gather = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ring, ranks, &machine, true);
         assert_true(fabs(gather.finished_ms - ranks) < 1e-9 && gather.exposed_ms < 1e-9);
-        cf_replayed none = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ways[6], ranks, &machine, true);
+        cf_replayed none = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, blocking, ranks, &machine, true);
         assert_true(fabs(none.exposed_ms - (0.5 * (ranks - 1) + 0.01)) < 1e-9);
-        cf_replayed scatter = replayed(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, ways[0], ranks, &machine, true);
+        cf_replayed scatter = replayed(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, ring, ranks, &machine, true);
         assert_true(scatter.exposed_ms < 1e-9);
     }
 }
@@ -83,12 +92,13 @@ static void short_transfers_hide(void **state) {
 static void time_falls_with_the_link(void **state) {
     (void)state;
     for (int k = 0; k < KINDS; k++)
-        for (int w = 0; w < WAYS; w++) {
+        for (int w = 0; w < ways(); w++) {
+            cf_choice c;
             double before = 0;
-            for (double wire = 0.01; wire < 50; wire *= 1.5) {
+            for (double wire = 0.01; wire < 50 && way(w, k, &c); wire *= 1.5) {
                 prices p = {1, wire};
                 cf_machine machine = {compute_ms, wire_ms, &p, wire / 10, false};
-                double ms = replayed(kinds[k].operation, kinds[k].side, ways[w], 6, &machine, true).finished_ms;
+                double ms = replayed(kinds[k].operation, kinds[k].side, c, 6, &machine, true).finished_ms;
                 assert_true(ms >= before - 1e-9);
                 before = ms;
             }

@@ -1,8 +1,8 @@
 // ranks: 1
 //
-// Schedules of every operation, side, mode, route, N = 1…64 and m = 1…4 are generated for all ranks and must have the properties of
-// commfuse/schedule_check.h and of promise_check.h. Then the checks themselves are tested: faults of every kind are planted in good
-// schedules, and the checks must name the violated property.
+// Schedules of every operation, side, row of the table, N = 1…64 and m = 1…4 are generated for all ranks and must have the properties
+// of commfuse/schedule_check.h and of promise_check.h. A new row is tested without a change here. Then the checks themselves are
+// tested: faults of every kind are planted in good schedules, and the checks must name the violated property.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 #include "tests/commfuse/promise_check.h"
+#include "tests/commfuse/rows.h"
 
 // All numbers of ranks up to ALL_RANKS are tried, and some beyond; m at most; steps that a planted fault may insert.
 enum { ALL_RANKS = 64, SLICES_PER_RANK = 4, ROOM = 16 };
@@ -36,10 +37,14 @@ static const kind kinds[KINDS] = {
 };
 static const char *const side_name[] = {"no compute", "compute before", "compute after", "compute on both sides"};
 
-static set set_create(kind of, cf_mode mode, cf_route route, int ranks, int slices) {
+static const cf_algorithm *serving(const cf_algorithm *row, kind of) { // NULL: the row leads to none
+    return cf_algorithm_serving(row, of.operation, of.side);
+}
+
+static set set_create(kind of, const cf_algorithm *row, int ranks, int slices) {
     set all = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
-        all.of[r] = cf_schedule_create(of.operation, of.side, mode, route, ranks, r, slices, of.folds);
+        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, r, slices, of.folds);
         assert_non_null(all.of[r]);
     }
     return all;
@@ -58,8 +63,8 @@ static void assert_property(const set *all, const char *expected, const char *wh
     if (!property) property = check_promises(all->of);
     if (property == expected || (property && expected && strcmp(property, expected) == 0)) return;
     const cf_schedule *s = all->of[0];
-    print_error("%s, %s, %s, %s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side], cf_mode_name(s->mode),
-                cf_route_name(s->route), s->ranks, s->slices, what ? ", " : "", what ? what : "");
+    print_error("%s, %s, %s%s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side], s->algorithm->name,
+                s->bound ? " without transfers" : "", s->ranks, s->slices, what ? ", " : "", what ? what : "");
     print_error("violates: %s (%s); expected: %s\n", property ? property : "nothing", property ? check_where : "",
                 expected ? expected : "nothing");
     for (int r = 0; r < all->ranks && all->ranks <= 4; r++) {
@@ -70,60 +75,60 @@ static void assert_property(const set *all, const char *expected, const char *wh
     fail();
 }
 
-static int expected_slices(cf_side side, cf_mode mode, cf_route route, int ranks, int slices) {
-    bool once = mode == CF_MODE_COMMFUSE && route == CF_ONCE;
-    return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 || once ? 1 : slices;
+// The row that must make a schedule: the first that serves, or one that follows it where that has none for these numbers.
+static void check_row(const cf_schedule *s, kind of, const cf_algorithm *row) {
+    const cf_algorithm *a = serving(row, of);
+    if (a->native && s->ranks == 1) a = serving(cf_algorithm_find("ring"), of);
+    while (a && a != s->algorithm) a = serving(cf_algorithm_find(a->otherwise), of);
+    if (!a) fail_msg("%s leads to %s", row->name, s->algorithm->name);
+    assert_ptr_equal(s->bound, row->bound ? row : NULL);
 }
 
-// ideal has the computations of none, and nothing else.
-static void check_ideal(kind of, const set *none, cf_route route, int ranks) {
-    set bound = set_create(of, CF_MODE_IDEAL, route, ranks, 4);
-    for (int r = 0; r < ranks; r++) {
-        if (check_nowire(bound.of[r], none->of[r])) fail_msg("ideal, N = %d: %s", ranks, check_where);
-        for (int i = 0; i < bound.of[r]->count && ranks > 1; i++) assert_int_equal(bound.of[r]->step[i].kind, CF_COMPUTE);
+// A bound has the computations of the row that it is a bound of and no transfers; of a native one it has nothing else.
+static void check_bound(kind of, const set *bound, const cf_algorithm *row, int slices) {
+    set real = set_create(of, cf_algorithm_find(row->otherwise), bound->ranks, slices);
+    for (int r = 0; r < bound->ranks; r++) {
+        if (check_bound_of(bound->of[r], real.of[r])) fail_msg("%s, N = %d: %s", row->name, bound->ranks, check_where);
+        for (int i = 0; i < bound->of[r]->count && real.of[r]->algorithm->native; i++)
+            assert_int_equal(bound->of[r]->step[i].kind, CF_COMPUTE);
     }
-    set_free(&bound);
+    set_free(&real);
 }
 
-static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
-    for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++) {
-        set all = set_create(of, mode, route, ranks, slices);
-        assert_int_equal(all.of[0]->operation, of.operation);
-        assert_int_equal(all.of[0]->side, of.side);
-        assert_int_equal(all.of[0]->mode, mode);
-        assert_int_equal(all.of[0]->ranks, ranks);
-        assert_int_equal(all.of[0]->slices, expected_slices(of.side, mode, route, ranks, slices));
-        assert_int_equal(all.of[0]->folds, of.folds && mode == CF_MODE_COMMFUSE && all.of[0]->slices > 1);
+// An alias, or a row that does not serve this, has another row's schedules.
+static void check_all_rows(kind of, int ranks, int slices) {
+    for (EVERY_ROW(row)) {
+        if (!serving(row, of) || (!row->bound && serving(row, of) != row && ranks > SLICES_PER_RANK)) continue;
+        set all = set_create(of, row, ranks, slices);
+        const cf_schedule *s = all.of[0];
+        const bool cut = of.side != CF_NO_COMPUTE && ranks > 1 && slices <= s->algorithm->most;
+        assert_int_equal(s->operation, of.operation);
+        assert_int_equal(s->side, of.side);
+        assert_int_equal(s->ranks, ranks);
+        assert_int_equal(s->slices, cut ? slices : 1);
+        assert_int_equal(s->folds, of.folds && s->algorithm->folds && s->slices > 1);
+        check_row(s, of, row);
         assert_property(&all, NULL, NULL);
-        if (mode == CF_MODE_COMMFUSE) {
-            set bound = set_create(of, CF_MODE_NOWIRE, route, ranks, slices);
-            assert_property(&bound, NULL, NULL);
-            for (int r = 0; r < ranks; r++)
-                if (check_nowire(bound.of[r], all.of[r])) fail_msg("nowire, N = %d: %s", ranks, check_where);
-            set_free(&bound);
-        }
-        if (mode == CF_MODE_NONE) check_ideal(of, &all, route, ranks);
+        if (row->bound) check_bound(of, &all, row, slices);
         set_free(&all);
     }
 }
 
 static void every_schedule(void **state) {
     const kind *of = *state;
-    for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-        for (int ranks = 1; ranks <= ALL_RANKS; ranks++)
-            for (int slices = 1; slices <= SLICES_PER_RANK; slices++) check_all_modes(*of, route, ranks, slices);
+    for (int ranks = 1; ranks <= ALL_RANKS; ranks++)
+        for (int slices = 1; slices <= SLICES_PER_RANK; slices++) check_all_rows(*of, ranks, slices);
 }
 
 static void many_ranks(void **state) {
     const kind *of = *state;
-    for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-        for (size_t i = 0; i < sizeof many / sizeof *many; i++) check_all_modes(*of, route, many[i], 1);
+    for (size_t i = 0; i < sizeof many / sizeof *many; i++) check_all_rows(*of, many[i], 1);
 }
 
 static void same_call_same_schedule(void **state) {
     (void)state;
-    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
-    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
+    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 3, 2, false);
+    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 3, 2, false);
     char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
     assert_string_equal(first, second);
     int lines = 0;
@@ -460,167 +465,168 @@ static void transfer_behind_compute(set *all) { // early enough to be worked on,
 PLANT(begin_less, 3, s->begin--)
 PLANT(begin_more, 3, s->begin++)
 
-enum { FUSED = CF_MODE_COMMFUSE, SLICED = CF_MODE_SLICE };
 #define FAULT(plant) #plant, plant
 
 static const struct fault {
     const char *name;
     void (*plant)(set *all);
     const char *property;
-    int of, mode, route, ranks, slices;
+    int of;
+    const char *row;
+    int ranks, slices;
 } faults[] = {
-    {FAULT(wait_for_itself), "form", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(wait_for_later), "form", RS, FUSED, CF_RING, 4, 2},
-    {FAULT(wait_for_nonsense), "form", RS, FUSED, CF_RING, 4, 2},
-    {FAULT(stage_overflow), "form", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(stage_overflow), "form", RS, FUSED, CF_DIRECT, 4, 3},
-    {FAULT(full_overflow), "form", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(peer_overflow), "form", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(begin_overflow), "form", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(rank_mixed_up), "form", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(result_in_pieces), "form", RS, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(compute_nothing), "form", AG_ALONE, FUSED, CF_RING, 4, 1},
-    {FAULT(other_side), "side", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(other_side), "side", AG, SLICED, CF_RING, 4, 4},
-    {FAULT(other_side), "side", RS, FUSED, CF_RING, 4, 2},
-    {FAULT(other_side), "side", RS, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(other_side), "side", RS, SLICED, CF_RING, 4, 2},
-    {FAULT(other_side), "side", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(other_side), "side", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(no_side), "side", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(no_side), "side", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(both_sides_at_once), "side", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
-    {FAULT(other_side), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(compute_twice), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(compute_less), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(work_less), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(work_less), "coverage", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
-    {FAULT(work_twice), "coverage", BOTH_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
-    {FAULT(compute_twice), "coverage", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_twice), "coverage", RS, FUSED, CF_DIRECT, 5, 4},
-    {FAULT(compute_less), "coverage", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_less), "coverage", BEFORE_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_another), "coverage", AFTER_A2A, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_another), "form", AFTER_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_too_wide), "coverage", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_too_wide), "form", AG, FUSED, CF_RING, 4, 2},
-    {FAULT(drop_send), "volume", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(drop_receive), "volume", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(drop_exchange), "volume", AFTER_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(exchange_at_end), "volume", AG, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(collective_in_commfuse), "volume", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(collective_left_out), "volume", RS, SLICED, CF_RING, 4, 4},
-    {FAULT(collective_twice), "volume", AG, SLICED, CF_RING, 4, 3},
-    {FAULT(drop_send), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(drop_exchange), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(exchange_at_end), "volume", BOTH_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
-    {FAULT(collective_twice), "volume", BOTH_A2A, SLICED, CF_RING, 4, 3},
-    {FAULT(redirect_send), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(redirect_receive), "matching", BOTH_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(rename_send), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(wrong_size), "form", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(swap_sends), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(swap_collectives), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
-    {FAULT(redirect_send), "matching", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(redirect_send), "matching", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(redirect_receive), "matching", RS, FUSED, CF_RING, 4, 2},
-    {FAULT(rename_send), "matching", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(wrong_size), "form", AG, FUSED, CF_RING, 4, 2},
-    {FAULT(swap_sends), "matching", AG, FUSED, CF_RING, 4, 2},
-    {FAULT(swap_collectives), "matching", AG, SLICED, CF_RING, 4, 2},
-    {FAULT(compute_too_early), "race", AG, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_too_early), "race", AFTER_A2A, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_too_early), "race", AG, SLICED, CF_RING, 4, 4},
-    {FAULT(forward_too_early), "race", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(send_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(send_too_early), "race", BEFORE_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(forward_too_early), "race", RS, FUSED, CF_RING, 4, 2},
-    {FAULT(write_what_is_sent), "race", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(add_too_early), "race", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(add_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(reduce_too_early), "race", RS, SLICED, CF_RING, 4, 4},
-    {FAULT(one_stage_slot), "race", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(receive_over_source), "race", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(compute_too_early), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(compute_too_early), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 4},
-    {FAULT(send_too_early), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(reduce_too_early), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
-    {FAULT(compute_again_where_sent), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(swap_places), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(receive_over_own), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(all_send_first), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(all_receive_first), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(host_stands_in_front), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 2, 1},
-    {FAULT(all_send_first), "deadlock", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(all_send_first), "deadlock", RS, FUSED, CF_RING, 5, 2},
-    {FAULT(all_receive_first), "deadlock", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(host_stands_in_front), "deadlock", AG, FUSED, CF_RING, 2, 1},
-    {FAULT(compute_on_wrong_place), "data", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(send_wrong_place), "data", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(swap_places), "data", A2A_ALONE, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(swap_places), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(result_elsewhere), "data", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(add_less), "data", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(gather_another), "race", AG, SLICED, CF_RING, 4, 2},
-    {FAULT(collective_elsewhere), "form", BEFORE_A2A, SLICED, CF_RING, 4, 2},
-    {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(collective_elsewhere), "form", BOTH_A2A, SLICED, CF_RING, 4, 2},
-    {FAULT(own_slices_stay), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_slices_stay), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(work_on_payload), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(work_before_computed), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(other_order), "sum order", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(add_twice), "sum order", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(add_twice), "sum order", RS, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_slice_first), "own slice", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(own_slice_first), "own slice", BEFORE_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(own_slice_last), "own slice", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(own_slice_last), "own slice", AFTER_A2A, FUSED, CF_RING, 4, 1},
-    {FAULT(own_slice_waits), "own slice", AG, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(nothing_overlaps), "own slice", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(own_computed_first), "own slice", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
-    {FAULT(own_computed_first), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_work_last), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_work_last), "own slice", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
-    {FAULT(own_work_waits), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_slice_waits), "own slice", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(later_first), "arrival", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(later_first), "arrival", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
-    {FAULT(later_first), "work order", AG, FUSED, CF_RING, 4, 1},
-    {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_DIRECT, 4, 2},
-    {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_RING, 3, 1},
-    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_RING, 4, 4},
-    {FAULT(begin_less), "begin", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(begin_less), "begin", AG, SLICED, CF_RING, 4, 2},
-    {FAULT(begin_less), "begin", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(begin_less), "begin", BOTH_A2A, CF_MODE_NONE, CF_DIRECT, 4, 2},
-    {FAULT(begin_more), "begin", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(begin_more), "begin", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(transfer_at_end), "tail", RS, FUSED, CF_DIRECT, 4, 1},
-    {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_DIRECT, 2, 3},
-    {FAULT(write_over_sum), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(fold_elsewhere), "form", RS_FOLDED, FUSED, CF_RING, 4, 3},
-    {FAULT(result_in_full), "data", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(add_twice), "sum order", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(own_slice_first), "own slice", RS_FOLDED, CF_MODE_NOWIRE, CF_RING, 4, 2},
-    {FAULT(says_it_does_not_fold), "fold", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(fold_the_last), "fold", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(begin_more), "begin", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(transfer_at_end), "tail", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(wait_for_itself), "form", AG, "ring", 4, 1},
+    {FAULT(wait_for_later), "form", RS, "ring", 4, 2},
+    {FAULT(wait_for_nonsense), "form", RS, "ring", 4, 2},
+    {FAULT(stage_overflow), "form", RS, "ring", 4, 1},
+    {FAULT(stage_overflow), "form", RS, "direct", 4, 3},
+    {FAULT(full_overflow), "form", AG, "direct", 4, 1},
+    {FAULT(peer_overflow), "form", RS, "direct", 4, 1},
+    {FAULT(begin_overflow), "form", AFTER_A2A, "direct", 4, 1},
+    {FAULT(rank_mixed_up), "form", BEFORE_A2A, "direct", 4, 1},
+    {FAULT(result_in_pieces), "form", RS, "direct", 4, 2},
+    {FAULT(compute_nothing), "form", AG_ALONE, "ring", 4, 1},
+    {FAULT(other_side), "side", AG, "ring", 4, 1},
+    {FAULT(other_side), "side", AG, "slice", 4, 4},
+    {FAULT(other_side), "side", RS, "ring", 4, 2},
+    {FAULT(other_side), "side", RS, "direct", 4, 2},
+    {FAULT(other_side), "side", RS, "slice", 4, 2},
+    {FAULT(other_side), "side", BEFORE_A2A, "direct", 4, 1},
+    {FAULT(other_side), "side", AFTER_A2A, "direct", 4, 1},
+    {FAULT(no_side), "side", AG, "direct", 4, 1},
+    {FAULT(no_side), "side", BOTH_A2A, "direct", 4, 1},
+    {FAULT(both_sides_at_once), "side", BOTH_A2A, "slice", 4, 2},
+    {FAULT(other_side), "coverage", BOTH_A2A, "direct", 4, 1},
+    {FAULT(compute_twice), "coverage", BOTH_A2A, "direct", 4, 2},
+    {FAULT(compute_less), "coverage", BOTH_A2A, "direct", 4, 1},
+    {FAULT(work_less), "coverage", BOTH_A2A, "direct", 4, 2},
+    {FAULT(work_less), "coverage", BOTH_A2A, "slice", 4, 3},
+    {FAULT(work_twice), "coverage", BOTH_A2A, "ring", 4, 2},
+    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, "direct", 4, 1},
+    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, "nowire", 4, 1},
+    {FAULT(compute_twice), "coverage", AG, "ring", 4, 1},
+    {FAULT(compute_twice), "coverage", RS, "direct", 5, 4},
+    {FAULT(compute_less), "coverage", RS, "ring", 4, 1},
+    {FAULT(compute_less), "coverage", BEFORE_A2A, "ring", 4, 2},
+    {FAULT(compute_another), "coverage", AFTER_A2A, "ring", 4, 1},
+    {FAULT(compute_another), "form", AFTER_A2A, "ring", 4, 2},
+    {FAULT(compute_too_wide), "coverage", AG, "ring", 4, 1},
+    {FAULT(compute_too_wide), "form", AG, "ring", 4, 2},
+    {FAULT(drop_send), "volume", AG, "ring", 4, 1},
+    {FAULT(drop_receive), "volume", RS, "direct", 4, 1},
+    {FAULT(drop_exchange), "volume", AFTER_A2A, "direct", 4, 2},
+    {FAULT(exchange_at_end), "volume", AG, "direct", 4, 2},
+    {FAULT(collective_in_commfuse), "volume", AG, "direct", 4, 1},
+    {FAULT(collective_left_out), "volume", RS, "slice", 4, 4},
+    {FAULT(collective_twice), "volume", AG, "slice", 4, 3},
+    {FAULT(drop_send), "volume", BOTH_A2A, "direct", 4, 1},
+    {FAULT(drop_exchange), "volume", BOTH_A2A, "direct", 4, 2},
+    {FAULT(exchange_at_end), "volume", BOTH_A2A, "ring", 4, 2},
+    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, "direct", 4, 1},
+    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, "nowire", 4, 1},
+    {FAULT(collective_twice), "volume", BOTH_A2A, "slice", 4, 3},
+    {FAULT(redirect_send), "matching", BOTH_A2A, "direct", 4, 1},
+    {FAULT(redirect_receive), "matching", BOTH_A2A, "ring", 4, 2},
+    {FAULT(rename_send), "matching", BOTH_A2A, "direct", 4, 2},
+    {FAULT(wrong_size), "form", BOTH_A2A, "direct", 4, 2},
+    {FAULT(swap_sends), "race", BOTH_A2A, "direct", 4, 2},
+    {FAULT(swap_collectives), "race", BOTH_A2A, "slice", 4, 2},
+    {FAULT(redirect_send), "matching", AG, "direct", 4, 1},
+    {FAULT(redirect_send), "matching", RS, "ring", 4, 1},
+    {FAULT(redirect_receive), "matching", RS, "ring", 4, 2},
+    {FAULT(rename_send), "matching", BEFORE_A2A, "direct", 4, 2},
+    {FAULT(wrong_size), "form", AG, "ring", 4, 2},
+    {FAULT(swap_sends), "matching", AG, "ring", 4, 2},
+    {FAULT(swap_collectives), "matching", AG, "slice", 4, 2},
+    {FAULT(compute_too_early), "race", AG, "ring", 4, 2},
+    {FAULT(compute_too_early), "race", AFTER_A2A, "ring", 4, 1},
+    {FAULT(compute_too_early), "race", AG, "slice", 4, 4},
+    {FAULT(forward_too_early), "race", AG, "ring", 4, 1},
+    {FAULT(send_too_early), "race", RS, "direct", 4, 1},
+    {FAULT(send_too_early), "race", BEFORE_A2A, "ring", 4, 2},
+    {FAULT(forward_too_early), "race", RS, "ring", 4, 2},
+    {FAULT(write_what_is_sent), "race", RS, "ring", 4, 1},
+    {FAULT(add_too_early), "race", RS, "ring", 4, 1},
+    {FAULT(add_too_early), "race", RS, "direct", 4, 1},
+    {FAULT(reduce_too_early), "race", RS, "slice", 4, 4},
+    {FAULT(one_stage_slot), "race", RS, "direct", 4, 1},
+    {FAULT(receive_over_source), "race", AG, "ring", 4, 1},
+    {FAULT(compute_too_early), "race", BOTH_A2A, "direct", 4, 1},
+    {FAULT(compute_too_early), "race", BOTH_A2A, "slice", 4, 4},
+    {FAULT(send_too_early), "race", BOTH_A2A, "direct", 4, 2},
+    {FAULT(reduce_too_early), "race", BOTH_A2A, "slice", 4, 2},
+    {FAULT(compute_again_where_sent), "race", BOTH_A2A, "direct", 4, 1},
+    {FAULT(swap_places), "race", BOTH_A2A, "direct", 4, 1},
+    {FAULT(receive_over_own), "race", BOTH_A2A, "direct", 4, 1},
+    {FAULT(all_send_first), "deadlock", BOTH_A2A, "direct", 4, 2},
+    {FAULT(all_receive_first), "deadlock", BOTH_A2A, "direct", 4, 1},
+    {FAULT(host_stands_in_front), "deadlock", BOTH_A2A, "direct", 2, 1},
+    {FAULT(all_send_first), "deadlock", AG, "ring", 4, 1},
+    {FAULT(all_send_first), "deadlock", RS, "ring", 5, 2},
+    {FAULT(all_receive_first), "deadlock", AG, "direct", 4, 1},
+    {FAULT(host_stands_in_front), "deadlock", AG, "ring", 2, 1},
+    {FAULT(compute_on_wrong_place), "data", AG, "ring", 4, 1},
+    {FAULT(send_wrong_place), "data", AG, "ring", 4, 1},
+    {FAULT(swap_places), "data", A2A_ALONE, "direct", 4, 1},
+    {FAULT(swap_places), "data", BEFORE_A2A, "direct", 4, 1},
+    {FAULT(result_elsewhere), "data", RS, "ring", 4, 1},
+    {FAULT(add_less), "data", RS, "ring", 4, 1},
+    {FAULT(gather_another), "race", AG, "slice", 4, 2},
+    {FAULT(collective_elsewhere), "form", BEFORE_A2A, "slice", 4, 2},
+    {FAULT(sources_mixed_up), "data", BOTH_A2A, "direct", 4, 1},
+    {FAULT(sources_mixed_up), "data", BOTH_A2A, "ring", 4, 2},
+    {FAULT(collective_elsewhere), "form", BOTH_A2A, "slice", 4, 2},
+    {FAULT(own_slices_stay), "data", BOTH_A2A, "direct", 4, 2},
+    {FAULT(own_slices_stay), "data", BEFORE_A2A, "direct", 4, 1},
+    {FAULT(work_on_payload), "data", BOTH_A2A, "direct", 4, 1},
+    {FAULT(work_before_computed), "data", BOTH_A2A, "direct", 4, 1},
+    {FAULT(other_order), "sum order", RS, "direct", 4, 1},
+    {FAULT(add_twice), "sum order", RS, "ring", 4, 1},
+    {FAULT(add_twice), "sum order", RS, "direct", 4, 2},
+    {FAULT(own_slice_first), "own slice", RS, "ring", 4, 1},
+    {FAULT(own_slice_first), "own slice", BEFORE_A2A, "ring", 4, 2},
+    {FAULT(own_slice_last), "own slice", AG, "ring", 4, 1},
+    {FAULT(own_slice_last), "own slice", AFTER_A2A, "ring", 4, 1},
+    {FAULT(own_slice_waits), "own slice", AG, "direct", 4, 1},
+    {FAULT(nothing_overlaps), "own slice", AG, "ring", 4, 1},
+    {FAULT(own_computed_first), "own slice", BOTH_A2A, "nowire", 4, 1},
+    {FAULT(own_computed_first), "own slice", BOTH_A2A, "direct", 4, 2},
+    {FAULT(own_work_last), "own slice", BOTH_A2A, "direct", 4, 2},
+    {FAULT(own_work_last), "own slice", BOTH_A2A, "nowire", 4, 1},
+    {FAULT(own_work_waits), "own slice", BOTH_A2A, "direct", 4, 2},
+    {FAULT(own_slice_waits), "own slice", AFTER_A2A, "direct", 4, 1},
+    {FAULT(later_first), "arrival", BOTH_A2A, "direct", 4, 2},
+    {FAULT(later_first), "arrival", BOTH_A2A, "slice", 4, 3},
+    {FAULT(later_first), "work order", AG, "ring", 4, 1},
+    {FAULT(later_first), "work order", AG, "nowire", 4, 2},
+    {FAULT(later_first), "work order", AG, "nowire", 3, 1},
+    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, "direct", 4, 1},
+    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, "ring", 4, 4},
+    {FAULT(begin_less), "begin", RS, "direct", 4, 1},
+    {FAULT(begin_less), "begin", AG, "slice", 4, 2},
+    {FAULT(begin_less), "begin", BOTH_A2A, "direct", 4, 2},
+    {FAULT(begin_less), "begin", BOTH_A2A, "none", 4, 2},
+    {FAULT(begin_more), "begin", BOTH_A2A, "direct", 4, 2},
+    {FAULT(begin_more), "begin", AFTER_A2A, "direct", 4, 1},
+    {FAULT(transfer_at_end), "tail", RS, "direct", 4, 1},
+    {FAULT(fold_too_early), "race", RS_FOLDED, "ring", 4, 2},
+    {FAULT(fold_too_early), "race", RS_FOLDED, "direct", 2, 3},
+    {FAULT(write_over_sum), "data", RS_FOLDED, "ring", 4, 2},
+    {FAULT(fold_elsewhere), "form", RS_FOLDED, "ring", 4, 3},
+    {FAULT(result_in_full), "data", RS_FOLDED, "direct", 4, 2},
+    {FAULT(add_twice), "sum order", RS_FOLDED, "direct", 4, 2},
+    {FAULT(own_slice_first), "own slice", RS_FOLDED, "nowire", 4, 2},
+    {FAULT(says_it_does_not_fold), "fold", RS_FOLDED, "ring", 4, 2},
+    {FAULT(fold_the_last), "fold", RS_FOLDED, "ring", 4, 2},
+    {FAULT(begin_more), "begin", RS_FOLDED, "ring", 4, 2},
+    {FAULT(transfer_at_end), "tail", BEFORE_A2A, "direct", 4, 2},
 };
 
 static void every_fault_is_named(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
         const struct fault *f = &faults[i];
-        set good = set_create(kinds[f->of], (cf_mode)f->mode, (cf_route)f->route, f->ranks, f->slices);
+        set good = set_create(kinds[f->of], cf_algorithm_find(f->row), f->ranks, f->slices);
         set bad = set_copy(&good);
         assert_property(&bad, NULL, "before the fault is planted");
         f->plant(&bad);
@@ -630,72 +636,90 @@ static void every_fault_is_named(void **state) {
     }
 }
 
-static void nowire_differs(void **state) {
+static void a_bound_differs(void **state) {
     (void)state;
-    set good = set_create(kinds[RS], CF_MODE_COMMFUSE, CF_RING, 4, 2), bad = set_copy(&good);
-    assert_null(check_nowire(bad.of[1], good.of[1]));
+    set good = set_create(kinds[RS], cf_algorithm_find("ring"), 4, 2), bad = set_copy(&good);
+    assert_null(check_bound_of(bad.of[1], good.of[1]));
     cf_step *a = nth(bad.of[1], CF_COMPUTE, 1), *b = nth(bad.of[1], CF_COMPUTE, 2);
     a->first = b->first;
-    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    assert_string_equal(check_bound_of(bad.of[1], good.of[1]), "bound");
     a->first = nth(good.of[1], CF_COMPUTE, 1)->first;
     a->side = CF_COMPUTE_AFTER;
-    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    assert_string_equal(check_bound_of(bad.of[1], good.of[1]), "bound");
     a->side = CF_COMPUTE_BEFORE;
-    assert_null(check_nowire(bad.of[1], good.of[1]));
+    assert_null(check_bound_of(bad.of[1], good.of[1]));
     drop(bad.of[1], find(bad.of[1], CF_COMPUTE, -1));
-    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    assert_string_equal(check_bound_of(bad.of[1], good.of[1]), "bound");
     copy_free(&bad);
     set_free(&good);
 }
 
-// A schedule of mode own need not have the properties that CommFuse promises of its own schedules, but must be correct.
-static void own_schedules_must_be_correct(void **state) {
+// A row that does not promise what CommFuse does must be correct, and send no more than it needs.
+static void rows_without_promises_must_be_correct(void **state) {
     (void)state;
-    set good = set_create(kinds[RS], CF_MODE_COMMFUSE, CF_DIRECT, 4, 2), own = set_copy(&good);
-    for (int r = 0; r < own.ranks; r++) own.of[r]->mode = CF_MODE_OWN;
+    const cf_algorithm plain = {.name = "plain"};
+    set good = set_create(kinds[RS], cf_algorithm_find("direct"), 4, 2), own = set_copy(&good);
+    for (int r = 0; r < own.ranks; r++) own.of[r]->algorithm = &plain;
     assert_property(&own, NULL, NULL);
     transfer_at_end(&own);
     assert_property(&own, NULL, "a transfer behind all computation");
+    set more = set_copy(&own);
+    exchange_at_end(&more);
+    assert_property(&more, "volume", "a slice sent twice");
     add_less(&own);
     assert_property(&own, "data", "add_less");
-    own.of[2]->mode = CF_MODE_COMMFUSE;
-    assert_property(&own, "form", "two modes");
-    copy_free(&own);
+    own.of[2]->algorithm = cf_algorithm_find("direct");
+    assert_property(&own, "form", "two rows");
+    copy_free(&own), copy_free(&more);
     set_free(&good);
 }
 
 // The checker has limits; a schedule beyond them is refused.
+static bool collectives(cf_schedule *s, const void *argument) {
+    for (const int *count = argument; s->count < *count;)
+        cf_append_collective(s, (cf_place){CF_FULL, s->rank}, (cf_place){CF_FULL, 0}, 0, s->count - 1);
+    s->begin = s->count;
+    return true;
+}
+
 static void too_many_collectives_are_refused(void **state) {
     (void)state;
     for (int count = 10; count <= 40; count += 30) {
-        set own = {.ranks = CF_CHECKED_RANKS};
-        for (int r = 0; r < own.ranks; r++) {
-            own.of[r] = cf_schedule_start(CF_ALLGATHER, CF_NO_COMPUTE, own.ranks, r, 1);
-            for (int i = 0; i < count; i++)
-                cf_append_collective(own.of[r], (cf_place){CF_FULL, r}, (cf_place){CF_FULL, 0}, 0, i - 1);
-            own.of[r]->begin = count;
-        }
-        assert_property(&own, count == 10 ? NULL : "form", "collectives");
+        const cf_algorithm row = {.name = "collectives",
+                                  .serves = CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE),
+                                  .generate = collectives,
+                                  .argument = &count,
+                                  .slices = 1,
+                                  .most = 1};
+        set own = set_create(kinds[AG_ALONE], &row, CF_CHECKED_RANKS, 1);
+        const char *property = cf_schedule_check(own.of, check_where);
+        assert_true(count == 10 ? !property : property && strcmp(property, "form") == 0);
         set_free(&own);
     }
+}
+
+// The n-th row that serves; NULL: no more.
+static const cf_algorithm *nth_row(kind of, int n) {
+    for (EVERY_ROW(row))
+        if (row_serves(row, of.operation, of.side) && n-- == 0) return row;
+    return NULL;
 }
 
 // Every step is needed: without any one of them a schedule is wrong.
 static void no_step_is_spare(void **state) {
     (void)state;
     for (int of = 0; of < KINDS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route < CF_ROUTES; route++) {
-                set good = set_create(kinds[of], mode, route, 4, 2);
-                for (int i = 0; i < good.of[3]->count; i++) {
-                    set bad = set_copy(&good);
-                    drop(bad.of[3], i);
-                    if (!cf_schedule_check(bad.of, check_where) && !check_promises(bad.of))
-                        assert_property(&bad, "something", "a step left out");
-                    copy_free(&bad);
-                }
-                set_free(&good);
+        for (int n = 0; nth_row(kinds[of], n); n++) {
+            set good = set_create(kinds[of], nth_row(kinds[of], n), 4, 2);
+            for (int i = 0; i < good.of[3]->count; i++) {
+                set bad = set_copy(&good);
+                drop(bad.of[3], i);
+                if (!cf_schedule_check(bad.of, check_where) && !check_promises(bad.of))
+                    assert_property(&bad, "something", "a step left out");
+                copy_free(&bad);
             }
+            set_free(&good);
+        }
 }
 
 // ------------------------------------------------------------------------------- operations in flight
@@ -728,23 +752,6 @@ static void every_order_on_one_wire(const set *first, const set *second) {
             fail_msg("%s and %s, N = %d, order %d: %s (%s)", cf_operation_name(first->of[0]->operation),
                      cf_operation_name(second->of[0]->operation), first->ranks, how, property, check_where);
     }
-}
-
-static void two_operations_on_one_wire(void **state) {
-    (void)state;
-    static const int sizes[] = {2, 3, 4, 5, 8, 16};
-    static const cf_mode modes[] = {CF_MODE_COMMFUSE, CF_MODE_SLICE};
-    enum { HOWS = 2 * CF_ROUTES }; // modes, routes
-    for (int a = 0; a < KINDS; a++)
-        for (int b = 0; b < KINDS; b++)
-            for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
-                for (int how = 0; how < HOWS * HOWS; how++) {
-                    const int x = how / HOWS, y = how % HOWS;
-                    set first = set_create(kinds[a], modes[x % 2], (cf_route)(x / 2), sizes[n], 1);
-                    set second = set_create(kinds[b], modes[y % 2], (cf_route)(y / 2), sizes[n], 3);
-                    every_order_on_one_wire(&first, &second);
-                    set_free(&first), set_free(&second);
-                }
 }
 
 // The schedule that the executor runs with checksums: after each exchange a checksum of the data sent on the stream, and on the wire
@@ -785,25 +792,42 @@ static cf_schedule *with_checksums(const cf_schedule *s) {
     return all;
 }
 
-static set set_with_checksums(kind of, cf_route route, int ranks, int slices) {
-    set plain = set_create(of, CF_MODE_COMMFUSE, route, ranks, slices), all = {.ranks = ranks};
-    for (int r = 0; r < ranks; r++) all.of[r] = with_checksums(plain.of[r]);
-    set_free(&plain);
-    return all;
+static void add_checksums(set *all) {
+    for (int r = 0; r < all->ranks; r++) {
+        cf_schedule *plain = all->of[r];
+        all->of[r] = with_checksums(plain);
+        cf_schedule_free(plain);
+    }
+}
+
+// Blocking rows are never in flight together. With checksums: of rows that have them.
+static void every_pair_on_one_wire(bool with_checksums) {
+    static const int sizes[] = {2, 3, 4, 5, 8, 16};
+    for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
+        for (int a = 0; a < KINDS * cf_algorithm_count; a++)
+            for (int b = 0; b < KINDS * cf_algorithm_count; b++) {
+                const int at[] = {a, b};
+                set pair[2] = {{.ranks = 0}, {.ranks = 0}};
+                for (int i = 0; i < 2; i++) {
+                    const kind of = kinds[at[i] % KINDS];
+                    const cf_algorithm *row = &cf_algorithms[at[i] / KINDS];
+                    if (!row_serves(row, of.operation, of.side) || row->blocking || (with_checksums && row->native)) break;
+                    pair[i] = set_create(of, row, sizes[n], 1 + 2 * i);
+                    if (with_checksums) add_checksums(&pair[i]);
+                }
+                if (pair[1].ranks > 0) every_order_on_one_wire(&pair[0], &pair[1]);
+                set_free(&pair[0]), set_free(&pair[1]);
+            }
+}
+
+static void two_operations_on_one_wire(void **state) {
+    (void)state;
+    every_pair_on_one_wire(false);
 }
 
 static void checksums_on_the_wire(void **state) {
     (void)state;
-    static const int sizes[] = {2, 3, 4, 5, 8, 16};
-    for (int a = 0; a < KINDS; a++)
-        for (int b = 0; b < KINDS; b++)
-            for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
-                for (int how = 0; how < CF_ROUTES * CF_ROUTES; how++) {
-                    set first = set_with_checksums(kinds[a], (cf_route)(how / CF_ROUTES), sizes[n], 1);
-                    set second = set_with_checksums(kinds[b], (cf_route)(how % CF_ROUTES), sizes[n], 3);
-                    every_order_on_one_wire(&first, &second);
-                    copy_free(&first), copy_free(&second);
-                }
+    every_pair_on_one_wire(true);
 }
 
 static void swap_operations(program *of, const set *first,
@@ -869,21 +893,21 @@ static void every_fault_on_the_wire_is_named(void **state) {
         void (*plant)(program *of, const set *first, const set *second);
         const char *property;
         int first, second;
-        cf_route route;
+        const char *row;
     } planted[] = {
-        {FAULT(swap_operations), "wire order", AG, RS, CF_RING},
-        {FAULT(swap_operations), "wire order", BEFORE_A2A, AFTER_A2A, CF_DIRECT},
-        {FAULT(swap_transfers), "wire order", AG, AG, CF_RING},
-        {FAULT(transfer_left_out), "wire order", RS, AG, CF_DIRECT},
-        {FAULT(work_in_front), "wire deadlock", AG, RS, CF_RING},
-        {FAULT(work_in_front), "wire deadlock", AFTER_A2A, AG, CF_DIRECT},
-        {FAULT(halves_apart), "wire deadlock", AG, RS, CF_RING},
-        {FAULT(halves_apart), "wire deadlock", AFTER_A2A, RS, CF_DIRECT},
+        {FAULT(swap_operations), "wire order", AG, RS, "ring"},
+        {FAULT(swap_operations), "wire order", BEFORE_A2A, AFTER_A2A, "direct"},
+        {FAULT(swap_transfers), "wire order", AG, AG, "ring"},
+        {FAULT(transfer_left_out), "wire order", RS, AG, "direct"},
+        {FAULT(work_in_front), "wire deadlock", AG, RS, "ring"},
+        {FAULT(work_in_front), "wire deadlock", AFTER_A2A, AG, "direct"},
+        {FAULT(halves_apart), "wire deadlock", AG, RS, "ring"},
+        {FAULT(halves_apart), "wire deadlock", AFTER_A2A, RS, "direct"},
     };
     static program of[WIRE_RANKS_MAX];
     for (size_t i = 0; i < sizeof planted / sizeof *planted; i++) {
-        set good = set_create(kinds[planted[i].first], CF_MODE_COMMFUSE, planted[i].route, 4, 1);
-        set second = set_create(kinds[planted[i].second], CF_MODE_COMMFUSE, planted[i].route, 4, 1);
+        set good = set_create(kinds[planted[i].first], cf_algorithm_find(planted[i].row), 4, 1);
+        set second = set_create(kinds[planted[i].second], cf_algorithm_find(planted[i].row), 4, 1);
         set first = set_copy(&good);
         for (int r = 0; r < 4; r++) write_program(&of[r], first.of[r], second.of[r], OVERLAPPED);
         assert_null(check_wire(of, 4));
@@ -896,20 +920,25 @@ static void every_fault_on_the_wire_is_named(void **state) {
     }
 }
 
-static void names_lead_back(void **state) {
+static void every_row_is_whole(void **state) {
     (void)state;
-    for (int i = 0; i < CF_ROUTES; i++) {
-        cf_route route = CF_ROUTES;
-        assert_true(cf_route_parse(cf_route_name((cf_route)i), &route) && (int)route == i);
+    for (EVERY_ROW(row)) {
+        const cf_algorithm *other = cf_algorithm_find(row->otherwise), *alike = cf_algorithm_find(row->bits);
+        assert_ptr_equal(cf_algorithm_find(row->name), row); // no two have a name
+        assert_true(strlen(row->name) <= 16 && !strpbrk(row->name, ": ,/") && strcmp(row->name, "auto") != 0);
+        assert_true(row->help && *row->help && row->slices >= 1 && row->slices <= row->most);
+        assert_true((row->serves != 0) == (row->generate != NULL));
+        assert_true(row->serves || other);     // an alias, or a bound
+        assert_true(!row->otherwise || other); // a row that exists,
+        assert_true(!row->bits || alike);      // and one that names itself
+        assert_true(!alike || strcmp(alike->bits, alike->name) == 0);
+        assert_false(row->blocking && !row->native);
+        assert_false(row->bound && (row->serves || row->bits));
+        for (int n = 0; other; other = cf_algorithm_find(other->otherwise)) assert_true(n++ < cf_algorithm_count); // no circle
     }
-    for (int i = 0; i < CF_MODES; i++) {
-        cf_mode mode = CF_MODES;
-        assert_true(cf_mode_parse(cf_mode_name((cf_mode)i), &mode) && (int)mode == i);
-    }
-    cf_route route = CF_DIRECT;
-    cf_mode mode = CF_MODE_SLICE;
-    assert_false(cf_route_parse("none", &route) || cf_mode_parse("ring", &mode));
-    assert_true(route == CF_DIRECT && mode == CF_MODE_SLICE);
+    assert_null(cf_algorithm_find("auto"));
+    assert_null(cf_algorithm_find("rin"));
+    assert_null(cf_algorithm_find(NULL));
 }
 
 int main(void) {
@@ -930,11 +959,11 @@ int main(void) {
         {"compute → all-to-all → compute, many ranks", many_ranks, NULL, NULL, (void *)&kinds[BOTH_A2A]},
         cmocka_unit_test(same_call_same_schedule),
         cmocka_unit_test(every_fault_is_named),
-        cmocka_unit_test(own_schedules_must_be_correct),
-        cmocka_unit_test(nowire_differs),
+        cmocka_unit_test(rows_without_promises_must_be_correct),
+        cmocka_unit_test(a_bound_differs),
         cmocka_unit_test(too_many_collectives_are_refused),
         cmocka_unit_test(no_step_is_spare),
-        cmocka_unit_test(names_lead_back),
+        cmocka_unit_test(every_row_is_whole),
         cmocka_unit_test(two_operations_on_one_wire),
         cmocka_unit_test(checksums_on_the_wire),
         cmocka_unit_test(every_fault_on_the_wire_is_named),

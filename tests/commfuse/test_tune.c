@@ -52,7 +52,6 @@ static cf_fuse *plan_operation(cf_operation operation, cf_side side) {
                                                    .group = &mesh.tp_group,
                                                    .operation = operation,
                                                    .side = side,
-                                                   .mode = CF_MODE_AUTO,
                                                    .slices = 1,
                                                    .dtype = CF_INT64,
                                                    .capacity = ROWS * COLUMNS,
@@ -78,7 +77,7 @@ static void free_bench(bench *b) {
 
 // A choice that leaves its computation until after the operation is not shorter.
 static void extended_timing_counts(void) {
-    cf_choice choices[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_RING, 2}};
+    cf_choice choices[] = {{cf_algorithm_find("ring"), 1}, {cf_algorithm_find("ring"), 2}};
     int64_t room = 0;
     bench b = make_bench();
     cf_fuse_set_choices(b.gather, choices, 2, &room);
@@ -94,7 +93,7 @@ static void extended_timing_counts(void) {
 
 // Choices that need more memory than the first one and the room are removed from the list; the others' memory is allocated.
 static void what_does_not_fit_is_left_out(void) {
-    const cf_choice list[] = {{CF_MODE_COMMFUSE, CF_DIRECT, 1}, {CF_MODE_NONE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 3}};
+    const cf_choice list[] = {{cf_algorithm_find("direct"), 1}, {cf_algorithm_find("none"), 1}, {cf_algorithm_find("direct"), 3}};
     bench b = make_bench();
     int64_t before = cf_memory_bytes(), took[2];
     for (int large = 0; large < 2; large++) {
@@ -141,7 +140,7 @@ static void check_agreement(const cf_tuner *t) {
     double mine = 0, all[64];
     for (int i = 0; i < cf_tuner_operations(t); i++) {
         cf_choice c = cf_tuner_operation(t, i).choice;
-        mine = mine * 1000 + 100 * (int)c.mode + 10 * (int)c.route + c.slices;
+        mine = mine * 1000 + 100 * (double)(c.algorithm - cf_algorithms) + c.slices;
     }
     context.transport->gather(context.transport, &mine, all, (int64_t)sizeof mine);
     for (int r = 0; r < mesh.tp; r++) CHECK(all[r] == mine, "rank %d has plan %.0f, this rank %.0f", r, all[r], mine);
@@ -158,7 +157,7 @@ static bool finds_few_calls(void) {
     CHECK(mesh.tp == 1 || steps > 10, "only %d steps", steps);
     for (int i = 0; i < cf_tuner_operations(b.tuner); i++) {
         cf_tuned o = cf_tuner_operation(b.tuner, i);
-        found |= strncmp(o.name, "forward all-gather", 18) == 0 && o.choice.mode == CF_MODE_NONE && o.ms < o.first_ms;
+        found |= strncmp(o.name, "forward all-gather", 18) == 0 && o.choice.algorithm->blocking && o.ms < o.first_ms;
     }
     check_agreement(b.tuner);
     take_step(&b);
@@ -188,7 +187,7 @@ static void ranks_agree_under_noise(void) {
 static void a_known_plan_is_taken(void) {
     bench b = make_bench();
     for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
-        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){CF_MODE_COMMFUSE, CF_DIRECT, 3});
+        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){cf_algorithm_find("direct"), 3});
     cf_tuner_start(b.tuner, false);
     CHECK(!cf_tuner_trying(b.tuner), "nothing is left to try");
     if (mesh.tp > 1) CHECK(cf_fuse_get_plan(b.gather)->slices == 3, "%d slices", cf_fuse_get_plan(b.gather)->slices);
@@ -200,7 +199,7 @@ static void a_known_plan_is_compared(void) {
     bench b = make_bench();
     b.of_gather.row_ms = b.of_scatter.row_ms = 0.01;
     for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
-        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){CF_MODE_COMMFUSE, CF_DIRECT, 12});
+        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){cf_algorithm_find("direct"), 12});
     cf_tuner_start(b.tuner, true);
     int steps = take_trials(&b), plans = 0, taken = 0;
     for (int i = 0; i < cf_tuner_plans(b.tuner); i++) {

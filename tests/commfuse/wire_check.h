@@ -152,18 +152,17 @@ static const char *check_wire(const program *of, int ranks) {
     return NULL;
 }
 
-// nowire is an honest bound: it computes what commfuse computes, in the same order, on the same side.
-static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *commfuse) {
+// A bound is honest: it computes what the schedule with transfers computes, in the same order, on the same side.
+static const char *check_bound_of(const cf_schedule *bound, const cf_schedule *real) {
     int i = 0, j = 0;
     for (;; i++, j++) {
-        while (i < nowire->count && nowire->step[i].kind != CF_COMPUTE) i++;
-        while (j < commfuse->count && commfuse->step[j].kind != CF_COMPUTE) j++;
-        if (i == nowire->count || j == commfuse->count) break;
-        const cf_step *a = &nowire->step[i], *b = &commfuse->step[j];
+        while (i < bound->count && bound->step[i].kind != CF_COMPUTE) i++;
+        while (j < real->count && real->step[j].kind != CF_COMPUTE) j++;
+        if (i == bound->count || j == real->count) break;
+        const cf_step *a = &bound->step[i], *b = &real->step[j];
         if (a->side != b->side || a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
-            return violated("nowire", nowire->rank, i, "slice %d on side %d, commfuse %d on %d", a->first, a->side, b->first,
-                            b->side);
+            return violated("bound", bound->rank, i, "slice %d on side %d, not %d on %d", a->first, a->side, b->first, b->side);
     }
-    if (i < nowire->count || j < commfuse->count) return violated("nowire", nowire->rank, i, "number of steps");
+    if (i < bound->count || j < real->count) return violated("bound", bound->rank, i, "number of steps");
     return NULL;
 }

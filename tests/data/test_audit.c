@@ -57,8 +57,9 @@ static void test_bounds(void **state) {
     assert_bound("", wire, 2, "bandwidth", "--micro-batch 8");
     assert_bound("--micro-batch 3", wire, 5, "bandwidth", "--micro-batch 6");
     assert_bound("", slow, 2, "latency", "--micro-batch 8");
-    assert_bound("--overlap commfuse --slices 8", slow, 2, "latency", "--slices 4");
-    assert_bound("--overlap slice --slices 4", wire, 2, "chunking", "--overlap auto");
+    assert_bound("--overlap commfuse:8", slow, 2, "latency", "--overlap ring:4");
+    assert_bound("--overlap once", slow, 2, "latency", "--micro-batch 8");
+    assert_bound("--overlap slice:4", wire, 2, "chunking", "--overlap auto");
     assert_bound("--overlap none", wire, 2, "blocking", "--overlap auto");
     assert_bound("--threads 4", crowded, 2, "no core to spare", "--threads 3");
     assert_bound("--threads 1", crowded, 2, "no core to spare", "fewer ranks on a host");

@@ -1,6 +1,7 @@
 // ranks: 1
 #include "tests/death.h"
 #include "tests/data/scratch.h"
+#include "commfuse/schedule.h"
 #include "data/options.h"
 #include <math.h>
 
@@ -97,7 +98,7 @@ static void test_every_row(void **state) {
     (void)state;
     const option_row *rows = options_table;
     const int count = OPTIONS;
-    assert_int_equal(count, 65);
+    assert_int_equal(count, 66);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];
@@ -152,8 +153,17 @@ static void test_choices(void **state) {
         snprintf(words, sizeof words, "--%s %s", row->name, row->choices);
         assert_refused(words, row->choices, "");
     }
-    assert_refused("--overlap comm", "--overlap 'comm' is none of auto|none|slice|commfuse|nowire", "");
-    assert_refused("--overlap NONE", "'NONE'", "");
+    assert_refused("--strategy tp", "--strategy 'tp' is none of tpsp|up", "");
+    assert_refused("--strategy TPSP", "'TPSP'", "");
+}
+
+// What schedules were called before they had one name each.
+static void test_old_names_of_schedules(void **state) {
+    (void)state;
+    assert_refused("--route direct", "there is no --route", "--overlap NAME[:SLICES], as in --overlap direct:4");
+    assert_refused("--slices 2", "there is no --slices", "--overlap NAME[:SLICES]");
+    assert_refused("--overlap ring --slices=2", "there is no --slices", "--overlap NAME[:SLICES]");
+    assert_refused("--slice 2", "slice", "");
 }
 
 static void test_malformed_numbers(void **state) {
@@ -266,7 +276,8 @@ static void test_config_refused(void **state) {
         {"{\"train\": null}", "the value of --train is no text", ""},
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
-        {"{\"overlap\": \"all\"}", "--overlap 'all' is none of", ""},
+        {"{\"strategy\": \"all\"}", "--strategy 'all' is none of", ""},
+        {"{\"overlap\": \"ring\", \"slices\": 2}", "there is no --slices", "--overlap NAME[:SLICES]"},
         {"{\"config\": \"other\"}", "in a file is not allowed", "one"},
         {"[1]", "does not begin with a JSON object", "write {"},
         {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
@@ -306,7 +317,11 @@ static void test_help(void **state) {
         documented++;
     }
     assert_int_equal(documented, OPTIONS);
-    assert_non_null(strstr(text, "none|slice|commfuse|nowire"));
+    for (int i = 0; i < cf_algorithm_count; i++) { // the names of schedules, each on a line of its own
+        char name[64];
+        snprintf(name, sizeof name, "\n    %s  ", cf_algorithms[i].name);
+        assert_non_null(strstr(text, name));
+    }
     assert_non_null(strstr(text, "(1 to 262144)"));
     free(text);
 }
@@ -350,6 +365,7 @@ int main(void) {
         cmocka_unit_test(test_the_last_one_counts),
         cmocka_unit_test(test_every_row),
         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_old_names_of_schedules),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_malformed_numbers),
         cmocka_unit_test(test_step_range),

@@ -68,7 +68,9 @@ static void open_problem(problem *q, cf_mesh *mesh, parallel_strategy strategy, 
     q->Ts = T / mesh->tp;
     q->part = params_local_rows(&q->p, WTE);
     q->owned = (q->part + q->owners->size - 1) / q->owners->size;
-    lookup_create(&q->l, &context, &q->p, q->split, q->Ts, B, (cf_choice){CF_MODE_COMMFUSE, CF_RING, 2});
+    overlap how;
+    CHECK(overlap_parse(&how, "ring:2", "preset", -1, "preset"), "no schedule is called ring");
+    lookup_create(&q->l, &context, &q->p, q->split, q->Ts, B, &how);
     int64_t shard = q->Ts * B * C, size = (int64_t)sizeof(real), N = q->split->size;
     q->inputs = cf_alloc(N * q->Ts * B * (int64_t)sizeof *q->inputs, "test");
     q->x = cf_alloc(shard * size, "test");

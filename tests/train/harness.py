@@ -32,6 +32,7 @@ import launcher
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 PROGRAM = os.path.join(BUILD, "train_gpt")
 GRADIENTS = os.path.join(BUILD, "tests", "layers", "tool_gradients")
+ROWS = os.path.join("tests", "commfuse", "tool_rows")  # of a build for CPUs
 PATIENCE = 16 if "san-" in os.path.basename(BUILD) else 4  # others may use the machine, and sanitizers are slow
 MPIRUN = os.path.join(ROOT, "scripts", "mpirun.sh")
 MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes are found
@@ -39,6 +40,32 @@ MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes ar
 # 12 heads and T = 36, 40: not powers of two, three heads a rank for tp = 4; vocabulary and position table
 # are padded, so every index computation that takes one for the other shows.
 TINY = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A row of the table of algorithms (commfuse/schedule.c)."""
+    name: str
+    bits: str  # the row whose bits it shares; "-": nobody's
+    most: int  # slices
+    kind: str  # alias, bound, native or exchanges
+    tail_free: bool
+
+    def in_slices(self, slices):
+        """As --overlap has it, in as many slices as it has at most."""
+        return f"{self.name}:{min(slices, self.most)}"
+
+
+def schedules(*kinds, **fields):
+    """All rows, or those of these kinds and with these fields. Tests go through them, so that a new row is tested."""
+    tool = next((path for path in (os.path.join(build, ROWS) for build in (BUILD, os.path.join(ROOT, "build/release")))
+                 if os.path.exists(path)), None)
+    if not tool:
+        raise unittest.SkipTest(f"{ROWS} is not built")
+    lines = subprocess.run([tool], stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    rows = [Schedule(name, bits, int(most), kind, bool(rest)) for name, bits, most, kind, *rest in map(str.split, lines)]
+    return [row for row in rows if (not kinds or row.kind in kinds)
+            and all(getattr(row, field) == value for field, value in fields.items())]
 
 
 def environment(**more):

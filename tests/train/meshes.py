@@ -1,10 +1,11 @@
 """What test_meshes.py and test_meshes_up.py share: ten steps of training are the same ten steps on every mesh, in
-every mode, by every route, with every accumulation, and the right ones. Each file runs all of it with its strategy.
+by every schedule, with every accumulation, and the right ones. Each file runs all of it with its strategy.
 
 The token file holds exactly one batch, so that every step sees every sample and the expected losses do not depend on
 the order in which the program visits them: reference.py trains the same model on its own. What all runs are compared
-with besides, more closely, is one rank that never communicates. commfuse promises more than agreement: the same bits
-from run to run and from route to route.
+with besides, more closely, is one rank that never communicates. Schedules are the rows of the table in
+commfuse/schedule.c, a new one too. Some promise more than agreement: the same bits from run to run and as the row that
+they name.
 
 Three shapes, so that every choice in the code is taken, which --dry-run is asked to confirm:
 
@@ -30,15 +31,10 @@ import reference
 RECIPE = dict(schedule="cosine", lr=3e-3, min_lr=3e-4, warmup=3)
 ADAMW = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.5)
 BETWEEN_MESHES, TO_REFERENCE = 1e-5, 1e-4  # relative, of every loss
-ROUTES = "ring", "direct"
 STRATEGIES = "tpsp", "up"
 # For the emulator: shape, T and samples. Of two owners each has two matrices of a layer to itself; a batch in one pass is more
 # rows than an owner of two has, in two fewer.
 SMALL = reference.Shape(maxT=48, V=101, L=2, heads=4, C=48, Vp=128), 36, 4
-
-
-def commfuse(route, slices):
-    return dict(overlap="commfuse", route=route, slices=slices)
 
 
 class Training(harness.Case):
@@ -107,15 +103,25 @@ class Training(harness.Case):
         self.assertSameModel(path)
         return [(s["loss"], s["grad_norm"]) for s in steps], pathlib.Path(path).read_bytes()
 
-    def check_routes(self, *mesh, rerun=False, **more):
-        """commfuse by every route and, where asked, once again: the same bits."""
-        first = None
-        for route in ROUTES + ("ring",) * rerun:
-            with self.subTest(mesh=mesh, route=route, **more):
-                bits = self.trained(*mesh, overlap="commfuse", route=route, **more)
-                first = first or bits
-                self.assertEqual(bits[0], first[0], "losses differ")
-                self.assertTrue(bits[1] == first[1], "model.bin differs")
+    def check_bits(self, *mesh, slices, rerun=False, **more):
+        """By every schedule that shares bits with others and, where asked, by the one that they name once again."""
+        for bits in sorted({row.bits for row in harness.schedules("native", "exchanges")} - {"-"}):
+            names = [row.name for row in harness.schedules("native", "exchanges", bits=bits) if row.most >= slices]
+            first = None
+            for name in (names + [bits] * rerun) * (len(names) > 1):
+                with self.subTest(mesh=mesh, overlap=f"{name}:{slices}", **more):
+                    found = self.trained(*mesh, overlap=f"{name}:{slices}", **more)
+                    first = first or found
+                    self.assertEqual(found[0], first[0], "losses differ")
+                    self.assertTrue(found[1] == first[1], "model.bin differs")
+
+    def check_others(self, *mesh, slices, **more):
+        """By every other schedule: the same losses."""
+        shared = [row.bits for row in harness.schedules("native", "exchanges") if row.bits != "-"]
+        for row in harness.schedules("native", "exchanges"):
+            if shared.count(row.bits) < 2 or row.most < slices:
+                with self.subTest(mesh=mesh, overlap=row.in_slices(slices), **more):
+                    self.assertSameTraining(self.steps_of(*mesh, overlap=row.in_slices(slices), **more))
 
     def plan(self, *mesh, **more):
         """The part of --dry-run on gradients and weights: what it says of each bucket and matrix."""
@@ -135,11 +141,11 @@ class Training(harness.Case):
 
 
 class Matrix(Training):
-    """Modes × routes × accumulation on each mesh. Three heads a rank for tp = 4, five rows of positions."""
+    """Schedules × accumulation on each mesh. Three heads a rank for tp = 4, five rows of positions."""
     shape, T, samples = reference.Shape(maxT=23, V=197, L=6, heads=12, C=96, Vp=206), 20, 12
 
     def check_plan(self, tp, dp, accumulate):
-        plan = self.plan(tp, dp, accumulate, overlap="commfuse")
+        plan = self.plan(tp, dp, accumulate, overlap="ring")
         if tp * dp == 1:
             return
         if not self.is_split_among_owners(dp):
@@ -155,12 +161,8 @@ class Matrix(Training):
     def check_mesh(self, tp, dp):
         for accumulate in (1, 3):
             self.check_plan(tp, dp, accumulate)
-            for overlap in ("none", "slice"):
-                for route in ROUTES:
-                    with self.subTest(accumulate=accumulate, overlap=overlap, route=route):
-                        more = dict(route=route, **dict(slices=3) if overlap == "slice" else {})
-                        self.assertSameTraining(self.steps_of(tp, dp, accumulate, overlap=overlap, **more))
-            self.check_routes(tp, dp, accumulate, slices=accumulate, rerun=True)
+            self.check_others(tp, dp, accumulate, slices=3)
+            self.check_bits(tp, dp, accumulate, slices=accumulate, rerun=True)
 
     def test_learns_at_all(self):
         steps = self.one_rank()
@@ -189,7 +191,7 @@ class Matrix(Training):
 
     def test_two_threads(self):
         for mesh in ((2, 1), (1, 2)):
-            self.check_routes(*mesh, 3, slices=2, threads=2, rerun=True)
+            self.check_bits(*mesh, 3, slices=2, threads=2, rerun=True)
 
     def test_watching_changes_nothing(self):
         """Of the passes behind an update the first finds weights on their way, others find all of them: the first is
@@ -197,10 +199,10 @@ class Matrix(Training):
         for mesh in ((2, 1, 3), (2, 2, 3), (1, 4, 3), (4, 1, 1)):
             with self.subTest(mesh=mesh):
                 plain, watched = self.fresh("plain"), self.fresh("watched")
-                expected = self.steps_of(*mesh, out=plain, **commfuse("direct", 3))
+                expected = self.steps_of(*mesh, out=plain, overlap="direct:3")
                 self.assertSameTraining(expected)
                 log = self.logged(*mesh, out=watched, val=self.tokens, val_every=2, val_batches=1, sample_every=3,
-                                  save_every=5, **commfuse("direct", 3))
+                                  save_every=5, overlap="direct:3")
                 steps, validations, samples = (harness.events(log, kind) for kind in ("step", "val", "sample"))
                 self.assertEqual(*([(s["loss"], s["grad_norm"]) for s in which] for which in (steps, expected)))
                 self.assertEqual([v["step"] for v in validations], [0, 2, 4, 6, 8, 10])
@@ -210,11 +212,11 @@ class Matrix(Training):
                 models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
                 self.assertTrue(models[0] == models[1], "model.bin differs")
 
-    def test_nowire_goes_all_its_way(self):
+    def test_nowire_and_other_bounds_go_all_their_way(self):
         for mesh in ((2, 1, 1), (1, 2, 1), (1, 2, 3), (2, 2, 1), (2, 2, 3)):
-            for route in ROUTES:
-                with self.subTest(mesh=mesh, route=route):
-                    log, result = self.train(mesh[0] * mesh[1], **self.recipe(*mesh, overlap="nowire", route=route))
+            for bound in harness.schedules("bound"):
+                with self.subTest(mesh=mesh, bound=bound.name):
+                    log, result = self.train(mesh[0] * mesh[1], **self.recipe(*mesh, overlap=bound.name))
                     self.assertIn("wrong", result.text.lower(), str(result))
                     steps = harness.events(log, "step")
                     self.assertEqual([step["step"] for step in steps], list(range(self.steps)))
@@ -223,11 +225,13 @@ class Matrix(Training):
                     self.assertGreater(abs(steps[-1]["loss"] / self.expected[-1][0] - 1), TO_REFERENCE,
                                        "without transfers the losses cannot be right")
 
-    def test_nowire_does_not_save(self):
-        out = self.fresh("out")
-        result = harness.run(self.arguments(strategy=self.strategy, tp=2, overlap="nowire", out=out), 2)
-        self.assertFails(result, "nowire", "--out")
-        self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+    def test_nowire_and_other_bounds_do_not_save(self):
+        for bound in harness.schedules("bound"):
+            with self.subTest(bound=bound.name):
+                out = self.fresh("out")
+                result = harness.run(self.arguments(strategy=self.strategy, tp=2, overlap=bound.name, out=out), 2)
+                self.assertFails(result, bound.name, "--out")
+                self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
 
 
 class Uneven(Training):
@@ -239,12 +243,12 @@ class Uneven(Training):
         for tp, dp, rows in ((2, 2, 68), (1, 3, 90), (3, 1, 90), (2, 1, 135), (1, 2, 135)):
             if self.is_split_among_owners(dp):
                 owners = tp * dp if self.strategy == "up" else dp
-                plan = self.plan(tp, dp, 3, overlap="commfuse")
+                plan = self.plan(tp, dp, 3, overlap="ring")
                 self.assertIn(f"{owners} owners of {rows} rows", plan["qkvw"])
                 self.assertIn("rows travel", plan["token embedding"])
-            self.check_routes(tp, dp, 3, slices=4)
-            with self.subTest(tp=tp, dp=dp, overlap="slice"):
-                self.assertSameTraining(self.steps_of(tp, dp, 1, overlap="slice", slices=4))
+            self.check_bits(tp, dp, 3, slices=4)
+            with self.subTest(tp=tp, dp=dp, overlap="slice:4"):
+                self.assertSameTraining(self.steps_of(tp, dp, 1, overlap="slice:4"))
 
 
 class Few(Training):
@@ -253,12 +257,10 @@ class Few(Training):
     def test_owners_without_rows_and_slices_without_rows(self):
         # One position on a rank of four. Of eight rows of the table, six owners get 2, 2, 2, 2, 0 and 0.
         for tp, dp, accumulate in ((4, 1, 12), (4, 1, 3), (2, 2, 6), (2, 2, 3), (1, 4, 3), (2, 1, 6), (2, 3, 4), (2, 3, 2)):
-            plan = self.plan(tp, dp, accumulate, overlap="commfuse")
+            plan = self.plan(tp, dp, accumulate, overlap="ring")
             if self.strategy == "up" and tp * dp == 6:
                 self.assertIn("in thin matrices", plan["fcw"])
                 self.assertIn("6 owners", plan["wte"])
                 self.assertIn("rows travel", plan["token embedding"])
-            self.check_routes(tp, dp, accumulate, slices=3)
-            for more in (dict(overlap="none"), dict(overlap="slice", slices=3)):
-                with self.subTest(tp=tp, dp=dp, accumulate=accumulate, **more):
-                    self.assertSameTraining(self.steps_of(tp, dp, accumulate, **more))
+            self.check_bits(tp, dp, accumulate, slices=3)
+            self.check_others(tp, dp, accumulate, slices=3)

@@ -70,7 +70,7 @@ class Resume(checkpoints.Case):
     def test_other_modes(self):
         self.check_mesh(2, 1, (1, 5, 9), overlap="none")
         self.check_mesh(1, 2, (1, 5, 9), overlap="slice")
-        self.check_mesh(2, 2, (1, 5, 9), route="direct", slices=2)
+        self.check_mesh(2, 2, (1, 5, 9), overlap="direct:2")
 
     def test_what_was_written_is_what_would_be_written_again(self):
         """Resumed at step 4, the checkpoints of steps 5 to 9 are the same files."""

@@ -241,12 +241,10 @@ class OtherOptions(BadInput):
 
     def test_are_told(self):
         for name, value, fallback in (("lr", "0.01", "0.0003"), ("seed", "7", "1337"), ("overlap", "none", "auto"),
-                                      ("slices", "2", "0"), ("clip", "0.5", "1"), ("val-every", "3", "20"),
-                                      ("dp", "2", "0"), ("route", "direct", "ring"), ("strategy", "up", "tpsp")):
+                                      ("prefetch", "2", "-1"), ("clip", "0.5", "1"), ("val-every", "3", "20"),
+                                      ("dp", "2", "0"), ("gradients", "end", "preset"), ("strategy", "up", "tpsp")):
             with self.subTest(name):
-                # A route or slices alone would also set --overlap.
-                overlap = dict(overlap="commfuse") if name in ("route", "slices") else {}
-                result = self.one_rank_with(f"--{name}", value, **dict(tp=2, lr=None, val_every=None, dp=None), **overlap)
+                result = self.one_rank_with(f"--{name}", value, tp=2, lr=None, val_every=None, dp=None)
                 self.assertFails(result, f"rank 1 has another --{name} than rank 0: '{value}', on rank 0 '{fallback}'",
                                  "the same options")
                 self.assertEqual(result.err.count("error:"), 1, str(result))
@@ -360,7 +358,7 @@ class Options(BadInput):
                 self.fails(f"--{name}", text, **{name: text})
 
     def test_negative_sizes(self):
-        for name in ("steps", "batch", "micro_batch", "seq", "tp", "slices", "threads", "lr", "seed"):
+        for name in ("steps", "batch", "micro_batch", "seq", "tp", "threads", "lr", "seed"):
             with self.subTest(option=name):
                 self.fails("--" + name.replace("_", "-"), "-1", **{name: -1})
 
@@ -375,10 +373,28 @@ class Options(BadInput):
         self.assertIn("4/4", result.out)
 
     def test_unknown_choice(self):
-        for name, text in (("overlap", "some"), ("route", "scenic"), ("schedule", "step"), ("model", "d13"),
+        for name, text in (("gradients", "late"), ("embedding", "all"), ("schedule", "step"), ("model", "d13"),
                            ("transport", "carrier"), ("strategy", "pp"), ("dtype", "fp16")):
             with self.subTest(option=name):
                 self.fails(f"--{name}", text, **{name: text})
+
+    def test_unknown_schedule(self):
+        """Refused with the names that there are, before anything else is done."""
+        for ranks in (1, 2):
+            for text in ("nonsense", "ring:0", "ring:x", "none:3", "ideal:2", "Ring", "direct:", "commfuse:ring:2", "auto:2"):
+                with self.subTest(overlap=text, ranks=ranks):
+                    self.fails_once(f"--overlap {text}: no schedule has that name, or that many slices", ranks=ranks,
+                                    tp=ranks, overlap=text)
+        result = harness.run(self.arguments(overlap="nonsense"), timeout=SOON)
+        hint = result.err.partition("hint:")[2]
+        for name in ("auto", *(row.name for row in harness.schedules())):
+            self.assertRegex(hint, rf"\b{name}\b")
+
+    def test_old_spelling_of_schedules(self):
+        for name, value in (("route", "direct"), ("slices", 2)):
+            with self.subTest(option=name):
+                self.fails(f"there is no --{name}", "--overlap NAME[:SLICES], as in --overlap direct:4", **{name: value})
+                self.fails(f"there is no --{name}", "--overlap NAME[:SLICES]", overlap="commfuse", **{name: value})
 
     def test_trace_steps(self):
         for text in ("3", "3:1", "2:2", "a:b", "-1:2", ":"):

@@ -19,7 +19,7 @@ import test_gradients
 
 class Bf16(halves.Training):
     meshes = (2, 1), (1, 2), (2, 2)
-    others = dict(overlap="none"), dict(overlap="slice", slices=3)
+    others = dict(overlap="none"), dict(overlap="slice:3")
 
     def arguments(self, **more):
         return super().arguments(**dict(dtype="bf16") | more)

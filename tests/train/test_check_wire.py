@@ -37,8 +37,8 @@ class CheckWire(harness.Case):
         subprocess.run(["mpicc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", cls.shim,
                         os.path.join(harness.ROOT, "tests/train/preload_wire.c")], check=True)
 
-    def recipe(self, strategy, tp, dp, route, **more):
-        return dict(strategy=strategy, tp=tp, dp=dp, overlap="commfuse", route=route, slices=2, steps=STEPS,
+    def recipe(self, strategy, tp, dp, overlap, **more):
+        return dict(strategy=strategy, tp=tp, dp=dp, overlap=f"{overlap}:2", steps=STEPS,
                     micro_batch=self.samples // dp) | more
 
     def spoil(self, ranks, wire, **more):
@@ -72,9 +72,9 @@ class CheckWire(harness.Case):
             self.assertTrue(message in here or message["owner"], str(result))
         return found[0]["operation"]
 
-    def check(self, strategy, tp, dp, route):
+    def check(self, strategy, tp, dp, overlap):
         ranks, rank = tp * dp, tp * dp - 1
-        more = self.recipe(strategy, tp, dp, route)
+        more = self.recipe(strategy, tp, dp, overlap)
         before, after = (self.sends(ranks, rank, until, **more) for until in (AT, AT + 1))
         each = after - before
         self.assertGreater(each, 3)
@@ -99,15 +99,15 @@ class CheckWire(harness.Case):
     def test_a_flipped_bit_is_found(self):
         kinds = {}
         for run in RUNS:
-            with self.subTest(strategy=run[0], tp=run[1], dp=run[2], route=run[3]):
+            with self.subTest(strategy=run[0], tp=run[1], dp=run[2], overlap=run[3]):
                 kinds.setdefault(run[0], set()).update(self.check(*run))
         self.assertLessEqual({"all-gather", "reduce-scatter"}, kinds["tpsp"])
         self.assertIn("all-to-all", kinds["up"])
 
     def test_checksums_change_no_bit(self):
-        for strategy, tp, dp, route in RUNS:
-            with self.subTest(strategy=strategy, tp=tp, dp=dp, route=route):
-                more = self.recipe(strategy, tp, dp, route)
+        for strategy, tp, dp, overlap in RUNS:
+            with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap):
+                more = self.recipe(strategy, tp, dp, overlap)
                 self.assertEqual(self.bits(tp * dp, check_wire=True, **more), self.bits(tp * dp, **more))
 
     def test_the_cause_is_told_before_the_symptom(self):

@@ -2,7 +2,7 @@
 as to the order of things and to every number, and says nothing about speed.
 
 Steps as in meshes.py, but four of a smaller model, since each takes half a second, and the same promises: agreement with one rank and with the
-reference, and from commfuse the same bits by every route, over either transport, and however streams are delayed against one
+reference, and the same bits by ring and direct, over either transport, and however streams are delayed against one
 another.
 """
 # quick: one_rank native_collectives fewer_queues Watched Trouble
@@ -42,14 +42,13 @@ class Emulated(meshes.Training):
 
     def check_strategy(self, strategy):
         for mesh in MESHES:
-            for more in (dict(overlap="none"), dict(overlap="slice", slices=3)):
+            for more in (dict(overlap="none"), dict(overlap="slice:3")):
                 with self.subTest(strategy=strategy, mesh=mesh, **more):
                     self.bits(*mesh, strategy=strategy, transport="nccl", **more)
             first = None
-            for transport, route, slices in (("nccl", "ring", 2), ("ipc", "ring", 2), ("ipc", "direct", 2)):
-                with self.subTest(strategy=strategy, mesh=mesh, transport=transport, route=route):
-                    found = self.bits(*mesh, 2, strategy=strategy, transport=transport,
-                                      **meshes.commfuse(route, slices))
+            for transport, overlap in (("nccl", "ring:2"), ("ipc", "ring:2"), ("ipc", "direct:2")):
+                with self.subTest(strategy=strategy, mesh=mesh, transport=transport, overlap=overlap):
+                    found = self.bits(*mesh, 2, strategy=strategy, transport=transport, overlap=overlap)
                     first = first or found
                     self.assertEqual(found, first, "bits differ")
 
@@ -66,12 +65,12 @@ class Emulated(meshes.Training):
         # What is too thin for a GPU: added when all slices are here, sent with the rest of the layer.
         self.environment(EMULATOR_DEPTH_MIN="1000000", EMULATOR_ROWS_MIN="1000000")
         for mesh in ((2, 1), (2, 2)):
-            for more in (dict(overlap="slice", slices=3), meshes.commfuse("ring", 2)):
+            for more in (dict(overlap="slice:3"), dict(overlap="ring:2")):
                 with self.subTest(mesh=mesh, **more):
                     self.bits(*mesh, 2, transport="nccl", **more)
 
     def test_native_collectives_beside_exchanges_by_ipc(self):
-        for overlap in (dict(overlap="none"), dict(overlap="slice", slices=3), meshes.commfuse("ring", 2)):
+        for overlap in (dict(overlap="none"), dict(overlap="slice:3"), dict(overlap="ring:2")):
             with self.subTest(**overlap):
                 self.bits(2, 2, transport="auto", **overlap)
 
@@ -81,7 +80,7 @@ class Emulated(meshes.Training):
 
     def test_fewer_queues_than_pairs(self):
         # 4 ranks: two groups with 7 streams each and 3 others; with 9 queues both share a stream for each direction.
-        more = dict(transport="ipc", **meshes.commfuse("direct", 2))
+        more = dict(transport="ipc", overlap="direct:2")
         plain = self.bits(4, 1, **more)
         self.environment(CUDA_DEVICE_MAX_CONNECTIONS="9", **DELAYS)
         self.assertEqual(self.bits(4, 1, **more), plain)
@@ -103,17 +102,17 @@ class Emulated(meshes.Training):
         for transport in ("nccl", "ipc"):
             for mesh in ((2, 1), (1, 2)):
                 with self.subTest(transport=transport, mesh=mesh):
-                    more = dict(transport=transport, **meshes.commfuse("ring", 1))
+                    more = dict(transport=transport, overlap="ring")
                     plain = self.bits(*mesh, **more)
                     self.environment(**DELAYS)
                     self.assertEqual(self.bits(*mesh, **more), plain)
                     self.doCleanups()
 
     def test_checksums_change_no_bit(self):
-        for transport, route in (("nccl", "ring"), ("ipc", "direct")):
+        for transport, overlap in (("nccl", "ring:2"), ("ipc", "direct:2")):
             for mesh in ((2, 1), (1, 2)):
-                with self.subTest(transport=transport, mesh=mesh, route=route):
-                    more = dict(transport=transport, **meshes.commfuse(route, 2))
+                with self.subTest(transport=transport, mesh=mesh, overlap=overlap):
+                    more = dict(transport=transport, overlap=overlap)
                     self.assertEqual(self.bits(*mesh, check_wire=True, **more), self.bits(*mesh, **more))
 
 
@@ -124,7 +123,7 @@ class Watched(meshes.Training):
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
         log = self.logged(2, 2, out=out, timeout=400, val=self.tokens, val_every=3, sample_every=3, save_every=3,
-                          **meshes.commfuse("direct", 3))
+                          overlap="direct:3")
         self.assertSameTraining(harness.events(log, "step"))
         self.assertEqual(len(harness.events(log, "val")), 3)
         self.assertEqual(len(harness.events(log, "sample")), 2)

@@ -16,8 +16,10 @@ import meshes
 class Bf16(halves.Training):
     shape, T, samples = meshes.SMALL
     steps = 4
-    wires = dict(transport="nccl", route="ring"), dict(transport="ipc", route="direct")
     others = dict(transport="nccl", overlap="none"),
+
+    def wires(self):
+        return dict(transport="nccl", overlap="ring:2"), dict(transport="ipc", overlap="direct:2")
 
     def train(self, ranks=1, timeout=400, **more):
         return super().train(ranks, timeout, **more)

@@ -21,7 +21,7 @@ from reference import Shape
 
 TOLERANCE = 1e-4, 1e-4  # of a tensor's norm, and of its largest element: fp32 against float64
 
-SCHEDULES = ["none", "slice:3", "ring", "direct"]
+# tp, dp
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
 
 
@@ -46,7 +46,7 @@ class Gradients(unittest.TestCase):
         reference.write_model(self.model, shape, self.parameters)
         reference.write_tokens(self.tokens, tokens)
         self.inputs, self.targets = reference.samples(tokens, T)
-        self.expected = {}  # by batch: one reference pass serves every mode
+        self.expected = {}  # by batch: one reference pass serves every schedule
 
     def gradients(self, B, strategy, tp, dp, overlap, recompute, apart):
         command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, recompute, apart, self.out]
@@ -72,13 +72,13 @@ class Gradients(unittest.TestCase):
                      for line in compare(name, found[name], gradients[name], self.tolerance)]
             self.assertFalse(worse, "\n" + "\n".join(worse) + str(result))
 
-    def test_many_meshes_and_modes(self):
+    def test_many_meshes_and_schedules(self):
         # Matrices of a layer are buckets of their own for two replicas, and share one where owners get few rows.
         self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
         for strategy in STRATEGIES:
             for tp, dp in MESHES:
-                for schedule in SCHEDULES if tp * dp > 1 else SCHEDULES[:1]:
-                    self.check(3, strategy, tp, dp, schedule)
+                for row in harness.schedules("native", "exchanges") if tp * dp > 1 else harness.schedules(name="none"):
+                    self.check(3, strategy, tp, dp, row.in_slices(3 if row.kind == "native" else 1))
 
     def test_other_shape(self):
         # Heads of 10 channels, 20 positions of 29, a vocabulary that no tp divides, one block.

@@ -119,7 +119,7 @@ class Death(harness.Case):
         self.survivors_give_up(3, 2, signal.SIGSTOP, tp=3)
 
     def test_a_rank_that_stands_still_under_plain_mpirun(self):
-        started, processes = self.start(4, tp=4, route="direct")
+        started, processes = self.start(4, tp=4, overlap="direct")
         os.kill(processes[3], signal.SIGSTOP)
         self.ends(started, {0, 1, 2}, rf"{GIVES_UP}.*; .*rank 3 does not answer\b", statuses=(1, KILLED))
         # mpirun ends the stopped rank too.

@@ -14,7 +14,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
-STEPS, TRIALS_MAX = 210, 40
+STEPS, TRIALS_MAX = 210, 44
 
 
 class Plan(harness.Case):
@@ -117,7 +117,7 @@ class Plan(harness.Case):
         self.assertEqual(self.losses(first), self.losses(again))
         shown = harness.run(self.plan_arguments(tp=2, plan=path, dry_run=True), 2).out
         self.assertIn('"' + names[0] + '":\t"ring:2"', shown)
-        self.assertIn("by direct, rank 0 of 2, 4 slices", shown)
+        self.assertIn("direct, rank 0 of 2, 4 slices", shown)
 
     def test_damaged_plans_are_refused(self):
         good = self.printed(tp=2)

@@ -100,16 +100,16 @@ class Program(harness.Case):
         self.assertLess(self.alone["val"][-1], self.alone["val"][0])
 
     def test_tensor_parallel(self):
-        self.agrees(2, 1, overlap="commfuse", route="ring")
+        self.agrees(2, 1, overlap="ring")
 
     def test_tensor_and_data_parallel(self):
-        self.agrees(2, 2, overlap="commfuse", route="direct", slices=2)
+        self.agrees(2, 2, overlap="direct:2")
 
     def test_tensor_and_data_parallel_with_native_collectives(self):
-        self.agrees(2, 2, overlap="slice", slices=3)
+        self.agrees(2, 2, overlap="slice:3")
 
     def test_ulysses_parallel(self):
-        self.agrees(2, 2, strategy="up", overlap="commfuse", route="ring", slices=2)
+        self.agrees(2, 2, strategy="up", overlap="ring:2")
 
 
 if __name__ == "__main__":

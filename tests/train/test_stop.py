@@ -90,7 +90,7 @@ class Stop(Stopping):
         self.check_mesh([(signal.SIGINT, 0), (signal.SIGUSR1, 1), (signal.SIGTERM, 1)], 1, 2, strategy="up")
 
     def test_2x2(self):
-        self.check_mesh([(signal.SIGUSR1, None), (signal.SIGTERM, 3), (signal.SIGINT, 2)], 2, 2, route="direct")
+        self.check_mesh([(signal.SIGUSR1, None), (signal.SIGTERM, 3), (signal.SIGINT, 2)], 2, 2, overlap="direct")
 
     def test_without_overlap(self):
         self.check_mesh([(signal.SIGTERM, 1), (signal.SIGUSR1, 0)], 2, 1, overlap="none")
@@ -100,15 +100,15 @@ class Stop(Stopping):
 
     def test_every_rank_at_once(self):
         out, log = self.fresh("out"), self.fresh("log.jsonl")
-        started = self.start(tp=2, dp=2, out=out, log=log, overlap="commfuse")
+        started = self.start(tp=2, dp=2, out=out, log=log, overlap="ring")
         self.in_training(started, out, log)
         for pid in started.processes().values():
             os.kill(pid, signal.SIGTERM)
         result = started.wait()
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertEqual(result.err.count("ends after this step"), 4, str(result))
-        expected = self.undisturbed(2, 2, save_every=0, route="direct")  # routes give the same bits
-        self.goes_on(out, log, expected, 2, tp=2, dp=2, overlap="commfuse")
+        expected = self.undisturbed(2, 2, save_every=0, overlap="direct")  # the same bits as ring
+        self.goes_on(out, log, expected, 2, tp=2, dp=2, overlap="ring")
 
     def test_stopped_and_killed(self):
         """What is watched before a step is in the log once, though it is done again: the run is stopped, goes on, watches,

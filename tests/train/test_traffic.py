@@ -27,7 +27,7 @@ class Traffic(harness.Case):
         return harness.random_tokens(samples * shape.maxT + 1, shape.V)
 
     def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, data=None, **more):
-        more.setdefault("overlap", "commfuse")  # what auto chooses depends on the cores of the machine
+        more.setdefault("overlap", "ring")  # what auto chooses depends on the cores of the machine
         tokens, model, trace = (self.fresh(name) for name in ("tokens", "model", "trace"))
         batch = micro_batch * dp * accumulation
         reference.write_tokens(tokens, self.data(shape, batch) if data is None else data)
@@ -90,9 +90,10 @@ class Bytes(Traffic):
         for strategy in ("tpsp", "up"):
             self.assertBytes(WIDE, strategy, 2, 1, recompute=1)
 
-    def test_on_the_direct_route_and_in_slices(self):
-        for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
-            self.assertBytes(WIDE, strategy, tp, dp, route="direct", slices=3)
+    def test_by_every_schedule_without_a_tail_and_in_slices(self):
+        for row in harness.schedules("exchanges", tail_free=True):
+            for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
+                self.assertBytes(WIDE, strategy, tp, dp, overlap=row.in_slices(3))
 
 
 class Counts(unittest.TestCase):
@@ -101,11 +102,11 @@ class Counts(unittest.TestCase):
 
     def test_small_tensors_do_not_cost_a_latency_for_each_rank(self):
         # Whatever nothing hides is posted at once, so what follows one another does not grow with the ranks.
-        for mode in ("auto", "commfuse"):
+        for overlap in ("auto", "ring"):
             for mesh in (("--dp", 64), ("--dp", 512), ("--tp", 2, "--dp", 256), ("--strategy", "up", "--tp", 4, "--dp", 64)):
-                with self.subTest(mode=mode, mesh=mesh):
-                    _, few, some = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh[:-1], 8, "--overlap", mode)
-                    _, many, more = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh, "--overlap", mode)
+                with self.subTest(overlap=overlap, mesh=mesh):
+                    _, few, some = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh[:-1], 8, "--overlap", overlap)
+                    _, many, more = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh, "--overlap", overlap)
                     self.assertLessEqual(many + more, few + some)
 
     def test_where_slices_are_large_they_travel_one_by_one(self):
@@ -131,9 +132,9 @@ class Tail(Traffic):
         for strategy, tp, dp in MESHES:
             if strategy == "tpsp" and dp == 1:
                 continue  # only what every rank holds whole travels: biases and norms
-            for route in ("ring", "direct"):
-                with self.subTest(strategy=strategy, tp=tp, dp=dp, route=route):
-                    self.assertEqual(self.late(self.traced(WIDE, strategy, tp, dp, route=route)), [])
+            for row in harness.schedules("exchanges", tail_free=True):
+                with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=row.name):
+                    self.assertEqual(self.late(self.traced(WIDE, strategy, tp, dp, overlap=row.name)), [])
 
     def test_a_tail_is_seen(self):
         # The baselines' last gradients leave behind the last computation, and those of mode none all do.

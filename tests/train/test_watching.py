@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 
-OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap route slices plan
+OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap gradients prefetch embedding plan
     batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
     verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every resume force export
     export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run predict predict-ranks predict-all help""".split()
@@ -112,13 +112,13 @@ class Log(harness.Case):
             return self.train(ranks, **{**unset, **more})[0][0]
 
         def found(config):
-            return tuple(config[name] for name in ("layers", "channels", "heads", "vocab", "seq", "slices", "batch"))
+            return tuple(config[name] for name in ("layers", "channels", "heads", "vocab", "seq", "overlap", "batch"))
         s = self.shape
-        cases = {"--init-from": (dict(), (s.L, s.C, s.heads, s.V, s.maxT, 1, 4)),
-                 "--model": (dict(init_from=None, model="d6", seq=64, overlap="slice"), (6, 384, 6, 256, 64, 4, 4)),
-                 "defaults": (dict(init_from=None, layers=1), (1, 768, 12, 256, 1024, 1, 4)),
-                 "options": (dict(init_from=None, layers=1, channels=48, heads=3, vocab=101, seq=9, slices=2, batch=6,
-                                  micro_batch=3, threads=2), (1, 48, 3, 101, 9, 2, 6))}
+        cases = {"--init-from": (dict(), (s.L, s.C, s.heads, s.V, s.maxT, "auto", 4)),
+                 "--model": (dict(init_from=None, model="d6", seq=64, overlap="slice"), (6, 384, 6, 256, 64, "slice", 4)),
+                 "defaults": (dict(init_from=None, layers=1), (1, 768, 12, 256, 1024, "auto", 4)),
+                 "options": (dict(init_from=None, layers=1, channels=48, heads=3, vocab=101, seq=9, overlap="ring:2", batch=6,
+                                  micro_batch=3, threads=2), (1, 48, 3, 101, 9, "ring:2", 6))}
         for source, (more, expected) in cases.items():
             with self.subTest(source):
                 said = config(**more)
@@ -319,7 +319,7 @@ class Trace(Traced):
             open_until.append(e["ts"] + e["dur"])
 
 
-MESHES = dict(route="ring"), dict(route="direct"), dict(route="ring", slices=2)
+SCHEDULES = ("ring", 1), ("direct", 1), ("ring:2", 2), ("once", 1)
 
 
 class Tails(Traced):
@@ -350,10 +350,10 @@ class Tails(Traced):
         return sum(late) / len(late)
 
     def test_commfuse_has_no_tail_and_slicing_has(self):
-        self.assertEqual(self.tails(4, overlap="slice"), 1, "the control: data slicing must show its tail")
-        for mesh in MESHES:
-            with self.subTest(**mesh):
-                self.assertEqual(self.tails(2 * mesh.get("slices", 1), **mesh), 0)
+        self.assertEqual(self.tails(4, overlap="slice:4"), 1, "the control: data slicing must show its tail")
+        for overlap, slices in SCHEDULES:
+            with self.subTest(overlap=overlap):
+                self.assertEqual(self.tails(2 * slices, overlap=overlap), 0)
 
 
 class DryRun(harness.Case):
@@ -420,6 +420,8 @@ class Help(unittest.TestCase):
         self.assertEqual(result.status, 0, str(result))
         listed = re.findall(r"^ {1,4}--([a-z0-9-]+)", result.out, re.MULTILINE)
         self.assertEqual(sorted(listed), sorted(OPTIONS))
+        schedules = re.search(r"^  --overlap.*\n((?:    .*\n)+)", result.out, re.MULTILINE)[1]
+        self.assertEqual(re.findall(r"^    (\w+)", schedules, re.MULTILINE), [row.name for row in harness.schedules()])
 
     def test_is_printed_once(self):
         for words, ranks in (["--help"], 2), (["-h"], 1), (["-h"], 2):

@@ -1,6 +1,6 @@
 """What a training step puts on the wire: the formula, and what a trace says.
 
-The formula knows the algorithms, not the program: per rank and step, in bytes sent, for --overlap commfuse. With
+The formula knows the algorithms, not the program: per rank and step, in bytes sent, for --overlap ring and all that send as much. With
 N = tp, D = dp, W = N·D ranks, a micro-batch of B sequences of T tokens a replica, A micro-batches a step, and
 S = T/N · B · C elements in a shard of activations:
 
