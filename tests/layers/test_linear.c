@@ -226,13 +226,14 @@ static void assert_product(const product *q, const real *gradient) {
 
 // The step's first micro-batch overwrites the gradient of a matrix with a bucket of its own; others share a bucket,
 // which is zero when a step begins.
-static void check_in_place(const model_pass *pass, const parameters *p, int tensor, bool add) {
+static void check_in_place(zero_shards *z, int tensor, bool add) {
+    const parameters *p = z->params;
     product q;
     make_product(&q, p, tensor, add);
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
-    weight_gradient_compute(pass, tensor, 1, GRADIENT_NOW, q.g);
+    zero_gradient(z, tensor, 1, q.g);
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
@@ -245,12 +246,14 @@ static void weight_gradient_in_place(void **state) {
     static cf_context context; // the default stream
     cf_mesh mesh;
     create_parts(&p, &mesh);
-    model_pass first = {.context = &context, .params = &p, .first = true}, later = first;
-    later.first = false;
-    check_in_place(&first, &p, QKVW, false);
-    check_in_place(&later, &p, QKVW, true);
-    check_in_place(&first, &p, ATTPROJW, true);
-    check_in_place(&later, &p, ATTPROJW, true);
+    zero_shards z = {.context = &context, .params = &p, .bucket = test_buffer(p.buckets * (int64_t)sizeof *z.bucket)};
+    z.place = test_buffer(p.shape.L * TENSORS);
+    memset(z.place, GRADIENT_WHOLE, (size_t)(p.shape.L * TENSORS));
+    for (int first = 1; first >= 0; first--) {
+        z.first = first;
+        check_in_place(&z, QKVW, !first);
+        check_in_place(&z, ATTPROJW, true);
+    }
     free_parts(&p, &mesh);
 }
 

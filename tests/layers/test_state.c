@@ -293,7 +293,7 @@ static precise *gradient_at(const zero_shards *o, const element_place *places, i
 
 // Two are not finite; the first is named, unless it is padding.
 static void check_nonfinite(zero_shards *o, const element_place *places) {
-    double *scratch = test_buffer((int64_t)sizeof *scratch);
+    double *sum = test_buffer((int64_t)sizeof *sum);
     const int64_t count = owned(o);
     element_place one, other;
     for (int trial = 0; trial < 40; trial++) {
@@ -302,9 +302,9 @@ static void check_nonfinite(zero_shards *o, const element_place *places) {
         const precise before = *first, before_second = *second;
         *second = -(precise)INFINITY, *first = (precise)NAN;
         const element_place named = one.tensor >= 0 ? one : other;
-        assert_int_equal(zero_nonfinite(o, scratch), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
+        assert_int_equal(zero_nonfinite(o, sum), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
         *second = before_second, *first = before;
-        assert_int_equal(zero_nonfinite(o, scratch), -1);
+        assert_int_equal(zero_nonfinite(o, sum), -1);
     }
 }
 
