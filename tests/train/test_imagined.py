@@ -1,5 +1,5 @@
 """The order of things on GPUs that are imagined: bench_train over the emulator's clock (tests/emulator/clock.cc), which says
-what waits for what. Blocking collectives are exposed for as long as arithmetic says, commfuse's transfers hide, over either
+what waits for what. Blocking collectives are exposed for as long as arithmetic says, ring's transfers hide, over either
 transport, and what the host asks of the driver for one exchange stays within bounds.
 
 The model of the GPU is assumed; what it is held against here are its own assumptions and not a GPU.
@@ -46,7 +46,7 @@ class Imagined(unittest.TestCase):
     def test_tensor_parallel(self):
         for transport in ("nccl", "auto"):
             with self.subTest(transport=transport):
-                steps = measure(4, "none", "slice", "commfuse", "commfuse:direct", "nowire", tp=4, micro_batch=32,
+                steps = measure(4, "none", "slice", "ring", "direct", "nowire", tp=4, micro_batch=32,
                                 transport=transport, **WIDE)
                 exposed = {mode: row["exposed_comm_ms"] for mode, row in steps.items()}
                 wire_ms = steps["none"]["bytes_sent_rank0"] / (GBPS * 1e6)
@@ -55,7 +55,7 @@ class Imagined(unittest.TestCase):
                 # A persistent product holds up a collective beside it, so slicing hides less than its schedule could;
                 # exchanges by NCCL find multiprocessors that products leave free, at the price of longer products.
                 self.assertLess(exposed["slice"], 0.5 * exposed["none"], steps)
-                for mode, share in (("commfuse", 0.55), ("commfuse:direct", 0.25)):
+                for mode, share in (("ring", 0.55), ("direct", 0.25)):
                     self.assertLess(exposed[mode], share * exposed["none"], steps)
                     self.assertLess(steps.over(mode, "nowire"), 1.4, steps)
                     self.assertLess(steps.over(mode, "slice"), 0.97, steps)
@@ -66,41 +66,41 @@ class Imagined(unittest.TestCase):
         replicas = dict(WIDE, channels=1280, heads=20, micro_batch=16, transport="nccl")
         for mesh in (dict(tp=4, **wide), dict(dp=4, **replicas)):
             with self.subTest(**mesh):
-                fixed = measure(4, "none", "slice:1", "slice:4", "commfuse:direct", **mesh)
+                fixed = measure(4, "none", "slice:1", "slice:4", "direct", **mesh)
                 auto = measure(4, "auto", **mesh)["auto"]["step_ms"]  # with the communicators that it has in training
                 self.assertLess(auto, 1.01 * min(row["step_ms"] for row in fixed.values()), fixed)
 
     def test_replicas(self):
         for mesh in (dict(dp=4), dict(tp=2, dp=2)):
             with self.subTest(**mesh):
-                steps = measure(4, "none", "commfuse", "nowire", micro_batch=16, transport="auto", **mesh, **WIDE)
-                self.assertLess(steps["commfuse"]["exposed_comm_ms"], 0.35 * steps["none"]["exposed_comm_ms"], steps)
-                self.assertLess(steps["commfuse"]["step_ms"], steps["none"]["step_ms"], steps)
+                steps = measure(4, "none", "ring", "nowire", micro_batch=16, transport="auto", **mesh, **WIDE)
+                self.assertLess(steps["ring"]["exposed_comm_ms"], 0.35 * steps["none"]["exposed_comm_ms"], steps)
+                self.assertLess(steps["ring"]["step_ms"], steps["none"]["step_ms"], steps)
 
     def test_gradients_too_thin_for_owners_travel_as_the_baselines_do(self):
         shape = dict(WIDE, channels=1280, heads=20)
-        steps = measure(4, "none", "slice", "commfuse", "nowire", dp=4, micro_batch=16, transport="nccl", **shape)
-        self.assertLess(steps.over("commfuse", "none"), 1, steps)
-        self.assertLess(steps.over("commfuse", "slice"), 1.035, steps)  # which lets NCCL add
+        steps = measure(4, "none", "slice", "ring", "nowire", dp=4, micro_batch=16, transport="nccl", **shape)
+        self.assertLess(steps.over("ring", "none"), 1, steps)
+        self.assertLess(steps.over("ring", "slice"), 1.035, steps)  # which lets NCCL add
 
     def test_ulysses(self):
-        steps = measure(4, "none", "commfuse:direct", "nowire", tp=4, strategy="up", micro_batch=32, transport="auto",
+        steps = measure(4, "none", "direct", "nowire", tp=4, strategy="up", micro_batch=32, transport="auto",
                         **WIDE)
-        self.assertLess(steps["commfuse:direct"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 4, steps)
-        self.assertLess(steps["commfuse:direct"]["step_ms"], steps["none"]["step_ms"], steps)
+        self.assertLess(steps["direct"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 4, steps)
+        self.assertLess(steps["direct"]["step_ms"], steps["none"]["step_ms"], steps)
 
     def test_exposed_is_what_a_step_is_longer(self):
-        steps = measure(4, "commfuse", "nowire", tp=4, micro_batch=8, transport="nccl", clock={"EMULATOR_GBPS": 50},
+        steps = measure(4, "ring", "nowire", tp=4, micro_batch=8, transport="nccl", clock={"EMULATOR_GBPS": 50},
                         **WIDE)
-        longer = steps["commfuse"]["step_ms"] - steps["nowire"]["step_ms"]
+        longer = steps["ring"]["step_ms"] - steps["nowire"]["step_ms"]
         self.assertGreater(longer, 1, steps)
-        share = steps["commfuse"]["exposed_comm_ms"] / longer  # the rest: products that leave room for exchanges take longer
+        share = steps["ring"]["exposed_comm_ms"] / longer  # the rest: products that leave room for exchanges take longer
         self.assertGreater(share, 0.8, steps)
         self.assertLess(share, 1.1, steps)
 
     def test_the_same_again(self):
         def once():
-            return measure(2, "none", "commfuse", tp=2, transport="auto", micro_batch=8, **WIDE)
+            return measure(2, "none", "ring", tp=2, transport="auto", micro_batch=8, **WIDE)
         first, second = once(), once()
         for mode in first:
             self.assertAlmostEqual(first[mode]["step_ms"] / second[mode]["step_ms"], 1, delta=1e-3)
@@ -112,7 +112,7 @@ class Imagined(unittest.TestCase):
         for transport, most in (("nccl", 15), ("ipc", 26)):
             with self.subTest(transport=transport):
                 def calls(slices):
-                    steps = measure(2, f"commfuse:{slices}", tp=2, transport=transport,
+                    steps = measure(2, f"ring:{slices}", tp=2, transport=transport,
                                     clock=dict(free, EMULATOR_CALL_NS=int(each_ms * 1e6)), **THIN)
                     return next(iter(steps.values()))["step_ms"] / each_ms
                 operations = 10 * THIN["layers"]  # of two ranks: a slice more is an exchange more of each
