@@ -6,7 +6,7 @@
     device     describe GPU, driver, CUDA, cuDNN, NCCL; measure the facilities that the transports rely on
     twins      compare every kernel with the CPU's on random odd shapes, fp32 and bf16; run it twice for the same bits
     losses     compare ten training steps with an independent reference in float64
-    ranks      2 and 4 ranks on the one GPU, every transport, mode and route: losses of one rank, and the same bits when repeated
+    ranks      2 and 4 ranks on the one GPU, every transport and schedule: losses of one rank, and the same bits when repeated
     sanitizer  run compute-sanitizer over kernels and a training step
     times      step times, MFU and memory of d12 to d48, with the best micro-batch, and with four of them a step; then the same
                models in PyTorch, each beside a run of this program

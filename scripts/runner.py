@@ -66,12 +66,6 @@ class Failed(RuntimeError):
     """A command that was expected to succeed."""
 
 
-def options_of_mode(mode):
-    """Options of train_gpt from the name of a mode, which is --overlap, --route and --slices joined by colons: commfuse:direct:4."""
-    overlap, *words = mode.split(":")
-    return {"overlap": overlap, **{"slices" if word.isdigit() else "route": word for word in words}}
-
-
 class Late(Exception):
     """The runner's deadline has passed. output: of the command so far."""
 

@@ -96,12 +96,10 @@ def payload_bytes(point):
 
 
 def run(place, point, only=None):
-    """bench_fuse's lines by their names in tables: "none", "slice 4", "ring 2"."""
+    """bench_fuse's lines by their names."""
     command = [f"{ROOT}/build/release/tests/bench/bench_fuse", "--op", point["operation"], "--shape", shape_of(point),
                "--repetitions", REPETITIONS, "--json", *(["--only", only] if only else [])]
-    lines = run_log.printed(place.run(point["ranks"], command))
-    names = (line["route"] if line["variant"] == "commfuse" else line["variant"] for line in lines)
-    return {name if name in ("compute", "comm", "none") else f"{name} {line['slices']}": line for name, line in zip(names, lines)}
+    return {line["variant"]: line for line in run_log.printed(place.run(point["ranks"], command))}
 
 
 def measure(place, point):
@@ -143,14 +141,14 @@ def accounts(point, samples, wire_ms):
     redrawn = {name: undisturbed_ms(one[:, drawn]).mean(axis=0) for name, one in turns.items()}
     rows = []
     for name, one in samples.items():
-        mode, _, slices = name.partition(" ")
+        mode, _, slices = name.partition(":")
         p10, median, p90 = map(float, np.percentile(one, [10, 50, 90]))
         row = {**{key: point[key] for key in (*FIELDS, "ranks")}, "ratio_asked": point["ratio"],
                "ratio": wire_ms / times["compute"], "label": name, "repetitions": count, "ms": median, "p10_ms": p10, "p90_ms": p90,
                "undisturbed_ms": times[name], "compute_ms": times["compute"], "wire_ms": wire_ms, **dict.fromkeys(
                    ("hidden_share", "hidden_error_share", "chunking_ms", "exposed_ms"))}
         if mode not in ("compute", "comm", "nowire"):
-            same = f"nowire {slices}" if slices else "compute"
+            same = "compute" if mode == "none" else f"nowire:{slices}" if slices not in ("", "1") else "nowire"
             exposed = times[name] - times[same]
             row.update(chunking_ms=times[same] - times["compute"], exposed_ms=exposed, hidden_share=1 - exposed / wire_ms,
                        hidden_error_share=float(np.std(redrawn[name] - redrawn[same])) / wire_ms)
@@ -177,7 +175,7 @@ def beside_the_paper(rows):
     for operation, case, ratio, slicing, commfuse in PAPER:
         by = {row["label"]: row for row in rows if (row["operation"], row["ratio_asked"]) == (operation, ratio)}
         ours = [1 - (by[name]["exposed_ms"] + by[name]["chunking_ms"]) / by[name]["wire_ms"]
-                for name in by and ("slice 4", f"ring {max(1, 4 // by['compute']['ranks'])}")]
+                for name in by and ("slice:4", {2: "ring:2"}.get(by["compute"]["ranks"], "ring"))]
         if by:
             lines.append({"the paper's": case, "ratio": f"{ratio:.2f}", "slicing in four, %": percent(ours[0]),
                           "its slicing": percent(slicing), "commfuse, N·m = 4, %": percent(ours[1]),
@@ -213,7 +211,7 @@ def figures(rows, folder):
     ends = [np.inf, 0]
     for operation, marker in (("gather_gemm", "s"), ("gemm_scatter", "o")):
         mine = [(row["columns"] // row["ranks"], threshold(row), row["hidden_share"]) for row in rows
-                if row["operation"] == operation and row["label"] == "ring 1"]
+                if row["operation"] == operation and row["label"] == "ring"]
         widths, thresholds, shares = zip(*mine)
         drawn = axes.scatter(widths, thresholds, c=np.clip(shares, 0, 1), vmin=0, vmax=1, cmap="RdYlGn", marker=marker, s=60,
                              edgecolors="#374151", linewidths=0.6, label=TITLES[operation])

@@ -43,8 +43,8 @@ def figures(rows, folder):
     groups = {configuration(row): label(row) for row in good}
     if not groups:
         return []
-    order = list(plots.COLOURS)
-    shades = plots.shades(sorted({row["mode"] for row in good}, key=lambda mode: (order.index(plots.overlap(mode)), mode)))
+    order = {name: place for place, name in enumerate(plots.COLOURS)}  # others come last
+    shades = plots.shades(sorted({row["mode"] for row in good}, key=lambda mode: (order.get(plots.overlap(mode), 99), mode)))
     figure, ((axes,),) = plots.panels(size=(10, 4.6))
     field, scale, unit = ("mfu_share", 100, "MFU, %") if all(row.get("mfu_share") is not None for row in good) else (
         "tokens_per_s", 1, "tokens/s")

@@ -14,7 +14,7 @@ from experiments import training
 from tokens import write_tokens
 
 NAME, TITLE = "timeline", "One layer on the time line"
-MODES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices", "commfuse": "commfuse"}
+MODES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices", "ring": "ring: CommFuse"}
 STEPS = 5
 
 

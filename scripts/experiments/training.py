@@ -31,9 +31,9 @@ from .place import FREE_LINK
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = f"{ROOT}/build/release"
 PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
-# In bench_train's format: overlap, route and slices (slice: 4). In the order of the tables.
-MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:4", "auto", "nowire:4", "nowire", "ideal"
-QUICK_MODES = "none", "slice", "commfuse", "auto", "nowire", "ideal"
+# In the order of the tables.
+MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
+QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24)}  # layers, channels, heads
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
@@ -55,11 +55,11 @@ def points(place, quick):
     # GPT-2's sequence: attention hides as much as in a real run.
     size = size_for(place, dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=1024))
     ratio = place.ratio if place.kind == "lab" else None  # None: shared memory
-    # Left out: more slices on tp 1, where buckets of gradients are not cut; another route on two ranks, where both are the same.
+    # Left out: more slices on tp 1, where buckets of gradients are not cut; direct on two ranks, where it is ring.
     return [{"batch": dp, **size, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio,
              "rounds": QUICK_ROUNDS if quick else BLOCK_ROUNDS, "seconds": QUICK_SECONDS if quick else SECONDS,
              "modes": [mode for mode in (QUICK_MODES if quick else MODES)
-                       if (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "commfuse:direct")]}
+                       if (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "direct")]}
             for strategy, tp, dp in meshes]
 
 
@@ -87,7 +87,7 @@ def ideal_of(steps):
     return undisturbed(columns_of([step for step in steps if step["mode"] == "ideal"]))
 
 
-LOOKED_AT = "commfuse", "ideal"
+LOOKED_AT = "ring", "ideal"
 
 
 def first_look(place, point):
@@ -178,7 +178,7 @@ def account(modes, mode):
     exposed, ideal = undisturbed(modes[mode], "exposed_ms"), undisturbed(modes["ideal"])
     if mode == "none":
         same = "ideal"
-    elif plots.overlap(mode) == "commfuse":
+    elif plots.overlap(mode) in ("ring", "direct"):
         same = f"nowire:{mode.rpartition(':')[2]}"
         same = same if same in modes else "nowire"
     else:
@@ -227,7 +227,7 @@ def describe_mesh(modes):
     text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
             f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
             f"{len(ideal['step_ms'])} steps a mode, in turns. A rank sends "
-            f"{np.median(modes['commfuse']['bytes_sent_per_step']) / 1e6:.1f} MB a step ")
+            f"{np.median(modes['ring']['bytes_sent_per_step']) / 1e6:.1f} MB a step ")
     if not row["link_bits_per_s"]:
         return text + "through shared memory."
     rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal, "line_ms")

@@ -2,7 +2,7 @@
 import dataclasses
 import time
 
-from runner import Late, options_of_mode
+from runner import Late
 from tokens import write_tokens
 
 from .check import LATE, SKIP, TYPES
@@ -17,14 +17,14 @@ HANGS_MAX = 2  # then a transport is not tried again
 # The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
 # collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
 # so meshes run one after another.
-AUTO_MESHES = "tpsp 2 2 auto", "up 2 1 auto bf16", "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
+AUTO_MESHES = "tpsp 2 2 auto", "up 2 1 auto bf16", "tpsp 2 1 ring", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (
-    "tpsp 2 1 commfuse", "up 2 1 commfuse:direct", "tpsp 2 1 none", "tpsp 2 2 commfuse", "tpsp 2 1 commfuse bf16",
-    "tpsp 2 1 commfuse bf16 again", "tpsp 2 1 slice", "tpsp 1 2 commfuse", "tpsp 2 1 commfuse:direct", "tpsp 4 1 commfuse:direct",
-    "up 2 2 commfuse:direct", "up 4 1 commfuse", "tpsp 4 1 commfuse", "up 2 1 none", "tpsp 1 2 none", "up 2 1 slice",
-    "tpsp 1 2 slice", "tpsp 2 1 commfuse fp32 again", "tpsp 1 4 commfuse:direct", "up 2 1 commfuse", "tpsp 2 1 commfuse:2",
-    "up 2 2 commfuse:direct bf16", "tpsp 4 1 none", "up 4 1 none", "tpsp 2 2 none", "tpsp 4 1 slice",
-    "up 4 1 commfuse fp32 again", "tpsp 1 4 commfuse")
+    "tpsp 2 1 ring", "up 2 1 direct", "tpsp 2 1 none", "tpsp 2 2 ring", "tpsp 2 1 ring bf16",
+    "tpsp 2 1 ring bf16 again", "tpsp 2 1 slice", "tpsp 1 2 ring", "tpsp 2 1 direct", "tpsp 4 1 direct",
+    "up 2 2 direct", "up 4 1 ring", "tpsp 4 1 ring", "up 2 1 none", "tpsp 1 2 none", "up 2 1 slice",
+    "tpsp 1 2 slice", "tpsp 2 1 ring fp32 again", "tpsp 1 4 direct", "up 2 1 ring", "tpsp 2 1 ring:2",
+    "up 2 2 direct bf16", "tpsp 4 1 none", "up 4 1 none", "tpsp 2 2 none", "tpsp 4 1 slice",
+    "up 4 1 ring fp32 again", "tpsp 1 4 ring")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Mesh:
         return cls(transport, strategy, int(tp), int(dp), *more)
 
     @property
-    def commfuse(self):
-        return self.mode.startswith("commfuse")
+    def native(self):
+        """Has native collectives; auto may have."""
+        return self.mode in ("none", "slice", "auto")
 
     @property
     def options(self):
-        fixed = {} if self.mode == "auto" else {"route": "ring", "slices": 0}  # auto chooses them for each operation
-        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, **{**fixed, **options_of_mode(self.mode)})
+        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, overlap=self.mode)
 
     @property
     def name(self):
@@ -58,13 +58,13 @@ class Mesh:
 
     @property
     def same_bits(self):
-        """Runs with the same key must have the same bits: commfuse by any route over any transport, however often."""
-        return (self.strategy, self.tp, self.dp, self.options.get("slices"), self.kind)
+        """Runs with the same key must have the same bits: ring and direct over any transport, however often."""
+        return (self.strategy, self.tp, self.dp, self.mode.partition(":")[2], self.kind)
 
 
 def meshes(transport):
     plan = [Mesh.of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
-    native = [mesh for mesh in plan if not mesh.commfuse]
+    native = [mesh for mesh in plan if mesh.native]
     return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
@@ -72,7 +72,7 @@ def run(check):
     tokens, alone, bits, transports = check.path("tokens.bin"), {}, {}, ("ipc", "auto", "nccl")
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
     check.data["ranks"], end_of_stage = [], check.runner.deadline
-    ranks_over(check, "auto", [Mesh.of("auto", f"tpsp 1 1 commfuse {kind} {again}") for kind in TYPES if check.program(kind)
+    ranks_over(check, "auto", [Mesh.of("auto", f"tpsp 1 1 ring {kind} {again}") for kind in TYPES if check.program(kind)
                                for again in ("", "again")], tokens, alone, bits)
     for i, transport in enumerate(transports):  # each gets its share of the time left
         plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
@@ -104,13 +104,13 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
 
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
-    if result.status and "native collectives need NCCL" in result.output and not mesh.commfuse:
+    if result.status and "native collectives need NCCL" in result.output and mesh.native:
         return check.verdict(mesh.name, SKIP, "refused: " + result.reason)
     if result.status or len(steps) != len(expected):
         return check.judge(mesh.name, False, f"status {result.status}: {result.reason}")
     far = relative([s["loss"] for s in steps], expected)
     good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s"
-    if mesh.commfuse:
+    if not mesh.native:
         mine = [(s["loss"], s["grad_norm"]) for s in steps]
         first, other = bits.setdefault(mesh.same_bits, (mine, mesh))
         if first is not mine:

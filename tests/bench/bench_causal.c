@@ -254,10 +254,11 @@ static cf_side side_of(kind what) {
     return what == QUERY_SPLIT ? CF_COMPUTE_BEFORE : CF_COMPUTE_BOTH;
 }
 
-static double simulated(kind what, cf_mode mode, cf_route route, int N, const setting *set, double latency_ms) {
+static double simulated(kind what, const char *algorithm, int N, const setting *set, double latency_ms) {
     cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
-        schedule[r] = cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut], false);
+        schedule[r] =
+            cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, r, cut[set->cut], false);
     cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
     double ms = cf_replay(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);
@@ -266,8 +267,10 @@ static double simulated(kind what, cf_mode mode, cf_route route, int N, const se
 
 // --- tables ---
 
-static const char *name_of(kind what, cf_route route) {
-    return what == ULYSSES ? "UP attention" : route == CF_RING ? "Query-Split ring" : "Query-Split direct";
+static void print_name(kind what, const char *algorithm) {
+    char name[32];
+    snprintf(name, sizeof name, "Query-Split %s", algorithm);
+    printf("  %-19s", what == ULYSSES ? "UP attention" : name);
 }
 
 static void print_costs(const work *k, const setting *set) {
@@ -287,7 +290,7 @@ static void print_costs(const work *k, const setting *set) {
         for (int i = 0; i < CUTS; i++) {
             setting s = *set;
             s.layout = (layout)l, s.cut = i;
-            double ms = simulated(k->kind, CF_MODE_NOWIRE, CF_RING, k->N, &s, 0);
+            double ms = simulated(k->kind, "nowire", k->N, &s, 0);
             printf(" %+.1f%%", 100 * (ms / c->whole - 1));
         }
     }
@@ -317,17 +320,18 @@ static void print_cell(double over, double whole, double comm) {
 }
 
 // Links of several speeds: T_comm is a given share of compute.
-static void table_of_links(const work *k, setting set, cf_route route) {
+static void table_of_links(const work *k, setting set, const char *algorithm) {
     static const double ratios[] = {0.1, 0.25, 0.5, 0.75, 1.0};
     static const double latency_ms = 0.01;
     double whole = set.of->whole;
     for (size_t i = 0; i < sizeof ratios / sizeof *ratios; i++) {
         double comm = ratios[i] * whole;
         set.shard_ms = fmax(0, comm / (k->N - 1) - latency_ms);
-        printf("  %-19s %6.2f", name_of(k->kind, route), ratios[i]);
+        print_name(k->kind, algorithm);
+        printf(" %6.2f", ratios[i]);
         for (const column *c = columns; c < columns + COLUMNS; c++) {
             set.layout = c->layout, set.cut = c->cut, set.coupled = c->coupled;
-            print_cell(simulated(k->kind, CF_MODE_COMMFUSE, route, k->N, &set, latency_ms) - whole, whole, comm);
+            print_cell(simulated(k->kind, algorithm, k->N, &set, latency_ms) - whole, whole, comm);
         }
         printf("\n");
     }
@@ -341,8 +345,8 @@ static void simulate_shape(bench *b, shape s, int N) {
         setting set = {.of = (const costs *)b->all, .ranks_measured = 1};
         print_costs(&k, &set);
         print_head("", "ratio", COLUMNS);
-        table_of_links(&k, set, CF_RING);
-        if (what == QUERY_SPLIT) table_of_links(&k, set, CF_DIRECT);
+        table_of_links(&k, set, "ring");
+        if (what == QUERY_SPLIT) table_of_links(&k, set, "direct");
         free_work(&k);
         fflush(stdout);
     }
@@ -371,7 +375,7 @@ static link_speed measure_link(bench *b, work *k) {
     cf_fuse_plan plan = {.name = "link",
                          .group = &b->mesh.tp_group,
                          .operation = CF_ALLGATHER,
-                         .mode = CF_MODE_COMMFUSE,
+                         .algorithm = cf_algorithm_find("ring"),
                          .slices = 1,
                          .dtype = REAL_DTYPE,
                          .capacity = k->s.T / k->N * width(k)};
@@ -391,15 +395,14 @@ static link_speed measure_link(bench *b, work *k) {
     return link;
 }
 
-static void measure_route(bench *b, work *k, cf_route route, double ms[LAYOUTS][CUTS]) {
+static void measure(bench *b, work *k, const char *algorithm, double ms[LAYOUTS][CUTS]) {
     cf_fuse *fuse[CUTS];
     for (int m = 0; m < CUTS; m++)
         fuse[m] = cf_fuse_create(&b->context, (cf_fuse_plan){.name = "bench",
                                                              .group = &b->mesh.tp_group,
                                                              .operation = operation_of(k->kind),
                                                              .side = side_of(k->kind),
-                                                             .mode = CF_MODE_COMMFUSE,
-                                                             .route = route,
+                                                             .algorithm = cf_algorithm_find(algorithm),
                                                              .slices = cut[m],
                                                              .dtype = REAL_DTYPE,
                                                              .capacity = k->s.T / k->N * width(k)});
@@ -416,17 +419,16 @@ static void measure_route(bench *b, work *k, cf_route route, double ms[LAYOUTS][
     free(sample);
 }
 
-static void compare_route(bench *b, work *k, setting set, cf_route route, link_speed link) {
+static void compare(bench *b, work *k, setting set, const char *algorithm, link_speed link) {
     double ms[LAYOUTS][CUTS], whole = set.of->whole, comm = (k->N - 1) * (link.shard_ms + link.latency_ms);
-    measure_route(b, k, route, ms);
+    measure(b, k, algorithm, ms);
     if (b->mesh.world_group.rank != 0) return;
     for (int measured = 1; measured >= 0; measured--) {
-        printf("  %-19s %6s", name_of(k->kind, route), measured ? "real" : "simul.");
+        print_name(k->kind, algorithm);
+        printf(" %6s", measured ? "real" : "simul.");
         for (const column *c = columns; c < columns + REAL_COLUMNS; c++) {
             set.layout = c->layout, set.cut = c->cut;
-            print_cell((measured ? ms[c->layout][c->cut]
-                                 : simulated(k->kind, CF_MODE_COMMFUSE, route, k->N, &set, link.latency_ms)) -
-                           whole,
+            print_cell((measured ? ms[c->layout][c->cut] : simulated(k->kind, algorithm, k->N, &set, link.latency_ms)) - whole,
                        whole, comm);
         }
         printf("\n");
@@ -448,8 +450,8 @@ static void compare_shape(bench *b, shape s) {
                    (N - 1) * (link.shard_ms + link.latency_ms) / set.of->whole);
             print_head("", "", REAL_COLUMNS);
         }
-        compare_route(b, &k, set, CF_RING, link);
-        if (what == QUERY_SPLIT) compare_route(b, &k, set, CF_DIRECT, link);
+        compare(b, &k, set, "ring", link);
+        if (what == QUERY_SPLIT) compare(b, &k, set, "direct", link);
         free_work(&k);
     }
 }
@@ -469,7 +471,7 @@ int main(int argc, char **argv) {
     cf_mesh_bind(transport, &b.mesh);
     b.gather = cf_fuse_create(&b.context, (cf_fuse_plan){.name = "times",
                                                          .group = &b.mesh.world_group,
-                                                         .mode = CF_MODE_COMMFUSE,
+                                                         .algorithm = cf_algorithm_find("ring"),
                                                          .slices = 1,
                                                          .dtype = CF_FP64,
                                                          .capacity = COSTS});

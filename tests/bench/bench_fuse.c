@@ -5,14 +5,14 @@
 // The first form prints a table of fixed shapes, a line each:
 //   compute     one monolithic computation, no communication (ms)
 //   comm        the native collective alone (ms)
-//   none …      the fused operation in each mode (ms)
+//   none …      the fused operation by each schedule (ms)
 //   hidden      1 − (fused − compute) / comm: the share of the communication that costs no time
 //   chunking    (nowire − compute) / compute: what cutting the computation into slices costs by itself; it
 //               is part of the fused times and therefore also lowers "hidden"
-//   spread      (90th − 10th percentile) / median of commfuse by ring
-// The second form measures one operation in every variant there is, or in those of one name alone, and prints
-// a line for each, as JSON if asked: it draws no conclusion, scripts/experiments does. nowire with n slices is
-// what n slices cost to compute, of commfuse and of slice alike: both cut a shard into that many.
+//   spread      (90th − 10th percentile) / median of ring
+// The second form measures one operation by every schedule of the table (commfuse/schedule.h), in 1, 2, 4 and 8 slices of a
+// shard, or by those of one name alone, and prints a line for each, as JSON if asked: it draws no conclusion,
+// scripts/experiments does. nowire:n is what n slices cost to compute by any schedule.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
 // take turns within one repetition, so that a drift of the machine meets all of them, and each time in another order, so
@@ -58,11 +58,8 @@ typedef struct bench {
 } bench;
 
 typedef struct variant {
-    const char *name;
-    enum { MONOLITHIC, NATIVE, FUSED } what;
-    cf_mode mode;
-    cf_route route;
-    int slices;
+    const char *name; // "ring:2"; "compute", "comm"
+    enum { FUSED, MONOLITHIC, NATIVE } what;
     int turns; // in one repetition
 } variant;
 
@@ -72,25 +69,11 @@ typedef struct result {
     double ms, p10_ms, p90_ms; // median and percentiles
 } result;
 
-#define COMPUTE_ALONE                                                                                                              \
-    { "compute", MONOLITHIC, CF_MODE_NONE, CF_RING, 1, COMPUTE_TURNS }
-#define COMM_ALONE                                                                                                                 \
-    { "comm", NATIVE, CF_MODE_NONE, CF_RING, 1, 1 }
-#define NO_OVERLAP                                                                                                                 \
-    { "none", FUSED, CF_MODE_NONE, CF_RING, 1, 1 }
-#define SLICE(M)                                                                                                                   \
-    { "slice", FUSED, CF_MODE_SLICE, CF_RING, M, 1 }
-#define RING(m)                                                                                                                    \
-    { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_RING, m, 1 }
-#define DIRECT(m)                                                                                                                  \
-    { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_DIRECT, m, 1 }
-#define NOWIRE(m)                                                                                                                  \
-    { "nowire", FUSED, CF_MODE_NOWIRE, CF_RING, m, 1 }
+static const char usage[] = "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|ring|…] [--json]] "
+                            "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
+                            "attention_alltoall alltoall_gemm wgrad_scatter";
 
-static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),  SLICE(8),
-                                        RING(1),       RING(2),    RING(4),    RING(8),   DIRECT(1), DIRECT(2),
-                                        DIRECT(4),     NOWIRE(1),  NOWIRE(2),  NOWIRE(4), NOWIRE(8)};
-enum { VARIANTS = sizeof every_variant / sizeof *every_variant, TURNS_MAX = VARIANTS - 1 + COMPUTE_TURNS };
+enum { VARIANTS = 64, TURNS_MAX = VARIANTS + COMPUTE_TURNS }; // at most
 
 typedef struct work {
     shape s;
@@ -266,15 +249,21 @@ static void free_work(work *k) {
     free(k->ready);
 }
 
+static cf_choice schedule_of(const variant *v) {
+    cf_choice how;
+    if (!cf_choice_parse(v->what == FUSED ? v->name : "none", &how)) cf_die(NULL, "a bug: there is no schedule %s", v->name);
+    return how;
+}
+
 static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
     if (v->what == MONOLITHIC) return NULL;
+    const cf_choice how = schedule_of(v);
     return cf_fuse_create(&b->context, (cf_fuse_plan){.name = "bench",
                                                       .group = &b->mesh.tp_group,
                                                       .operation = works[k->s.kind].operation,
                                                       .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
-                                                      .mode = v->mode,
-                                                      .route = v->route,
-                                                      .slices = v->slices,
+                                                      .algorithm = how.algorithm,
+                                                      .slices = how.slices,
                                                       .dtype = REAL_DTYPE,
                                                       .capacity = k->rows * k->row_elements,
                                                       .folds = works[k->s.kind].compute == gemm_scatter ||
@@ -367,7 +356,7 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
     int order[TURNS_MAX];
     double *scratch = memory_for(b->repetitions * COMPUTE_TURNS);
     for (int v = 0; v < count; v++) operation[v] = make_operation(b, k, &variants[v]);
-    for (int v = 0; v < count; v++) results[v] = (result){.samples = memory_for(b->repetitions * variants[v].turns)};
+    for (int v = 0; v < count; v++) results[v] = (result){.samples = memory_for(b->repetitions * COMPUTE_TURNS)};
     for (int i = -WARM_UPS; i < b->repetitions; i++) {
         int turns = draw_order(order, variants, count, i + WARM_UPS);
         for (int n = 0; n < turns; n++) {
@@ -386,7 +375,13 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
 // --- the table of fixed shapes ---
 
 enum { COLUMN_COMPUTE, COLUMN_COMM, COLUMN_NONE, COLUMN_SLICE, COLUMN_RING, COLUMN_DIRECT, COLUMN_NOWIRE };
-static const variant columns[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(4), RING(1), DIRECT(1), NOWIRE(1)};
+static const variant columns[] = {{"compute", MONOLITHIC, COMPUTE_TURNS},
+                                  {"comm", NATIVE, 1},
+                                  {"none", FUSED, 1},
+                                  {"slice:4", FUSED, 1},
+                                  {"ring", FUSED, 1},
+                                  {"direct", FUSED, 1},
+                                  {"nowire", FUSED, 1}};
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
 static void print_heading(const bench *b) {
@@ -396,7 +391,7 @@ static void print_heading(const bench *b) {
            2 * t->local_size > t->local_cores ? " (shared: with fewer than one a thread, transfers slow down the computation)" : "",
            b->repetitions);
     printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "", "T x B", "compute", "comm",
-           "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring", "direct", "chunking", "spread");
+           "ratio", "none", "slice:4", "ring", "direct", "hidden:", "ring", "direct", "chunking", "spread");
 }
 
 static void print_row(const shape *s, const result r[COLUMNS]) {
@@ -448,30 +443,50 @@ static void print_table(bench *b) {
 
 // --- one operation in every variant ---
 
-static const char *route_of(const variant *v) {
-    return v->what == FUSED && (v->mode == CF_MODE_COMMFUSE || v->mode == CF_MODE_NOWIRE) ? cf_route_name(v->route) : "";
+// The name of a row of the table, without slices, or of a variant that is none.
+static bool is_named(const variant *v, const char *name) {
+    const size_t length = strcspn(v->name, ":");
+    return strlen(name) == length && strncmp(v->name, name, length) == 0;
+}
+
+static void add_schedule(cf_choice how, variant *list, int *count) {
+    static char names[VARIANTS][CF_CHOICE_NAME];
+    if (*count == VARIANTS) cf_die(NULL, "more than %d variants", VARIANTS);
+    cf_choice_print(how, names[*count]);
+    list[*count] = (variant){names[*count], FUSED, 1};
+    ++*count;
+}
+
+// All but `ideal`, which is `compute`. only: those of this name; NULL: all.
+static int choose_variants(work_kind kind, const char *only, variant list[VARIANTS]) {
+    int count = 0, kept = 0;
+    list[count++] = (variant){"compute", MONOLITHIC, COMPUTE_TURNS};
+    list[count++] = (variant){"comm", NATIVE, 1};
+    for (const cf_algorithm *a = cf_algorithms; a < cf_algorithms + cf_algorithm_count; a++)
+        for (int m = 1; m <= 8 && m <= a->most && (a->serves || (a->bound && a->most > 1)); m *= 2)
+            if (cf_algorithm_serving(a, works[kind].operation, works[kind].side)) add_schedule((cf_choice){a, m}, list, &count);
+    for (int v = 0; v < count; v++)
+        if (!only || is_named(&list[v], only)) list[kept++] = list[v];
+    if (kept == 0) cf_die_together(usage, "--only %s: there is no such variant", only);
+    return kept;
 }
 
 // json: with every sample, as they came; of each repetition as many as the variant has turns.
 static void print_variant(const variant *v, const result *r, int64_t bytes, bool json) {
-    if (v->what == MONOLITHIC || v->mode == CF_MODE_NOWIRE) bytes = 0;
-    printf(json ? "{\"variant\":\"%s\",\"route\":\"%s\",\"slices\":%d,\"ms\":%.4f,\"p10_ms\":%.4f,"
-                  "\"p90_ms\":%.4f,\"bytes\":%lld"
-                : "%-9s %-7s slices %d %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank",
-           v->name, route_of(v), v->slices, r->ms, r->p10_ms, r->p90_ms, (long long)bytes);
+    if (v->what == MONOLITHIC || schedule_of(v).algorithm->bound) bytes = 0;
+    printf(json ? "{\"variant\":\"%s\",\"ms\":%.4f,\"p10_ms\":%.4f,\"p90_ms\":%.4f,\"bytes\":%lld"
+                : "%-12s %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank",
+           v->name, r->ms, r->p10_ms, r->p90_ms, (long long)bytes);
     for (int i = 0; i < r->count && json; i++) printf(i ? ",%.4f" : ",\"samples_ms\":[%.4f", r->samples[i]);
     puts(json ? "]}" : "");
     fflush(stdout);
 }
 
-// only: NULL for all.
 static void print_variants(bench *b, shape s, const char *only, bool json) {
     work k = make_work(b, s);
     variant chosen[VARIANTS];
     result results[VARIANTS];
-    int count = 0;
-    for (int v = 0; v < VARIANTS; v++)
-        if (!only || strcmp(only, every_variant[v].name) == 0) chosen[count++] = every_variant[v];
+    const int count = choose_variants(s.kind, only, chosen);
     measure(b, &k, chosen, count, results);
     int64_t bytes = (k.N - 1) * k.rows * k.row_elements * (int64_t)sizeof(real);
     if (b->mesh.world_group.rank == 0)
@@ -488,11 +503,6 @@ typedef struct choice {
     shape s;
     int repetitions;
 } choice;
-
-static const char usage[] = "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|commfuse|nowire] "
-                            "[--json]] "
-                            "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
-                            "attention_alltoall alltoall_gemm wgrad_scatter";
 
 // Exactly `count` numbers from 1 to `most`, separated by commas.
 static void parse_numbers(const char *option, const char *text, int count, int64_t most, int64_t *numbers) {
@@ -514,12 +524,6 @@ static work_kind parse_op(const char *text) {
     cf_die_together(usage, "--op %s: there is no such operation", text);
 }
 
-static const char *parse_only(const char *text) {
-    for (int v = 0; v < VARIANTS; v++)
-        if (strcmp(text, every_variant[v].name) == 0) return every_variant[v].name;
-    cf_die_together(usage, "--only %s: there is no such variant", text);
-}
-
 // Returns how many arguments the option took.
 static int parse_option(choice *c, const char *option, const char *value) {
     int64_t n[5];
@@ -533,7 +537,7 @@ static int parse_option(choice *c, const char *option, const char *value) {
     if (!strcmp(option, "--op")) {
         c->s.kind = parse_op(value), c->op_given = true;
     } else if (!strcmp(option, "--only")) {
-        c->only = parse_only(value);
+        c->only = value;
     } else if (!strcmp(option, "--shape")) {
         parse_numbers(option, value, 5, SIZE_MAX_EACH, n);
         c->s.T = n[0], c->s.B = n[1], c->s.C = n[2], c->s.columns = n[3], c->s.H = n[4];
@@ -578,7 +582,7 @@ int main(int argc, char **argv) {
     cf_mesh_bind(transport, &b.mesh);
     b.times = cf_fuse_create(&b.context, (cf_fuse_plan){.name = "times",
                                                         .group = &b.mesh.world_group,
-                                                        .mode = CF_MODE_COMMFUSE,
+                                                        .algorithm = cf_algorithm_find("ring"),
                                                         .slices = 1,
                                                         .dtype = CF_FP64,
                                                         .capacity = 1});

@@ -1,6 +1,10 @@
-// Training steps in several overlap modes, which take turns: what a schedule does to the time of a whole step.
+// Training steps in several overlap modes, which take turns: what a schedule, or a policy, does to the time of a whole step.
 //
-//     mpirun -np N bench_train [--modes none,slice:4,commfuse:ring:4,auto,nowire,ideal] [--rounds R] [--json] [train_gpt's options]
+//     mpirun -np N bench_train [--modes none,slice:4,ring:4,auto,nowire,ideal] [--rounds R] [--json] [train_gpt's options]
+//
+// A mode is a schedule as of train_gpt's --overlap, and after it, joined by +, words of its policy (layers/overlap.h), as in
+// ring:4+ready+table+ahead2: end, ready, owners or auto are --gradients, table or rows --embedding, aheadN is --prefetch N. These
+// options themselves set what the modes leave open.
 //
 // Each mode trains a model of its own, from the same weights on the same random tokens, so that losses of the same
 // step must agree (those of nowire and ideal are wrong by construction). All of them live in one process, and a round is one
@@ -10,11 +14,12 @@
 // update, and all that it sends, is done in the next forward of the same model.
 //
 // The step is train_gpt's: forward, backward, figures of the step before, norm, clip, update, and lasts by rank 0's clock
-// until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. --json prints a line of configuration, one for each
-// step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise a table of medians.
+// until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. --json prints a line of
+// configuration, one for each step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise
+// a table of medians. It says which modes do not differ from the best: those half of whose steps, the middle ones, lie where half of
+// its steps lie; and which are below `ideal`, which no schedule can be.
 //
-// A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there. Of
-// train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan FILE,
+// Of train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan FILE,
 // or --out DIR: DIR/plan.json is read if it is there, else written when trials, before the rounds, have found a plan.
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
@@ -31,13 +36,13 @@
 
 enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, LOSS_ROUNDS = 100, GPT2_VOCABULARY = 50257, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
-static const char usage[] = "bench_train [--modes none|slice|commfuse|nowire|ideal|auto[:ring|:direct|:once][:SLICES],…] [--rounds "
-                            "R] "
-                            "[--json]";
-static const char *const applies[] = {"model",        "layers",      "channels",  "heads",     "seq",         "vocab",
-                                      "tp",           "dp",          "strategy",  "transport", "micro-batch", "lr",
-                                      "weight-decay", "beta1",       "beta2",     "eps",       "clip",        "seed",
-                                      "threads",      "peak-tflops", "recompute", "timeout",   "plan",        "out"};
+static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
+                            "[--json]; train_gpt --help lists the names, under --overlap";
+static const char *const applies[] = {"model",   "layers",   "channels",  "heads",       "seq",      "vocab",        "tp",
+                                      "dp",      "strategy", "transport", "micro-batch", "lr",       "weight-decay", "beta1",
+                                      "beta2",   "eps",      "clip",      "seed",        "threads",  "peak-tflops",  "recompute",
+                                      "timeout", "plan",     "out",       "gradients",   "prefetch", "embedding"};
+static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
@@ -45,13 +50,14 @@ typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and c
 } step_row;
 
 typedef struct entrant {
-    char name[32]; // as asked for
-    cf_choice how;
+    char name[64]; // as asked for
+    overlap how;
     run_plan plan; // of mode auto
     int64_t trials;
     gpt model;
     zero_optimizer optimizer;
-    step_row *row; // [1 + rounds]
+    step_row *row;                                  // [1 + rounds]
+    double p10, q1, median_ms, q3, p90, exposed_ms; // of the steps, and the median exposed time
 } entrant;
 
 typedef struct bench {
@@ -99,7 +105,7 @@ static void refuse_what_does_not_apply(const options *o) {
 static void parse(bench *b, int argc, char **argv) {
     int kept = 1;
     b->rounds = 10;
-    b->modes = "none,slice,commfuse,auto,nowire,ideal";
+    b->modes = "none,slice,ring,auto,nowire,ideal";
     for (int i = 1; i < argc; i++) {
         bool modes = strcmp(argv[i], "--modes") == 0, rounds = strcmp(argv[i], "--rounds") == 0;
         if ((modes || rounds) && i + 1 == argc) cf_die_together(usage, "%s needs a value", argv[i]);
@@ -116,10 +122,13 @@ static void parse(bench *b, int argc, char **argv) {
     refuse_what_does_not_apply(&b->o);
 }
 
-static bool take_mode(cf_choice *how, const char *word) {
-    const bool found = cf_mode_parse(word, &how->mode);
-    how->slices = found && how->mode == CF_MODE_SLICE ? 4 : 1;
-    return found;
+// false: no such word, or one of its kind was there.
+static bool take_word(const char *word, const char **gradients, int64_t *prefetch, const char **embedding) {
+    const char **kind = is_one_of(word, embedding_words, 2) ? embedding : is_one_of(word, gradients_words, 4) ? gradients : NULL;
+    int ahead = -1, end = 0;
+    if (sscanf(word, "ahead%4d%n", &ahead, &end) == 1 && !word[end] && ahead >= 0 && *prefetch < 0) return *prefetch = ahead, true;
+    if (!kind || *kind) return false;
+    return *kind = word, true;
 }
 
 static void add_entrant(bench *b, const char *text, size_t length) {
@@ -129,11 +138,16 @@ static void add_entrant(bench *b, const char *text, size_t length) {
     if (length >= sizeof e->name) cf_die_together(usage, "--modes: there is no mode %.*s", (int)length, text);
     snprintf(e->name, sizeof e->name, "%.*s", (int)length, text);
     memcpy(words, e->name, sizeof words);
-    if (!take_mode(&e->how, strsep(&rest, ":"))) cf_die_together(usage, "--modes: there is no mode %s", e->name);
+    const char *schedule = strsep(&rest, "+"), *gradients = NULL, *embedding = NULL;
+    int64_t prefetch = -1;
     while (rest) {
-        const char *word = strsep(&rest, ":");
-        if (!cf_route_parse(word, &e->how.route)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
+        const char *word = strsep(&rest, "+");
+        if (!take_word(word, &gradients, &prefetch, &embedding))
+            cf_die_together(usage, "--modes %s: there is no word %s, or another of its kind is before it", e->name, word);
     }
+    if (!overlap_parse(&e->how, schedule, gradients ? gradients : b->o.gradients, prefetch < 0 ? b->o.prefetch : prefetch,
+                       embedding ? embedding : b->o.embedding))
+        cf_die_together(usage, "--modes: there is no mode %s", e->name);
 }
 
 static void choose_entrants(bench *b) {
@@ -154,8 +168,8 @@ static void make_mesh(bench *b) {
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
     b->transport->collectives = false; // of their own, as in train_gpt
     for (int i = 0; i < b->entrants; i++) {
-        const cf_mode mode = b->entrant[i].how.mode;
-        b->transport->collectives |= mode == CF_MODE_NONE || mode == CF_MODE_SLICE;
+        const cf_algorithm *algorithm = b->entrant[i].how.schedule.algorithm;
+        b->transport->collectives |= algorithm && algorithm->native;
     }
     cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
     cf_mesh_bind(b->transport, &b->mesh);
@@ -188,10 +202,10 @@ static void choose_shape(bench *b) {
 static void make_model(bench *b, entrant *e, const char *found) {
     const options *o = &b->o;
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how,
+    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, &e->how,
                strcmp(o->recompute, "1") == 0);
-    optimizer_create(&e->optimizer, &e->model, e->how);
-    if (e->how.mode == CF_MODE_AUTO && b->transport->size > 1) {
+    optimizer_create(&e->optimizer, &e->model, &e->how);
+    if (!e->how.schedule.algorithm && b->transport->size > 1) {
         plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
         plan_start(&e->plan, found, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);
         if (e->plan.text && !e->plan.known)
@@ -354,36 +368,48 @@ static double loss_difference(const bench *b, const entrant *e) {
     return most;
 }
 
-static void sort_rows(const bench *b, const entrant *e, double *ms, double *exposed) {
-    for (int64_t k = 0; k < b->rounds; k++) ms[k] = e->row[1 + k].ms, exposed[k] = e->row[1 + k].exposed_ms;
-    qsort(ms, (size_t)b->rounds, sizeof *ms, ascending);
-    qsort(exposed, (size_t)b->rounds, sizeof *exposed, ascending);
+static void summarize(const bench *b, entrant *e, double *sorted) {
+    const int64_t n = b->rounds;
+    for (int64_t k = 0; k < n; k++) sorted[k] = e->row[1 + k].exposed_ms;
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    e->exposed_ms = sorted[n / 2];
+    for (int64_t k = 0; k < n; k++) sorted[k] = e->row[1 + k].ms;
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    e->p10 = sorted[n / 10], e->q1 = sorted[n / 4], e->median_ms = sorted[n / 2];
+    e->q3 = sorted[(3 * n - 1) / 4], e->p90 = sorted[(n - 1) * 9 / 10];
 }
 
-static void print_table(const bench *b) {
-    int64_t n = b->rounds;
-    double *ms = calloc((size_t)n, sizeof *ms), *exposed = calloc((size_t)n, sizeof *exposed), bound = NAN;
-    if (!ms || !exposed) cf_die(NULL, "out of memory for a table");
-    for (int i = 0; i < b->entrants && isnan(bound); i++) {
-        sort_rows(b, &b->entrant[i], ms, exposed);
-        if (b->entrant[i].how.mode == CF_MODE_IDEAL) bound = ms[n / 2];
+static bool is_bound(const entrant *e) {
+    return e->how.schedule.algorithm && e->how.schedule.algorithm->bound;
+}
+
+// ideal: NULL if it did not take part. best: of those whose results are right.
+static void print_row(const bench *b, const entrant *e, const entrant *ideal, const entrant *best) {
+    const double of_ideal = ideal ? e->median_ms / ideal->median_ms : NAN;
+    printf("%-28s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.6f %10.0e", e->name, e->median_ms, e->p10, e->p90, of_ideal,
+           100 * flops_per_step(b) / (e->median_ms * 1e-3) / b->peak, e->exposed_ms, e->row[b->rounds].loss, loss_difference(b, e));
+    if (of_ideal < 0.9995) printf("  below ideal: noise, or a wrong measurement");
+    if (!is_bound(e) && e != best && e->q1 <= best->q3 && best->q1 <= e->q3) printf("  does not differ from %s", best->name);
+    printf("\n");
+}
+
+static void print_table(bench *b) {
+    double *sorted = calloc((size_t)b->rounds, sizeof *sorted);
+    const entrant *ideal = NULL, *best = NULL;
+    if (!sorted) cf_die(NULL, "out of memory for a table");
+    for (entrant *e = b->entrant; e < b->entrant + b->entrants; e++) {
+        summarize(b, e, sorted);
+        if (!ideal && is_bound(e) && strcmp(e->how.schedule.algorithm->name, "ideal") == 0) ideal = e;
+        if (!is_bound(e) && (!best || e->median_ms < best->median_ms)) best = e;
     }
-    printf("\n%-20s %10s %21s %10s %8s %12s %10s %10s\n", "mode", "step, ms", "p10 - p90", "of ideal", "MFU", "exposed, ms",
+    printf("\n%-28s %10s %21s %10s %8s %12s %10s %10s\n", "mode", "step, ms", "p10 - p90", "of ideal", "MFU", "exposed, ms",
            "last loss", "apart");
-    for (int i = 0; i < b->entrants; i++) {
-        const entrant *e = &b->entrant[i];
-        sort_rows(b, e, ms, exposed);
-        double median = ms[n / 2];
-        printf("%-20s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.6f %10.0e\n", e->name, median, ms[n / 10],
-               ms[(n - 1) * 9 / 10], median / bound, 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2],
-               e->row[n].loss, loss_difference(b, e));
-    }
+    for (int i = 0; i < b->entrants; i++) print_row(b, &b->entrant[i], ideal, best);
     printf("MFU: of %.3f TFLOP/s (%s)\n", b->peak * 1e-12, b->peak_source);
-    free(ms);
-    free(exposed);
+    free(sorted);
 }
 
-static void print_end(const bench *b) {
+static void print_end(bench *b) {
     if (!b->json)
         print_table(b);
     else

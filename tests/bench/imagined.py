@@ -11,7 +11,7 @@ rates of products and links (each way); --gbps 25 is a machine without NVLink. -
 --hosts-gbps between hosts for each. This machine needs memory for the weights and for one more copy of a tensor on the host.
 
 For each mesh and transport it prints steps as multiples of ideal, which leaves out transfers and slices, and below them the exposed
-milliseconds; s4: slice in four, r2: commfuse by ring in two slices a rank, d: direct. nowire leaves out only transfers, so it shows
+milliseconds; s4: slice in four, r2: ring in two slices a rank, d: direct. nowire leaves out only transfers, so it shows
 the cost of slices. auto is the plan that the program finds in its first steps; the last column divides it by the best fixed mode.
 """
 import argparse
@@ -24,7 +24,7 @@ import run_log
 from runner import ROOT, Failed, Runner
 
 FIXED = ("none", *(f"slice:{m}" for m in (1, 2, 4, 8)),
-         *(f"commfuse:{route}:{m}" for route in ("ring", "direct") for m in (1, 2, 4)), "commfuse:once")
+         *(f"{name}:{m}" for name in ("ring", "direct") for m in (1, 2, 4)), "once")
 SHOWN = (*FIXED, "auto")
 MODES = (*SHOWN, "nowire", "ideal")
 WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
@@ -59,8 +59,8 @@ def measure_modes(o, ranks, words, transport, modes):
 
 
 def short(mode):
-    """slice:4 → s4, commfuse:ring:2 → r2, commfuse:once → once"""
-    name, slices = (mode.split(":")[-2:] if mode[-1].isdigit() else (mode.split(":")[-1], ""))
+    """slice:4 → s4, once → once"""
+    name, _, slices = mode.partition(":")
     return name[0] + slices if slices else name
 
 

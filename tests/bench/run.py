@@ -109,14 +109,14 @@ def bench_train(build, steps):
           f"{'' if cores >= 4 else ', shared'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)
     for strategy, tp, dp in MESHES:
-        run_ranks(tp * dp, f"{build}/tests/bench/bench_train", modes="none,slice,commfuse,commfuse:4,auto,nowire,ideal",
+        run_ranks(tp * dp, f"{build}/tests/bench/bench_train", modes="none,slice,ring,ring:4,auto,nowire,ideal",
                   strategy=strategy, tp=tp, dp=dp, model=model, vocab=VOCAB, seq=256, micro_batch=B // dp, threads=1,
                   rounds=steps - 1)
         print(flush=True)
 
 
 def bench_tail(build):
-    modes = "none", "slice", "commfuse"
+    modes = "none", "slice", "ring"
     print("gradients still in flight after a rank's last computation of backward, ms, median of 3 steps\n"
           f"{'mesh':11}{''.join(f'{mode:>10}' for mode in modes)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -131,13 +131,13 @@ def bench_bytes(build):
     d6 = shapes.Shape(maxT=256, V=VOCAB, Vp=50304, L=6, heads=6, C=384)
     kinds = ("activations", "lookup", "gradients", "weights")
     print("MiB that each rank sends in a step of d6 (50257 tokens of vocabulary), T 256, 2 sequences a replica, fp32,\n"
-          "--overlap commfuse; in brackets by the formula of tests/train/traffic.py where they differ")
+          "--overlap ring; in brackets by the formula of tests/train/traffic.py where they differ")
     print(f"{'mesh':11}{''.join(f'{kind:>16}' for kind in kinds)}{'all':>16}  equal to the byte")
     with tempfile.TemporaryDirectory() as folder:
         tokens = write_tokens(f"{folder}/tokens.bin", 8 * B * T + 1, VOCAB)
         samples = [tokens[first:first + 256] for first in range(0, len(tokens) - 256, 256)]
         for strategy, tp, dp in (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("up", 2, 1), ("up", 2, 2)):
-            trace = train(build, folder, "d6", strategy, tp, dp, 2, "commfuse", 3, "1:3")
+            trace = train(build, folder, "d6", strategy, tp, dp, 2, "ring", 3, "1:3")
             step = trace.steps[-1]
             lists = traffic.longest_lists(d6, strategy, tp, dp, samples, 2, step)
             expected = [traffic.formula(d6, strategy, tp, dp, 256, 2, lists=lists[rank]) for rank in trace.ranks]
@@ -154,7 +154,7 @@ MANY = (("tpsp", 1, 16, 12, 64, 1, 32), ("tpsp", 1, 32, 12, 64, 1, 32), ("tpsp",
         ("tpsp", 4, 1, 4, 256, 4, 256), ("tpsp", 1, 4, 4, 256, 4, 256), ("tpsp", 2, 8, 4, 128, 2, 64))  # … layers, channels, heads, T
 
 
-RANKS_MODES = "none", "slice", "commfuse", "commfuse:direct", "commfuse:once", "auto"
+RANKS_MODES = "none", "slice", "ring", "direct", "once", "auto"
 
 
 def bench_ranks(build, steps):
@@ -176,9 +176,9 @@ def bench_ranks(build, steps):
 
 def bench_counts(build):
     print("\nd12, vocabulary 50257: what rank 0 posts in a step; exchanges of a unit travel at the same time\n"
-          f"{'replicas':>8}{'auto: exchanges':>18}{'units':>8}{'collectives':>13}{'commfuse: exchanges':>22}{'units':>8}")
+          f"{'replicas':>8}{'auto: exchanges':>18}{'units':>8}{'collectives':>13}{'ring: exchanges':>22}{'units':>8}")
     for dp in (2, 4, 8, 16, 32, 64, 128, 256, 512):
-        counts = [traffic.posted(f"{build}/train_gpt", "--dp", dp, "--vocab", VOCAB, "--overlap", mode) for mode in ("auto", "commfuse")]
+        counts = [traffic.posted(f"{build}/train_gpt", "--dp", dp, "--vocab", VOCAB, "--overlap", mode) for mode in ("auto", "ring")]
         print(f"{dp:8}{counts[0][0]:18}{counts[0][1]:8}{counts[0][2]:13}{counts[1][0]:22}{counts[1][1]:8}", flush=True)
 
 

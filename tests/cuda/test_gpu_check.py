@@ -111,26 +111,25 @@ class Plan(unittest.TestCase):
             mine = ranks.meshes(transport)
             self.assertEqual(len(mine), len(set(mine)))
             self.assertEqual({m.tp * m.dp for m in mine}, sizes)
-            self.assertLessEqual({"none", "commfuse"}, {m.mode for m in mine})
-            self.assertEqual(len([m for m in mine if not m.commfuse]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
-        self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "commfuse", "commfuse:direct", "commfuse:2"})
+            self.assertLessEqual({"none", "ring"}, {m.mode for m in mine})
+            self.assertEqual(len([m for m in mine if m.native]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
+        self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "ring", "direct", "ring:2"})
 
     def test_options_of_a_mesh(self):
-        mesh = ranks.Mesh.of("ipc", "up 2 4 commfuse:direct:3 bf16 again")
-        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="commfuse", route="direct", slices="3"))
-        self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc commfuse:direct:3, again"))
-        self.assertEqual(ranks.Mesh.of("ipc", "tpsp 2 1 slice").options["slices"], 0)
+        mesh = ranks.Mesh.of("ipc", "up 2 4 direct:3 bf16 again")
+        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="direct:3"))
+        self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc direct:3, again"))
         self.assertEqual(ranks.Mesh.of("auto", "tpsp 2 2 auto").options, dict(tp=2, dp=2, strategy="tpsp", overlap="auto"))
 
     def test_the_most_telling_meshes_come_first(self):
         first = [(m.strategy, m.tp, m.dp, m.mode, m.kind) for m in ranks.meshes("nccl")[:5]]
-        self.assertEqual(first, [("tpsp", 2, 1, "commfuse", "fp32"), ("up", 2, 1, "commfuse:direct", "fp32"),
-                                 ("tpsp", 2, 1, "none", "fp32"), ("tpsp", 2, 2, "commfuse", "fp32"),
-                                 ("tpsp", 2, 1, "commfuse", "bf16")])
+        self.assertEqual(first, [("tpsp", 2, 1, "ring", "fp32"), ("up", 2, 1, "direct", "fp32"),
+                                 ("tpsp", 2, 1, "none", "fp32"), ("tpsp", 2, 2, "ring", "fp32"),
+                                 ("tpsp", 2, 1, "ring", "bf16")])
 
 
 class Judgement(unittest.TestCase):
-    mesh = ranks.Mesh("ipc", "tpsp", 2, 1, "commfuse")
+    mesh = ranks.Mesh("ipc", "tpsp", 2, 1, "ring")
     expected = [4.0, 3.0]
 
     def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0):
@@ -147,15 +146,15 @@ class Judgement(unittest.TestCase):
         for losses in ([4.0, 3.001], [4.0], [], [4.0, float("nan")], [4.0, None]):
             self.assertEqual(self.judge(losses), FAIL, losses)
 
-    def test_another_route_or_transport_must_give_the_same_bits(self):
+    def test_direct_or_another_transport_must_give_the_same_bits(self):
         bits = {}
-        others = dict(mode="commfuse:direct"), dict(transport="nccl")
+        others = dict(mode="direct"), dict(transport="nccl")
         direct, nccl = (dataclasses.replace(self.mesh, **other) for other in others)
         self.assertEqual(self.judge([4.0, 3.0], bits=bits), OK)
         for other in direct, nccl:
             self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), OK)
             self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), FAIL)
-            self.assertIn("DIFFER from ipc commfuse", self.detail)
+            self.assertIn("DIFFER from ipc ring", self.detail)
         bf16 = dataclasses.replace(self.mesh, kind="bf16")  # has other bits
         self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
         self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again="again"), bits=bits), FAIL)
@@ -164,7 +163,7 @@ class Judgement(unittest.TestCase):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
         blocking = dataclasses.replace(self.mesh, mode="none")
         self.assertEqual(self.judge([], 1, refusal, mesh=blocking), SKIP)
-        self.assertEqual(self.judge([], 1, refusal), FAIL)  # commfuse asks for none
+        self.assertEqual(self.judge([], 1, refusal), FAIL)  # ring asks for none
         broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
         self.assertEqual(self.judge([], 1, broken, mesh=blocking), FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), FAIL)

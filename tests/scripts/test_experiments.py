@@ -26,8 +26,8 @@ except ImportError:
     DRAWS = False
 
 
-VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "ring 8",
-            "direct 1", "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
+VARIANTS = ("compute", "comm", "none", "slice:1", "slice:2", "slice:4", "slice:8", "ring", "ring:2", "ring:4", "ring:8",
+            "direct", "direct:2", "direct:4", "direct:8", "once", "nowire", "nowire:2", "nowire:4", "nowire:8")
 
 
 class MadeUpPlace:
@@ -41,7 +41,7 @@ class MadeUpPlace:
 
     def time(self, variant, slices, wire):
         return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
-                "slice": 100 + slices + 4 * wire, "commfuse": 100 + slices + 0.1 * wire}[variant]
+                "slice": 100 + slices + 4 * wire}.get(variant, 100 + slices + 0.1 * wire)
 
     def run(self, ranks, command, env=None, timeout=None):
         self.commands.append(command)
@@ -54,13 +54,10 @@ class MadeUpPlace:
             raise AssertionError(f"bench_fuse refuses so few: {command}")
         lines = []
         for name in VARIANTS:
-            mode, slices = (name.split() + ["1"])[:2]
-            variant = "commfuse" if mode in ("ring", "direct") else mode
-            route = mode if variant == "commfuse" else "ring" if mode == "nowire" else ""
+            variant, slices = (name.split(":") + ["1"])[:2]
             ms = self.time(variant, int(slices), wire)
             if option.get("--only", variant) == variant:
-                lines.append(json.dumps({"variant": variant, "route": route, "slices": int(slices), "ms": ms,
-                                         "samples_ms": [ms] * (4 if variant == "compute" else 1),
+                lines.append(json.dumps({"variant": name, "ms": ms, "samples_ms": [ms] * (4 if variant == "compute" else 1),
                                          "bytes": 0 if variant in ("compute", "nowire") else sent}))
         return "\n".join(["a line of mpirun's", *lines, ""])
 
@@ -172,8 +169,8 @@ class TrainingTest(unittest.TestCase):
 
 class ArithmeticTest(unittest.TestCase):
     SAMPLES = {label: [ms, ms + disturbed, ms, ms - 1, ms + 1, ms + 9 * disturbed] for label, ms, disturbed in (
-        ("compute", 100.0, 2.0), ("comm", 50.0, 5.0), ("none", 148.0, 1.0), ("slice 4", 120.0, 3.0), ("ring 1", 103.0, 20.0),
-        ("nowire 1", 102.0, 7.0), ("nowire 4", 110.0, 2.0))}
+        ("compute", 100.0, 2.0), ("comm", 50.0, 5.0), ("none", 148.0, 1.0), ("slice:4", 120.0, 3.0), ("ring", 103.0, 20.0),
+        ("nowire", 102.0, 7.0), ("nowire:4", 110.0, 2.0))}
     POINT = dict(zip(operations.FIELDS, ("gemm_scatter", "d24", "mlp.fc2", 1000, 1, 10, 200, 1)), ranks=2, ratio=0.4)
 
     def accounts(self, samples):
@@ -181,11 +178,11 @@ class ArithmeticTest(unittest.TestCase):
 
     def test_known_answers(self):
         rows = self.accounts(self.SAMPLES)
-        expected = {"none": (-0.2, 0.0, 48.0), "slice 4": (0.75, 10.0, 10.0), "ring 1": (0.975, 2.0, 1.0)}
+        expected = {"none": (-0.2, 0.0, 48.0), "slice:4": (0.75, 10.0, 10.0), "ring": (0.975, 2.0, 1.0)}
         for label, answers in expected.items():
             for key, value in zip(("hidden_share", "chunking_ms", "exposed_ms"), answers):
                 self.assertAlmostEqual(rows[label][key], value, msg=f"{label} {key}")
-        for label in ("compute", "comm", "nowire 1"):
+        for label in ("compute", "comm", "nowire"):
             self.assertIsNone(rows[label]["hidden_share"])
 
     def test_errors_are_those_of_drawing_other_repetitions(self):
@@ -194,7 +191,7 @@ class ArithmeticTest(unittest.TestCase):
         steady = {label: [ms] * 8 for label, ms in middle.items()}
         together = {label: [ms + d for d in drift] for label, ms in middle.items()}
         apart = {label: [ms + d * (-1)**n for d in drift] for n, (label, ms) in enumerate(middle.items())}
-        error = lambda samples: self.accounts(samples)["ring 1"]["hidden_error_share"]
+        error = lambda samples: self.accounts(samples)["ring"]["hidden_error_share"]
         self.assertAlmostEqual(error(steady), 0)
         self.assertAlmostEqual(error(together), 0)
         self.assertGreater(error(apart), 0.01)
@@ -219,12 +216,12 @@ class ArithmeticTest(unittest.TestCase):
         place = MadeUpPlace()
         rows = {row["label"]: row for row in operations.measure(place, point)}
         self.assertEqual(set(rows), set(VARIANTS))
-        self.assertAlmostEqual(rows["ring 2"]["wire_ms"], 50)
-        self.assertAlmostEqual(rows["ring 2"]["ratio"], 0.5)
-        self.assertAlmostEqual(rows["ring 2"]["hidden_share"], 1 - 5 / 50)
-        self.assertAlmostEqual(rows["ring 2"]["exposed_ms"], 5)
-        self.assertAlmostEqual(rows["ring 2"]["chunking_ms"], 2)
-        self.assertAlmostEqual(rows["slice 8"]["hidden_share"], 1 - 200 / 50)
+        self.assertAlmostEqual(rows["ring:2"]["wire_ms"], 50)
+        self.assertAlmostEqual(rows["ring:2"]["ratio"], 0.5)
+        self.assertAlmostEqual(rows["ring:2"]["hidden_share"], 1 - 5 / 50)
+        self.assertAlmostEqual(rows["ring:2"]["exposed_ms"], 5)
+        self.assertAlmostEqual(rows["ring:2"]["chunking_ms"], 2)
+        self.assertAlmostEqual(rows["slice:8"]["hidden_share"], 1 - 200 / 50)
         self.assertAlmostEqual(place.rate, operations.payload_bytes(point) * 8 / 0.05)
 
 
@@ -292,15 +289,14 @@ class BenchTest(unittest.TestCase):
                 self.assertLessEqual(line["ms"], line["p90_ms"])
                 self.assertEqual(len(line["samples_ms"]), 40 if line["variant"] == "compute" else 10)
                 self.assertTrue(min(line["samples_ms"]) <= line["ms"] <= max(line["samples_ms"]))
-                sent = 0 if line["variant"] in ("compute", "nowire") else operations.payload_bytes(point)
+                sent = 0 if line["variant"].split(":")[0] in ("compute", "nowire") else operations.payload_bytes(point)
                 self.assertEqual(line["bytes"], sent, line)
-        by_commfuse = [name for name in VARIANTS if name.split()[0] in ("ring", "direct")]
-        self.assertEqual(list(operations.run(Here(), SMALL, only="commfuse")), by_commfuse)
+        self.assertEqual(list(operations.run(Here(), SMALL, only="ring")), ["ring", "ring:2", "ring:4", "ring:8"])
 
     def test_malformed_options_are_refused(self):
         good = ["--op", "gemm_scatter", "--shape", operations.shape_of(SMALL)]
         for options, why in ((["10"], "unknown option 10"), ([*good, "--jsno"], "unknown option --jsno"),
-                             (["--op", "gemm"], "no such operation"), ([*good, "--only", "ring"], "no such variant"),
+                             (["--op", "gemm"], "no such operation"), ([*good, "--only", "commfuse"], "no such variant"),
                              (["--op", "gemm_scatter"], "go together"), (["--shape", operations.shape_of(SMALL)], "go together"),
                              (["--json"], "for one operation"), (["--only", "comm"], "for one operation"),
                              ([*good, "--repetitions"], "needs a value"),

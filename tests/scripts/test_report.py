@@ -234,9 +234,9 @@ def steps(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2"):
 
 
 def training_rows(**changed):
-    """1000 ms without transfers, 500 ms of transfers of which commfuse leaves 20."""
-    table = {"none": (1500.0, 500.0), "slice": (1200.0, 180.0), "slice:8": (1150.0, 120.0), "commfuse": (1020.0, 20.0),
-             "commfuse:direct": (1600.0, 600.0), "commfuse:4": (1033.0, 20.0), "auto": (1015.0, 18.0),
+    """1000 ms without transfers, 500 ms of transfers of which ring leaves 20."""
+    table = {"none": (1500.0, 500.0), "slice": (1200.0, 180.0), "slice:8": (1150.0, 120.0), "ring": (1020.0, 20.0),
+             "direct": (1600.0, 600.0), "ring:4": (1033.0, 20.0), "auto": (1015.0, 18.0),
              "nowire:4": (1010.0, 0.0), "nowire": (1000.0, 0.0), "ideal": (1000.0, 0.0)}
     return sum((steps(mode, *table[mode], **changed.get(mode, {})) for mode in table), [])
 
@@ -249,7 +249,7 @@ class Training(Case):
         text = training.tables(training_rows())
         for mode in training.MODES:
             self.assertIn(f"| {mode} |", text)
-        self.assertEqual(self.row(text, "commfuse:direct")[3], "1.600 ± 0.000")
+        self.assertEqual(self.row(text, "direct")[3], "1.600 ± 0.000")
         self.assertEqual(self.row(text, "none")[1], "1500.0")
         self.assertEqual(self.row(text, "none")[3], "1.500 ± 0.000")
         self.assertEqual(self.row(text, "auto")[3:7], ["1.015 ± 0.000", "–", "18.0", "–"])
@@ -259,21 +259,21 @@ class Training(Case):
         self.assertIn("link of 1000 to 1000 Mbit/s each way, which takes 490 ms, 0.49 of the ideal step", text)
 
     def test_what_else_the_machine_does_is_left_out(self):
-        slower = {("commfuse", 1): 2, ("ideal", 0): 1.5}
+        slower = {("ring", 1): 2, ("ideal", 0): 1.5}
         rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"] % 2), 1)}
                 for row in training_rows()]
-        self.assertAlmostEqual(training.ratio_to_ideal(training.by_mesh(rows)["tpsp 1x2"], "commfuse"), 1.02)
+        self.assertAlmostEqual(training.ratio_to_ideal(training.by_mesh(rows)["tpsp 1x2"], "ring"), 1.02)
 
     def test_exposed_time_is_that_of_the_steps_compared(self):
         rows = [{**row, "step_ms": row["step_ms"] + 500, "exposed_ms": row["exposed_ms"] + 500}
-                if row["mode"] == "commfuse" and row["round"] % 2 else row for row in training_rows()]
-        self.assertEqual(self.row(training.tables(rows), "commfuse")[4:6], ["0.0", "20.0"])
+                if row["mode"] == "ring" and row["round"] % 2 else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "ring")[4:6], ["0.0", "20.0"])
 
     def test_rounds_that_differ_are_uncertain(self):
         modes = training.by_mesh(training_rows())["tpsp 1x2"]
-        figure = lambda m: training.ratio_to_ideal(m, "commfuse")
+        figure = lambda m: training.ratio_to_ideal(m, "ring")
         self.assertAlmostEqual(training.standard_error(modes, figure), 0)
-        modes["commfuse"]["step_ms"] += 100 * (modes["commfuse"]["round"] % 2)  # three of six, or more: 1.02, then up to 1.12
+        modes["ring"]["step_ms"] += 100 * (modes["ring"]["round"] % 2)  # three of six, or more: 1.02, then up to 1.12
         error = training.standard_error(modes, figure)
         self.assertTrue(0.015 < error < 0.035, error)
 
@@ -294,12 +294,12 @@ class Training(Case):
 
     def test_where_the_time_goes(self):
         text = training.tables(training_rows())  # chunking, exposed, rest
-        self.assertEqual(self.row(text, "commfuse")[4:7], ["0.0", "20.0", "0.0 ± 0.0"])
-        self.assertEqual(self.row(text, "commfuse:4")[4:7], ["10.0", "20.0", "3.0 ± 0.0"])  # as nowire in as many slices
+        self.assertEqual(self.row(text, "ring")[4:7], ["0.0", "20.0", "0.0 ± 0.0"])
+        self.assertEqual(self.row(text, "ring:4")[4:7], ["10.0", "20.0", "3.0 ± 0.0"])  # as nowire in as many slices
         self.assertEqual(self.row(text, "none")[4:7], ["0.0", "500.0", "0.0 ± 0.0"])
         self.assertEqual(self.row(text, "slice")[4:7], ["–", "180.0", "–"])
-        rows = [{**row, "exposed_ms": 25.0} if row["mode"] == "commfuse" else row for row in training_rows()]
-        self.assertEqual(self.row(training.tables(rows), "commfuse")[4:7], ["0.0", "25.0", "−5.0 ± 0.0"])
+        rows = [{**row, "exposed_ms": 25.0} if row["mode"] == "ring" else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "ring")[4:7], ["0.0", "25.0", "−5.0 ± 0.0"])
 
     def test_a_loss_that_differs_is_an_error(self):
         rows = training_rows(slice={"loss": 5.0 * (1 + 3e-5)})
@@ -372,7 +372,7 @@ BUILT = all(os.path.exists(program) for program in (training.PROGRAM, f"{trainin
 class Measured(Case):
     """Two real ranks over shared memory, of a size that says nothing about times."""
     point = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, seconds=0, ratio=None, rounds=3,
-                 modes=["none", "commfuse", "auto", "nowire", "ideal"])
+                 modes=["none", "ring", "auto", "nowire", "ideal"])
 
     def test_training(self):
         rows = training.measure(place.Place("local"), self.point)
@@ -382,7 +382,7 @@ class Measured(Case):
             self.assertEqual(sorted(order), sorted(self.point["modes"]))
         self.assertGreater(len(set(map(tuple, rounds))), 1)
         self.assertEqual(training.problems(rows), [])
-        self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse"}), len(rounds))
+        self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "ring"}), len(rounds))
         mesh, = training.by_mesh(rows).values()
         for mode in training.WITHOUT_TRANSFERS:
             self.assertGreater(training.loss_difference(mesh[mode], mesh["none"]), training.LOSS_TOLERANCE)
@@ -432,7 +432,8 @@ class Measured(Case):
 
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
-                              (["--modes", "slice:0"], "not a whole number"), (["--rounds"], "needs a value"),
+                              (["--modes", "slice:0"], "no mode slice:0"), (["--modes", "ring+end+owners"], "no word owners"),
+                              (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring:2+ahead-1"], "no word ahead-1"), (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
             done = subprocess.run([f"{training.BENCHES}/bench_train", *map(str, training.model_options(self.point)),
                                    *options], capture_output=True, text=True, timeout=60)
@@ -529,13 +530,13 @@ class Sweep(Case):
         return [json.loads(line) for line in self.file.read_text().splitlines()]
 
     def test_two_ranks_end_to_end_resumed_and_reported(self):
-        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,commfuse:direct:2,auto"
+        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,direct:2,auto"
         output = self.sweep(*mesh)
         self.assertEqual([(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()],
                          [(1, "tpsp", "none", "ok"), *((2, strategy, mode, "ok") for strategy in ("tpsp", "up")
-                                                       for mode in ("none", "commfuse:direct:2", "auto"))])
+                                                       for mode in ("none", "direct:2", "auto"))])
         config = self.rows()[2]["config"]
-        self.assertEqual((config["overlap"], config["route"], config["slices"]), ("commfuse", "direct", 2))
+        self.assertEqual((config["overlap"], config["gradients"]), ("direct:2", "preset"))
         self.assertIn("6 heads do not divide over --tp 4", output)
         self.assertIn("one rank: nothing travels", output)
         for row in self.rows():
@@ -578,7 +579,7 @@ class Sweep(Case):
         broken = self.folder / "launcher"
         broken.write_text('#!/bin/sh\n[ "$1" = 1 ] || { echo "error: no such nodes"; exit 3; }\nshift\nexec "$@"\n')
         broken.chmod(0o755)
-        mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "commfuse"
+        mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "ring"
         output = self.sweep(*mesh, status=1, launcher=f"{broken} {{ranks}}")
         self.assertIn("**failed** error: no such nodes", output)
         self.assertEqual([row["status"] for row in self.rows()], ["failed"])

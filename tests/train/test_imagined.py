@@ -1,5 +1,5 @@
 """The order of things on GPUs that are imagined: bench_train over the emulator's clock (tests/emulator/clock.cc), which says
-what waits for what. Blocking collectives are exposed for as long as arithmetic says, commfuse's transfers hide, over either
+what waits for what. Blocking collectives are exposed for as long as arithmetic says, ring's transfers hide, over either
 transport, and what the host asks of the driver for one exchange stays within bounds.
 
 The model of the GPU is assumed; what it is held against here are its own assumptions and not a GPU.
