@@ -26,7 +26,7 @@
 #include "../../data/plan.h"
 #include "../../data/log.h"
 #include "../../layers/model.h"
-#include "../../layers/optimizer.h"
+#include "../../layers/step.h"
 #include "../../layers/peak.h"
 #include "../../layers/random.h"
 #include <math.h>
@@ -55,7 +55,7 @@ typedef struct entrant {
     run_plan plan; // of mode auto
     int64_t trials;
     gpt model;
-    zero_optimizer optimizer;
+    gpt_step step;
     step_row *row;                                  // [1 + rounds]
     double p10, q1, median_ms, q3, p90, exposed_ms; // of the steps, and the median exposed time
 } entrant;
@@ -177,12 +177,7 @@ static void make_mesh(bench *b) {
 
 static void make_context(bench *b) {
     if (b->o.threads == 0) b->o.threads = 1;
-    cf_device_threads((int)b->o.threads);
-    cf_costs_agree(b->transport, (int)b->o.threads);
-    b->context.transport = b->transport;
-    b->context.stream = cf_stream_create(), b->context.second = cf_stream_create_second();
-    b->context.trace = cf_trace_create();
-    b->context.step = -1;
+    cf_context_start(&b->context, b->transport, (int)b->o.threads);
 }
 
 static void choose_shape(bench *b) {
@@ -201,10 +196,10 @@ static void choose_shape(bench *b) {
 // found: the text of the plan; NULL: that of --plan or --out, or it is to be found.
 static void make_model(bench *b, entrant *e, const char *found) {
     const options *o = &b->o;
-    parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, &e->how,
-               strcmp(o->recompute, "1") == 0);
-    optimizer_create(&e->optimizer, &e->model, &e->how);
+    gpt_setup setup = {.shape = b->shape, .T = o->seq, .B = o->micro_batch, .how = e->how};
+    setup.strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, setup.recompute = strcmp(o->recompute, "1") == 0;
+    gpt_create(&e->model, &b->context, &b->mesh, &setup);
+    gpt_step_create(&e->step, &e->model);
     if (!e->how.schedule.algorithm && b->transport->size > 1) {
         plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
         plan_start(&e->plan, found, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);
@@ -212,13 +207,13 @@ static void make_model(bench *b, entrant *e, const char *found) {
             cf_die_together("remove it", "the plan in --out %s is not one of these modes, ranks and shapes", o->out);
     }
     params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
-    optimizer_start(&e->optimizer);
+    zero_start(&e->model.zero);
 }
 
 static void free_model(entrant *e) {
-    optimizer_wait_for_weights(&e->optimizer);
+    zero_finish_weights(&e->model.zero);
     plan_free(&e->plan);
-    optimizer_free(&e->optimizer);
+    gpt_step_free(&e->step);
     gpt_free(&e->model);
 }
 
@@ -266,21 +261,23 @@ static void print_step(const entrant *e, int64_t round) {
     fflush(stdout);
 }
 
-// Collective.
-static void report_last(bench *b) {
+// Of the step before, which travel with the figures of the step in progress.
+static void tell(void *bench_, double *values) {
+    const bench *b = bench_;
+    const cf_trace_figures figures = cf_trace_last(b->context.trace);
+    values[TELL_EXPOSED] = figures.exposed_ms, values[TELL_COMM] = figures.comm_ms;
+}
+
+// told: of all ranks, rank r's at r · stride.
+static void report_last(bench *b, const double *told, int stride) {
     if (!b->last) return;
     step_row *row = &b->last->row[b->last_round];
-    const int64_t sent = b->transport->bytes_sent;
-    const cf_trace_figures figures = cf_trace_last(b->context.trace);
-    const double mine[TELLS] = {figures.exposed_ms, figures.comm_ms};
-    const double *told = optimizer_exchange(&b->last->optimizer, mine, TELLS);
     for (int rank = 0; rank < b->transport->size; rank++) {
-        const double *r = told + rank * REPORT;
+        const double *r = told + rank * stride;
         row->exposed_ms = fmax(row->exposed_ms, r[TELL_EXPOSED]);
         row->exposed_mean_ms += r[TELL_EXPOSED] / b->transport->size;
         row->comm_ms = fmax(row->comm_ms, r[TELL_COMM]);
     }
-    b->sent += b->transport->bytes_sent - sent; // no part of the step that is being taken
     if (b->json && b->transport->rank == 0 && !b->last->plan.trying) print_step(b->last, b->last_round);
     b->last = NULL;
 }
@@ -298,20 +295,25 @@ static void turn(bench *b, int64_t round) {
     cf_trace_step(b->context.trace, (int)round, b->context.stream);
 }
 
+static void load_tokens(void *bench_, int64_t micro, int32_t *inputs, int32_t *targets) {
+    const bench *b = bench_;
+    const size_t bytes = (size_t)(b->o.seq * b->o.micro_batch) * sizeof *inputs;
+    (void)micro;
+    memcpy(inputs, b->tokens, bytes);
+    memcpy(targets, b->tokens + b->o.micro_batch, bytes);
+}
+
 static void take_step(bench *b, entrant *e, int64_t round) {
     const options *o = &b->o;
-    int64_t tokens = o->micro_batch * b->mesh.dp * o->seq;
+    const step_batch batch = {
+        .T = o->seq, .B = o->micro_batch, .micro_batches = 1, .load = load_tokens, .loader = b, .report = tell, .reporter = b};
     adamw a = {
         .lr = o->lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay, .step = round + 1};
     turn(b, round);
-    cf_zero(e->model.loss, (int64_t)sizeof *e->model.loss, b->context.stream);
-    gpt_begin_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch);
-    optimizer_finish_update(&e->optimizer);
-    gpt_forward(&e->model, 1 / (double)tokens);
-    gpt_backward(&e->model, true, true);
-    report_last(b);
-    optimizer_reduce(&e->optimizer, e->model.loss, NULL, 0);
-    e->row[round].loss = optimizer_begin_update(&e->optimizer, a, o->clip, tokens, false)->loss;
+    const step_result *r = gpt_train_step(&e->step, &batch, a, o->clip);
+    report_last(b, r->values, REPORT);
+    if (r->skipped) gpt_step_die(&e->step);
+    e->row[round].loss = r->loss;
     cf_stream_sync(b->context.stream);
     b->last = e, b->last_round = round;
 }
@@ -451,7 +453,11 @@ static void run(bench *b) {
         if (root && !b->json) show_round(b, round);
     }
     turn(b, b->rounds);
-    report_last(b);
+    double mine[REPORT_VALUES];
+    tell(b, mine);
+    double *told = cf_allgather_alloc(b->transport, mine, (int64_t)sizeof mine);
+    report_last(b, told, REPORT_VALUES);
+    free(told);
 }
 
 static void close_bench(bench *b) {
@@ -460,8 +466,7 @@ static void close_bench(bench *b) {
         free(b->entrant[i].row);
     }
     free(b->tokens);
-    cf_trace_free(b->context.trace);
-    cf_stream_free(b->context.stream), cf_stream_free(b->context.second);
+    cf_context_stop(&b->context);
     b->transport->close(b->transport);
     cf_mesh_free(&b->mesh);
 }
