@@ -122,11 +122,12 @@ static int64_t names_of(int fd, int directory, const char *name) {
 // meanwhile, EMLINK if it has another name: it may be any file of the user's. If the file system has no locks, the file is open and
 // errno is not 0.
 static int open_locked(int directory, const char *name, int flags) {
+    const mode_t mode = (umask_at_start & 060) == 0 ? 0660 : 0600; // whoever can open it can lock it
     int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
     int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     const int64_t names = error == EWOULDBLOCK ? -1 : names_of(fd, directory, name);
-    if (names == 1 && fchmod(fd, 0600) != 0) errno = 0; // earlier versions made files that others could open, and so lock
+    if (names == 1 && fchmod(fd, mode) != 0) errno = 0; // another user's
     if (names != 1) close(fd);
     errno = names == 0 ? ESTALE : names > 1 ? EMLINK : error;
     return names != 1 ? -1 : fd;
@@ -253,6 +254,10 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
+        if (error == EACCES && why)
+            snprintf(why->hint, sizeof why->hint,
+                     "remove it if it is of another user's run that has ended; runs with umask 002 share "
+                     "locks with their group");
     } else {
         if (error)
             fprintf(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));

@@ -6,7 +6,7 @@
 // A file that appears whole: written as PATH.tmp, synced, renamed to PATH, and the directory synced. A kill or a power cut at any
 // moment leaves the old PATH or the new one. The next writer removes a PATH.tmp that a killed writer left. If two write the same
 // PATH at once, a lock on PATH.tmp refuses the second; without locks in the file system, the commit of the first fails. Only its
-// owner may open PATH.tmp, so that nobody else can hold that lock, and a link of that name is removed, not followed. Nor is a link
+// owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock, and a link of that name is removed, not followed. Nor is a link
 // followed in the place of a directory whose name ends in .tmp. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
@@ -25,7 +25,7 @@ void durable_abandon(durable_file *file);              // removes PATH.tmp, if i
 // Replaces a file by bytes in memory.
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
-// A lock that ends with its process. Only its owner may open the file, because whoever can read a file can lock it. -1: see why; if
+// A lock that ends with its process. Who may open the file is as above, because whoever can read a file can lock it. -1: see why; if
 // another process has the lock (errno EWOULDBLOCK): "IN_USE NAME: process 1234 on host HOST".
 int durable_lock(const char *path, const char *in_use, const char *name, problem *why);
 void durable_unlock(int lock, const char *path); // and removes the file; to keep it, just close the lock
