@@ -260,7 +260,7 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
                      "locks with their group");
     } else {
         if (error)
-            fprintf(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
+            cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
         int length = snprintf(text, sizeof text, "%s %ld %016lx\n", host, (long)getpid(), once);

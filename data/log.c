@@ -55,7 +55,7 @@ static void rename_old(logfile *log, const char *whose) {
         join_name(name, log->path, suffix);
         if (access(name, F_OK) == 0) continue;
         if (rename(log->path, name) != 0) die_unwritable(name);
-        printf("log       of %s run renamed to %s\n", whose, name);
+        cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
         return;
     }
     cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
@@ -116,7 +116,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
     log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
     if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
     if (log->lock < 0) // a log without a lock is better than none
-        fprintf(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
+        cf_print(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
     if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
     open_file(log, log->path);
@@ -172,8 +172,8 @@ void log_end(logfile *log) {
     text[length] = '\n'; // in place of the terminator
     const bool written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
-        fprintf(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
-                strerror(errno));
+        cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
+                 strerror(errno));
     if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
     log->missing += !written;
     log->failing = !written;
@@ -185,14 +185,14 @@ void log_end(logfile *log) {
 bool log_complete(const logfile *log) {
     if (!log) return true;
     const bool unsynced = atomic_load(&log->unsynced);
-    if (log->missing > 0) fprintf(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
-    if (unsynced) fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
+    if (log->missing > 0) cf_print(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
+    if (unsynced) cf_print(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
     return log->missing == 0 && !unsynced;
 }
 
 void log_sync(logfile *log) {
     if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
-    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
+    cf_print(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
 }
 
 void log_close(logfile *log) {
@@ -246,14 +246,14 @@ void progress_show(const char *line, bool last) {
     if (terminal) text[columns - 1 < LONGEST ? columns - 1 : LONGEST] = 0;
     int length = (int)strlen(text);
     if (terminal)
-        printf("\r%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
+        putchar('\r'), cf_print(stdout, "%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
     else
-        printf("%s\n", text);
+        cf_print(stdout, "%s\n", text);
     shown = last || !terminal ? 0 : length;
     fflush(stdout);
 }
 
 void progress_break(void) {
-    if (shown) printf("\n");
+    if (shown) cf_print(stdout, "\n");
     shown = 0;
 }

@@ -171,14 +171,27 @@ class Predict(harness.Case):
                     refused(lambda m: m["links"][1].update({field: -1}), field)
         refused(lambda m: m.update(peak_tflop=1), "peak_tflop")
         refused(lambda m: m["links"][0].update(latency=1), "latency")
+        for piece in ("", "n", "name device", "link", "comment ", "type"):  # of the names that are known
+            refused(lambda m: m.update({piece: 1}), piece)
+            refused(lambda m: m["links"][0].update({piece: 1}), piece)
+        refused(lambda m: m["links"][0].update(comment=1), "comment")
         refused(lambda m: m["links"][1].update(ranks=12), "ranks")
         refused(lambda m: m.update(product_tflops=[[1, 2], [1, 3]]), "product_tflops")
-        for text in ("", "{", "[1]", "{}"):
+        whole = json.dumps(good)
+        for text, said in (("", "line 1, column 1"), ("{", "line 1, column 2"), ("[1]", "line 1, column 1"), ("{}", '"name"'),
+                           (whole + "\n{}", "line 2, column 1"), (whole + "\0", "has more than a JSON object"),
+                           ('{"peak_tflops": 1,' + whole[1:], '"peak_tflops" appears twice'),
+                           ('{"comment": 1,' + whole[1:], '"comment" appears twice'),
+                           (whole.replace('"ranks"', '"ranks": 8, "ranks"', 1), '"ranks" appears twice')):
             path = self.fresh("text.json")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-            self.assertNotEqual(self.ask(path, **FEW).status, 0, text)
-        self.assertIn("nowhere.json", self.ask("./nowhere.json", **FEW).err)
+            with self.subTest(text[:20]):
+                self.assertFails(self.ask(path, **FEW), path, said, "hint:  scripts/machines/ has examples")
+
+    def test_a_machine_that_cannot_be_read(self):
+        for path in ("./nowhere.json", self.folder):
+            self.assertFails(self.ask(path, **FEW), path, "cannot be opened", "hint:  scripts/machines/ has examples")
 
     def test_refused(self):
         for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),
