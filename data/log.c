@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OLD_LOGS_MAX = 9999 };
+enum { OLD_LOGS_MAX = 9999, READER_MS = 1000 };
 
 struct logfile {
     int fd, lock; // lock: -1 if there is none
@@ -25,8 +25,9 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die(errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
-                                                                : "give another --log",
+    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log"
+           : errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
+                                                                  : "give another --log",
            "log %s cannot be written: %s", path, strerror(errno));
 }
 
@@ -38,7 +39,8 @@ static void join_name(char name[PATH_MAX], const char *path, const char *suffix)
 static void open_file(logfile *log, const char *path) {
     struct stat status;
     if (log->fd >= 0) close(log->fd); // the old file has been renamed
-    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    // A pipe that nobody reads must hold up nothing.
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
     if (log->fd < 0) die_unwritable(path);
     log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
 }
@@ -169,8 +171,12 @@ void log_end(logfile *log) {
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
-    text[length] = '\n'; // in place of the terminator
-    const bool written = durable_write(log->fd, text, length + 1);
+    if (!log->regular) cf_printable(text); // for a terminal
+    text[length] = '\n';                   // in place of the terminator
+    bool written = durable_write(log->fd, text, length + 1);
+    struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
+    if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
+        written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
         cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                  strerror(errno));

@@ -1,9 +1,9 @@
 // See predict.h.
 #include "predict.h"
 #include "../commfuse/playback.h"
+#include "durable.h"
 #include "input.h"
 #include "json.h"
-#include <errno.h>
 #include <stddef.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
@@ -172,6 +172,15 @@ void predict_options(options *o, cf_hardware *h) {
 
 // --- one mesh in one mode ---
 
+static void write_timeline(const char *path, int players, const cf_trace_list *events) {
+    size_t size;
+    problem why;
+    char *text = cf_trace_text(players, events, &size);
+    if (!durable_replace(path, text, (int64_t)size, false, &why))
+        cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
+    free(text);
+}
+
 static forecast foresee(const options *given, const cf_hardware *h, int mode, bool timeline, predict_record *record,
                         void *trainer) {
     options o = *given;
@@ -190,10 +199,7 @@ static forecast foresee(const options *given, const cf_hardware *h, int mode, bo
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= h->memory_bytes;
-    FILE *file = timeline ? fopen(o.trace, "w") : NULL;
-    if (file) cf_trace_write(file, (int)players, events);
-    if (timeline && (!file || fclose(file) != 0))
-        cf_die("choose another --trace", "%s cannot be written: %s", o.trace, strerror(errno));
+    if (timeline) write_timeline(o.trace, (int)players, events);
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
 }

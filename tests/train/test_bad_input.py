@@ -129,6 +129,10 @@ class Tokens(BadInput):
         self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
         os.mkfifo(os.path.join(folder, "tokenizer.bin"))
         self.fails_once("tokenizer.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+        for name in ("log", "trace", "config", "plan", "hellaswag", "predict"):
+            with self.subTest(name):
+                os.mkfifo(os.path.join(folder, name))
+                self.fails(f"{folder}/{name}", **{name: os.path.join(folder, name)})
 
     def test_names_that_look_like_patterns(self):
         folder = self.fresh("wiki[en]")
