@@ -6,8 +6,8 @@
 // A file that appears whole: written as PATH.tmp, synced, renamed to PATH, and the directory synced. A kill or a power cut at any
 // moment leaves the old PATH or the new one. The next writer removes a PATH.tmp that a killed writer left. If two write the same
 // PATH at once, a lock on PATH.tmp refuses the second; without locks in the file system, the commit of the first fails. Only its
-// owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock, and a link of that name is removed, not followed. Nor is a link
-// followed in the place of a directory whose name ends in .tmp. False: see why.
+// owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock. A link of that name is removed,
+// not followed; nor is one in the place of a directory whose name ends in .tmp. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
     int64_t bytes; // exactly as many must be written; -1: any number

@@ -4,13 +4,23 @@
 #include "json.h"
 #include <errno.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+// The token files of an option, "train" or "val": those with its name in a directory.
+static const char *files_of(const char *option, const char *value) {
+    static char pattern[PATH_MAX];
+    struct stat status;
+    if (stat(value, &status) != 0 || !S_ISDIR(status.st_mode)) return value;
+    const int length = snprintf(pattern, sizeof pattern, "%s/%s_*.bin", value, option);
+    return length < (int)sizeof pattern ? pattern : value;
+}
+
 // Looks beside the tokens, then beside the model file.
 vocabulary *origin_vocabulary(const options *o) {
-    char *first = tokens_first_file(*o->train ? o->train : o->val);
+    char *first = tokens_first_file(*o->train ? files_of("train", o->train) : files_of("val", o->val));
     vocabulary *words = vocabulary_beside(first);
     free(first);
     return words ? words : vocabulary_beside(o->init_from);
@@ -18,7 +28,7 @@ vocabulary *origin_vocabulary(const options *o) {
 
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
     if (!*pattern) return NULL;
-    tokens *data = tokens_open(pattern, o->seq);
+    tokens *data = tokens_open(files_of(option, pattern), o->seq);
     if (o->verify_data && root)
         cf_print(stdout, "verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
     fflush(stdout);
