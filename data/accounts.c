@@ -29,7 +29,7 @@ void accounts_open(accounts *a, const char *out) {
     memset(a, 0, sizeof *a);
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
     char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, NULL) : NULL;
-    cJSON *object = text ? cJSON_Parse(text) : NULL;
+    cJSON *object = text ? json_object(text, size, "accounts", NULL, NULL) : NULL;
     const double written = number_in(object, "written_unix_s"), down = written > 0 ? (calendar_s() - written) * 1e3 : 0;
     for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
     a->starts = (int64_t)number_in(object, "starts");

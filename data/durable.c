@@ -65,7 +65,7 @@ bool durable_make_directories(const char *path) {
     return mkdir(path, 0777) == 0 ? durable_sync_directory(parent) : errno == EEXIST;
 }
 
-// Whoever may write where it is may have put a link there, to another directory of whoever runs this.
+// Another user may have put a link there, to any directory of this one.
 bool durable_remove_directory(const char *path) {
     struct stat status;
     const int fd = open(path, OPEN_DIRECTORY | O_NOFOLLOW);
@@ -110,12 +110,12 @@ static const char *last_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// How many names the open file has; 0: `name` is none of them.
-static int64_t names_of(int fd, int directory, const char *name) {
+// 1: `name` is the only name of the open file; 2: it has others; 0: it is the name of another file, or of none.
+static int names_of(int fd, int directory, const char *name) {
     struct stat opened, named;
     const bool same = fstat(fd, &opened) == 0 && fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
                       opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
-    return same ? (int64_t)named.st_nlink : 0;
+    return same ? 1 + (named.st_nlink > 1) : 0;
 }
 
 // Opens and locks a file. -1: see errno; EWOULDBLOCK if another process has the lock, ESTALE if another process removed the file
@@ -126,7 +126,7 @@ static int open_locked(int directory, const char *name, int flags) {
     int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
     int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    const int64_t names = error == EWOULDBLOCK ? -1 : names_of(fd, directory, name);
+    const int names = error == EWOULDBLOCK ? -1 : names_of(fd, directory, name);
     if (names == 1 && fchmod(fd, mode) != 0) errno = 0; // another user's
     if (names != 1) close(fd);
     errno = names == 0 ? ESTALE : names > 1 ? EMLINK : error;
@@ -254,10 +254,9 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
-        if (error == EACCES && why)
-            snprintf(why->hint, sizeof why->hint,
-                     "remove it if it is of another user's run that has ended; runs with umask 002 share "
-                     "locks with their group");
+        if (error == EACCES && access(path, F_OK) == 0)
+            problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
+                        "cannot open lock %.1500s: it is of another user's run", path);
     } else {
         if (error)
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));

@@ -21,9 +21,9 @@ static inline bool json_repeated(const cJSON *object, const cJSON *item) {
     return cJSON_GetObjectItemCaseSensitive(object, item->string) != item; // cJSON finds the first of that name
 }
 
-// The object that is all of a text; of a run's log, its first line. NULL: see why. `name` begins the message; a zero follows the
+// The object that is all of a text; of a run's log, its first line. NULL: see `wrong`. `name` begins the message; a zero follows the
 // bytes.
-static inline cJSON *json_object(const char *text, int64_t bytes, const char *name, const char *hint, problem *why) {
+static inline cJSON *json_object(const char *text, int64_t bytes, const char *name, const char *hint, problem *wrong) {
     static const char blanks[] = " \t\r\n";
     const char *end = text, *line = text;
     int64_t lines = 1, column = 1;
@@ -37,8 +37,8 @@ static inline cJSON *json_object(const char *text, int64_t bytes, const char *na
     if (!value && before > text && strchr("{,", before[-1]) && !strchr(blanks, *last)) end = last;
     for (const char *next; (next = strchr(line, '\n')) && next < end; lines++) line = next + 1;
     for (; line < end; line++) column += (*line & 0xc0) != 0x80; // characters
-    problem_set(why, hint, "%s %s a JSON object: see line %ld, column %ld", name, object ? "has more than" : "does not begin with",
-                lines, column);
+    problem_set(wrong, hint, "%s %s a JSON object: see line %ld, column %ld", name,
+                object ? "has more than" : "does not begin with", lines, column);
     cJSON_Delete(value);
     return NULL;
 }

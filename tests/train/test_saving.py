@@ -216,7 +216,7 @@ class Lock(checkpoints.Case):
                     self.assertEqual(result.status, 0, str(result))
                     self.assertIn("resume    from step 2", result.out)
                 else:
-                    self.assertFails(result, f"cannot open lock {out}/lock", "another user's run", "umask 002")
+                    self.assertFails(result, f"cannot open lock {out}/lock: it is of another user's run", "umask 002")
 
     def test_a_directory_that_only_rank_0_sees(self):
         """Found before the first step, as it is where the others have one of their own by that name, or may not write."""
@@ -506,7 +506,9 @@ class Disk(checkpoints.Case):
         for out, said in ((locked, "Permission denied"), (below, "Permission denied"), (a_file, "Not a directory")):
             with self.subTest(out=out):
                 started = self.start(out=out, wrapper=nobody)
-                self.assertFails(started.wait(), out, said, "--out")
+                result = started.wait()
+                self.assertFails(result, out, said, "--out")
+                self.assertNotIn("another user's run", result.err)
         self.assertEqual(checkpoints.steps_in(locked), [AT])
 
 
