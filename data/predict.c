@@ -75,7 +75,9 @@ static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
     cJSON_ArrayForEach(pair, list) {
         const cJSON *x = cJSON_GetArrayItem(pair, 0), *y = cJSON_GetArrayItem(pair, 1);
         int i = c->points;
-        if (i == CF_CURVE_POINTS || cJSON_GetArraySize(pair) != 2 || !cJSON_IsNumber(x) || !cJSON_IsNumber(y)) return false;
+        if (i == CF_CURVE_POINTS || !cJSON_IsArray(pair) || cJSON_GetArraySize(pair) != 2 || !cJSON_IsNumber(x) ||
+            !cJSON_IsNumber(y))
+            return false;
         if (!(x->valuedouble > 0 && x->valuedouble <= 1e12 && y->valuedouble >= f->low && y->valuedouble <= f->high)) return false;
         c->x[i] = x->valuedouble * f->unit_x, c->y[i] = y->valuedouble * f->unit;
         if (i > 0 && c->x[i] <= c->x[i - 1]) return false;
@@ -116,10 +118,12 @@ static void read_fields(void *to, const cJSON *object, const field *table, int c
 static void read_links(cf_hardware *h, const cJSON *list, const char *path) {
     static const char *const others[] = {"name", NULL};
     const cJSON *item;
+    if (!cJSON_IsArray(list) || !list->child) refuse(path, "links", "is no list");
     cJSON_ArrayForEach(item, list) {
         cf_link *l = &h->link[h->links];
         const char *name = json_text(item, "name");
-        if (h->links == CF_LINKS || !name) refuse(path, "links", name ? "are more than 4" : "have a \"name\" each");
+        if (h->links == CF_LINKS) refuse(path, "links", "are more than 4");
+        if (!name || strlen(name) >= sizeof l->name) refuse(path, "links", "have a \"name\" of less than 24 characters each");
         snprintf(l->name, sizeof l->name, "%s", name);
         read_fields(l, item, link_fields, LINK_FIELDS, others, path);
         int below = h->links > 0 ? l[-1].ranks : 1;
@@ -128,7 +132,6 @@ static void read_links(cf_hardware *h, const cJSON *list, const char *path) {
             refuse(path, "ranks", "of each link is a multiple of the one before, and 0 of the last, which joins all");
         h->links++;
     }
-    if (h->links == 0) refuse(path, "links", "is no list");
 }
 
 // Returns the type of the rates.

@@ -199,6 +199,9 @@ class Predict(harness.Case):
         refused(lambda m: m["links"][0].update(comment=1), "comment")
         refused(lambda m: m["links"][1].update(ranks=12), "ranks")
         refused(lambda m: m.update(product_tflops=[[1, 2], [1, 3]]), "product_tflops")
+        refused(lambda m: m.update(links=dict(enumerate(m["links"]))), "links")
+        refused(lambda m: m["links"][0].update(name="x" * 24), "links")
+        refused(lambda m: m.update(product_tflops=[{"x": 1, "y": 2}]), "product_tflops")
         whole = json.dumps(good)
         for text, said in (("", "line 1, column 1"), ("{", "line 1, column 2"), ("[1]", "line 1, column 1"), ("{}", '"name"'),
                            (whole + "\n{}", "line 2, column 1"), (whole + "\0", "has more than a JSON object"),
