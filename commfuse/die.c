@@ -105,7 +105,7 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *text) {
     char who[128], message[4096]; // one write, so that messages of several ranks do not mix
     cf_die_name(who, sizeof who);
     snprintf(message, sizeof message, hint ? "\nerror: %s: %s\nhint:  %s\n" : "\nerror: %s: %s\n", who, text, hint);
-    fputs(message, stderr);
+    fputs(cf_printable(message), stderr);
     fflush(stderr);
     fflush(stdout);
     obey_signals();
@@ -165,11 +165,12 @@ static void wait_for_rank_0(void) {
 CF_NORETURN static void die(bool together, const char *hint, const char *format, va_list arguments) {
     char text[sizeof error / 2]; // the last error may be among the arguments
     vsnprintf(text, sizeof text, format, arguments);
-    cf_printable(text);
+    if (hint && !*hint) hint = NULL;
     if (boundary) { // the error is returned
         cf_boundary *to = boundary;
         boundary = NULL;
         snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
+        cf_printable(error);
         longjmp(to->back, 1);
     }
     find_self();

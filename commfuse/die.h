@@ -31,7 +31,7 @@ void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 enum { CF_OPERATION_TEXT = 256 };
 const char *cf_operation_text(char text[CF_OPERATION_TEXT], const char *label, int layer, int step);
 
-// An error of this rank alone: print it, end all ranks. hint may be NULL.
+// An error of this rank alone: print it, end all ranks. hint may be NULL or "".
 CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
 // An error that every rank finds at the same place (options, shapes, files): rank 0 prints it once for all. A rank that still runs

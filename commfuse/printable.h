@@ -1,6 +1,10 @@
 // Text from elsewhere (files, other ranks, strangers) as it may be printed: a terminal obeys control characters. Whatever
-// goes through cf_die() or a problem has been through this.
+// goes through cf_print(), cf_die() or a problem has been through this.
 #pragma once
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "die.h"
 
 // Bytes of the character that begins there; 0: it is no valid UTF-8 (overlong, a surrogate, past U+10FFFF, cut short). A zero
 // follows the text.
@@ -25,4 +29,25 @@ static inline char *cf_printable(char *text) {
         at += bytes ? bytes : 1;
     }
     return text;
+}
+
+// printf() of what may be printed.
+static inline int cf_print_list(FILE *to, const char *format, va_list values) {
+    va_list again;
+    va_copy(again, values);
+    const int length = vsnprintf(NULL, 0, format, values);
+    char *text = length < 0 ? NULL : (char *)malloc((size_t)length + 1);
+    if (text) vsnprintf(text, (size_t)length + 1, format, again);
+    if (text) fputs(cf_printable(text), to);
+    free(text);
+    va_end(again);
+    return length;
+}
+
+CF_PRINTF(2, 3) static inline int cf_print(FILE *to, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    const int length = cf_print_list(to, format, values);
+    va_end(values);
+    return length;
 }

@@ -255,6 +255,14 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events) {
     fprintf(file, "\n]}\n");
 }
 
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+    char *text = NULL;
+    FILE *memory = open_memstream(&text, size);
+    if (memory) cf_trace_write(memory, ranks, events);
+    if (!memory || fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
+    return text;
+}
+
 // All ranks send blocks of equal size: that of the rank with the most events.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
@@ -262,12 +270,8 @@ char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_list *lists = cf_allgather_alloc(t, &trace->recorded, sizeof *lists);
     cf_trace_event *mine = cf_host_grow(trace->recorded.event, &trace->recorded.room, most + 1, sizeof *mine, purpose);
     cf_trace_event *all = cf_allgather_alloc(t, trace->recorded.event = mine, most * (int64_t)sizeof *all);
-    char *text = NULL;
-    FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
-    if (t->rank == 0 && !memory) cf_die(NULL, "out of memory for the trace");
     for (int rank = 0; rank < t->size; rank++) lists[rank].event = all + rank * most;
-    if (memory) cf_trace_write(memory, t->size, lists);
-    if (memory && fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
+    char *text = t->rank == 0 ? cf_trace_text(t->size, lists, size) : NULL;
     free(lists);
     free(all);
     return text;

@@ -76,6 +76,7 @@ double cf_median(double *values, int count); // sorts them; the upper one of two
 
 const cf_trace_list *cf_trace_events(cf_trace *trace);
 void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events); // Chrome trace of several ranks; sorts the events of each
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size); // the same in memory, which the caller frees
 // Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 

@@ -30,7 +30,7 @@ void accounts_open(accounts *a, const char *out) {
     memset(a, 0, sizeof *a);
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
     char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, NULL) : NULL;
-    cJSON *object = text ? cJSON_Parse(text) : NULL;
+    cJSON *object = text ? json_object(text, size, "accounts", NULL, NULL) : NULL;
     const double written = number_in(object, "written_unix_s"), down = written > 0 ? (calendar_s() - written) * 1e3 : 0;
     for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
     a->starts = (int64_t)number_in(object, "starts");
@@ -74,9 +74,9 @@ double accounts_goodput(const accounts *a) {
 }
 
 void accounts_print(const accounts *a, FILE *file) {
-    fprintf(file, "goodput   %.1f %% of %.1f s:", 100 * accounts_goodput(a), total_ms(a) * 1e-3);
-    for (int i = 0; i < TIMES; i++) fprintf(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
-    fprintf(file, "; %ld start%s\n", a->starts, a->starts == 1 ? "" : "s");
+    cf_print(file, "goodput   %.1f %% of %.1f s:", 100 * accounts_goodput(a), total_ms(a) * 1e-3);
+    for (int i = 0; i < TIMES; i++) cf_print(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
+    cf_print(file, "; %ld start%s\n", a->starts, a->starts == 1 ? "" : "s");
     fflush(file);
 }
 
@@ -156,15 +156,15 @@ void accounts_audit(const cf_trace *trace, cf_transport *transport, const option
     free(all);
     if (transport->rank != 0 || sum.steps == 0 || sum.count == 0) return;
     const double share = 1 / ((double)sum.steps * transport->size);
-    printf("overlap   of each operation, ms a step and rank; hidden; bounded by; worth trying\n");
+    cf_print(stdout, "overlap   of each operation, ms a step and rank; hidden; bounded by; worth trying\n");
     for (int i = 0; i < sum.count; i++) {
         const cf_trace_total *t = &sum.total[i];
         const double hidden = t->comm_ms > t->exposed_ms ? 1 - t->exposed_ms / t->comm_ms : 0;
         char option[64];
         const char *bound = bound_of(t, hidden, &transport->costs, o, option, sizeof option);
         if (i < SHOWN)
-            printf("  %-36s %8.3f, exposed %8.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share, t->exposed_ms * share,
-                   100 * hidden, bound, option);
+            cf_print(stdout, "  %-36s %8.3f, exposed %8.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share,
+                     t->exposed_ms * share, 100 * hidden, bound, option);
         LOG_LINE(log, "audit", FIELD("operation", t->name), FIELD("comm_ms", t->comm_ms * share),
                  FIELD("exposed_ms", t->exposed_ms * share), FIELD("hidden", hidden), FIELD("transfers", t->transfers * share),
                  FIELD("bytes", t->bytes * share), FIELD("bound", bound), FIELD("try", option));

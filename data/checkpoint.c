@@ -136,7 +136,7 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
         return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
     cJSON_ArrayForEach(item, m->options) {
         if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
-        if (cJSON_GetObjectItemCaseSensitive(m->options, item->string) != item) // cJSON finds the first of that name
+        if (json_repeated(m->options, item))
             return problem_set(why, damaged, "%s: option %.100s appears twice", name, item->string);
     }
     return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
@@ -307,7 +307,7 @@ bool checkpoint_set_aside(const char *out, int64_t sound, problem *why) {
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
         done = clear(out, f->step, DAMAGED, path, why) && move(out, *f, DAMAGED, why); // replaces an earlier one
-        if (done) fprintf(stderr, "note: it is kept as %s\n", path);
+        if (done) cf_print(stderr, "note: it is kept as %s\n", path);
     }
     free(all);
     return done && (durable_sync_directory(out) || durable_problem(why, "cannot sync", out, -1));

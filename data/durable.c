@@ -11,7 +11,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, TRIES = 100 };
+enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, TRIES = 100, OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY | O_CLOEXEC };
 
 static mode_t umask_at_start = 022;
 __attribute__((constructor)) static void read_umask(void) { // there are no other threads yet
@@ -28,10 +28,14 @@ bool durable_write(int fd, const void *bytes, int64_t count) {
     return true;
 }
 
+static bool sync_directory(int fd) {
+    return fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
+}
+
 bool durable_sync_directory(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(path, OPEN_DIRECTORY);
     if (fd < 0) return false;
-    bool synced = fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
+    bool synced = sync_directory(fd);
     int error = errno;
     close(fd);
     errno = error;
@@ -61,9 +65,13 @@ bool durable_make_directories(const char *path) {
     return mkdir(path, 0777) == 0 ? durable_sync_directory(parent) : errno == EEXIST;
 }
 
+// Another user may have put a link there, to any directory of this one.
 bool durable_remove_directory(const char *path) {
-    DIR *directory = opendir(path);
-    if (!directory) return errno == ENOENT;
+    struct stat status;
+    const int fd = open(path, OPEN_DIRECTORY | O_NOFOLLOW);
+    if (fd < 0 && errno == ENOTDIR && lstat(path, &status) == 0 && S_ISLNK(status.st_mode)) return unlink(path) == 0;
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) return fd < 0 && errno == ENOENT;
     int error = 0;
     for (struct dirent *entry; (entry = readdir(directory));) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
@@ -89,6 +97,7 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
     if (error == EROFS || error == EACCES || error == EPERM) hint = "make it writable, or save elsewhere";
     if (error == ENOENT) hint = "is its directory there, on a file system that all hosts share?";
     if (error == ENAMETOOLONG) hint = "choose a shorter name";
+    if (error == EMLINK) hint = "it is another file, too: remove this name of it";
     if (error == EWOULDBLOCK) hint = "wait for that process, end it, or choose another name";
     return problem_set(why, hint, "%s %.1500s%s: %s", doing, path, need,
                        error == EWOULDBLOCK ? "another process writes it" : strerror(error));
@@ -96,46 +105,63 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 
 // --- a file that appears whole -----------------------------------------------------------------------------
 
-// Whether `name` is the name of the open file.
-static bool has_name(int fd, const char *name) {
+static const char *last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// 1: `name` is the only name of the open file; 2: it has others; 0: it is the name of another file, or of none.
+static int names_of(int fd, int directory, const char *name) {
     struct stat opened, named;
-    return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    const bool same = fstat(fd, &opened) == 0 && fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+                      opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+    return same ? 1 + (named.st_nlink > 1) : 0;
 }
 
 // Opens and locks a file. -1: see errno; EWOULDBLOCK if another process has the lock, ESTALE if another process removed the file
-// meanwhile. If the file system has no locks, the file is open and errno is not 0.
-static int open_locked(const char *name, int flags) {
-    int fd = open(name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+// meanwhile, EMLINK if it has another name: it may be any file of the user's. If the file system has no locks, the file is open and
+// errno is not 0.
+static int open_locked(int directory, const char *name, int flags) {
+    const mode_t mode = (umask_at_start & 060) == 0 ? 0660 : 0600; // whoever can open it can lock it
+    int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
-    if (fchmod(fd, 0600) != 0) errno = 0; // earlier versions made files that others could open, and so lock
     int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    const bool held = error == EWOULDBLOCK, gone = !held && !has_name(fd, name);
-    if (held || gone) close(fd);
-    errno = gone ? ESTALE : error;
-    return held || gone ? -1 : fd;
+    const int names = error == EWOULDBLOCK ? -1 : names_of(fd, directory, name);
+    if (names == 1 && fchmod(fd, mode) != 0) errno = 0; // another user's
+    if (names != 1) close(fd);
+    errno = names == 0 ? ESTALE : names > 1 ? EMLINK : error;
+    return names != 1 ? -1 : fd;
 }
 
 // Always makes a new file, so that two writers never write into one. Removes the file of a dead writer; a living one holds the
 // lock. (Without locks it may remove a living writer's file, which that writer notices when it commits.)
 static bool make_temporary(durable_file *file) {
-    const char *name = file->temporary;
+    const char *name = last_name(file->temporary);
     for (int tries = 0; tries < TRIES; tries++) {
-        file->fd = open_locked(name, O_WRONLY | O_CREAT | O_EXCL);
+        file->fd = open_locked(file->directory, name, O_WRONLY | O_CREAT | O_EXCL);
         if (file->fd >= 0) return true;
         if (errno == ESTALE) continue;
         if (errno != EEXIST) return false;
-        const int left = open_locked(name, O_WRONLY);
-        if (left < 0 && errno != ELOOP && errno != ESTALE && errno != ENOENT) return false;
-        if ((left >= 0 || errno == ELOOP) && unlink(name) != 0 && errno != ENOENT) return false;
+        const int left = open_locked(file->directory, name, O_WRONLY);
+        const bool link = left < 0 && (errno == ELOOP || errno == EMLINK);
+        if (left < 0 && !link && errno != ESTALE && errno != ENOENT) return false;
+        if ((left >= 0 || link) && unlinkat(file->directory, name, 0) != 0 && errno != ENOENT) return false;
         if (left >= 0) close(left);
     }
     errno = EWOULDBLOCK;
     return false;
 }
 
+static void remove_locked(int fd, int directory, const char *name) {
+    if (fd < 0) return;
+    if (names_of(fd, directory, name) > 0) unlinkat(directory, name, 0); // else it is the file of another process
+    close(fd);
+}
+
 bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
-    *file = (durable_file){.bytes = bytes, .fd = -1, .mode = 0666 & ~umask_at_start};
+    char directory[PATH_MAX];
+    *file = (durable_file){.bytes = bytes, .fd = -1, .directory = -1, .mode = 0666 & ~umask_at_start};
     snprintf(file->path, sizeof file->path, "%s", path);
     errno = ENAMETOOLONG;
     if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
@@ -145,7 +171,14 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
             return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
         file->mode = old.st_mode & 0777;
     }
-    return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
+    parent_of(path, directory);
+    const size_t length = strlen(directory);
+    const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0; // ours
+    file->directory = open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
+    if (file->directory >= 0 && make_temporary(file)) return true;
+    durable_problem(why, "cannot create", file->temporary, bytes);
+    durable_abandon(file);
+    return false;
 }
 
 // Hashes and writes piece by piece, so that each piece is still in the cache.
@@ -168,9 +201,10 @@ bool durable_commit(durable_file *file, problem *why) {
                            file->bytes, file->written);
     }
     bool synced = file->unsynced || fsync(file->fd) == 0;
-    bool mine = synced && has_name(file->fd, file->temporary);
+    const char *from = last_name(file->temporary), *to = last_name(file->path);
+    bool mine = synced && names_of(file->fd, file->directory, from) > 0;
     if (synced && !mine) errno = EWOULDBLOCK;
-    if (!mine || rename(file->temporary, file->path) != 0) {
+    if (!mine || renameat(file->directory, from, file->directory, to) != 0) {
         durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path, file->bytes);
         durable_abandon(file);
         return false;
@@ -178,17 +212,17 @@ bool durable_commit(durable_file *file, problem *why) {
     if (fchmod(file->fd, file->mode) != 0) errno = 0; // a file system without modes
     close(file->fd);
     file->fd = -1;
-    char directory[PATH_MAX];
-    parent_of(file->path, directory);
-    if (file->unsynced || durable_sync_directory(directory)) return true;
-    return problem_set(why, "the file is complete, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
-                       file->path, strerror(errno));
+    synced = file->unsynced || sync_directory(file->directory) ||
+             problem_set(why, "the file is complete, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
+                         file->path, strerror(errno));
+    durable_abandon(file);
+    return synced;
 }
 
 void durable_abandon(durable_file *file) {
-    if (file->fd < 0) return;
-    durable_unlock(file->fd, file->temporary);
-    file->fd = -1;
+    remove_locked(file->fd, file->directory, last_name(file->temporary));
+    if (file->directory >= 0) close(file->directory);
+    file->fd = file->directory = -1;
 }
 
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
@@ -208,7 +242,7 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
     long process;
     uint64_t once = 0; // makes the text unique
     int fd, tries = 0;
-    do fd = open_locked(path, O_RDWR | O_CREAT);
+    do fd = open_locked(AT_FDCWD, path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
     int error = errno;
     if (fd < 0 && error == EWOULDBLOCK) { // its holder has written its name into it
@@ -220,9 +254,12 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
+        if (error == EACCES && access(path, F_OK) == 0)
+            problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
+                        "cannot open lock %.1500s: it is of another user's run", path);
     } else {
         if (error)
-            fprintf(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
+            cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
         int length = snprintf(text, sizeof text, "%s %ld %016lx\n", host, (long)getpid(), once);
@@ -236,7 +273,5 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
 }
 
 void durable_unlock(int fd, const char *path) {
-    if (fd < 0) return;
-    if (has_name(fd, path)) unlink(path); // else it is the file of another process
-    close(fd);
+    remove_locked(fd, AT_FDCWD, path);
 }

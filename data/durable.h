@@ -6,13 +6,14 @@
 // A file that appears whole: written as PATH.tmp, synced, renamed to PATH, and the directory synced. A kill or a power cut at any
 // moment leaves the old PATH or the new one. The next writer removes a PATH.tmp that a killed writer left. If two write the same
 // PATH at once, a lock on PATH.tmp refuses the second; without locks in the file system, the commit of the first fails. Only its
-// owner may open PATH.tmp, so that nobody else can hold that lock, and a link of that name is removed, not followed. False: see
-// why.
+// owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock. A link of that name is removed,
+// not followed; nor is one in the place of a directory whose name ends in .tmp. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
     int64_t bytes; // exactly as many must be written; -1: any number
     int64_t written;
     int fd;        // -1: not open
+    int directory; // where both names are; -1: not open
     unsigned mode; // of the old file
     bool unsynced; // it may be lost in a power cut
     void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
@@ -24,7 +25,7 @@ void durable_abandon(durable_file *file);              // removes PATH.tmp, if i
 // Replaces a file by bytes in memory.
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
-// A lock that ends with its process. Only its owner may open the file, because whoever can read a file can lock it. -1: see why; if
+// A lock that ends with its process. Who may open the file is as above, because whoever can read a file can lock it. -1: see why; if
 // another process has the lock (errno EWOULDBLOCK): "IN_USE NAME: process 1234 on host HOST".
 int durable_lock(const char *path, const char *in_use, const char *name, problem *why);
 void durable_unlock(int lock, const char *path); // and removes the file; to keep it, just close the lock
@@ -33,7 +34,7 @@ void durable_unlock(int lock, const char *path); // and removes the file; to kee
 bool durable_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
 bool durable_sync_directory(const char *path);                // names survive a power cut only after this
 bool durable_make_directories(const char *path);              // and its parents, each synced into the one above
-bool durable_remove_directory(const char *path);              // and the files in it; true if there is none
+bool durable_remove_directory(const char *path);              // and the files in it; true if there is none; a link: only itself
 
 // "DOING PATH, which needs N bytes: no space …", from errno; bytes -1: unknown. Returns false.
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);

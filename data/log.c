@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OLD_LOGS_MAX = 9999 };
+enum { OLD_LOGS_MAX = 9999, READER_MS = 1000 };
 
 struct logfile {
     int fd, lock; // lock: -1 if there is none
@@ -25,8 +25,9 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die(errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
-                                                                : "give another --log",
+    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log"
+           : errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
+                                                                  : "give another --log",
            "log %s cannot be written: %s", path, strerror(errno));
 }
 
@@ -38,7 +39,8 @@ static void join_name(char name[PATH_MAX], const char *path, const char *suffix)
 static void open_file(logfile *log, const char *path) {
     struct stat status;
     if (log->fd >= 0) close(log->fd); // the old file has been renamed
-    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    // A pipe that nobody reads must hold up nothing.
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
     if (log->fd < 0) die_unwritable(path);
     log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
 }
@@ -55,7 +57,7 @@ static void rename_old(logfile *log, const char *whose) {
         join_name(name, log->path, suffix);
         if (access(name, F_OK) == 0) continue;
         if (rename(log->path, name) != 0) die_unwritable(name);
-        printf("log       of %s run renamed to %s\n", whose, name);
+        cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
         return;
     }
     cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
@@ -116,7 +118,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
     log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
     if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
     if (log->lock < 0) // a log without a lock is better than none
-        fprintf(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
+        cf_print(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
     if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
     open_file(log, log->path);
@@ -169,11 +171,15 @@ void log_end(logfile *log) {
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
-    text[length] = '\n'; // in place of the terminator
-    const bool written = durable_write(log->fd, text, length + 1);
+    if (!log->regular) cf_printable(text); // for a terminal
+    text[length] = '\n';                   // in place of the terminator
+    bool written = durable_write(log->fd, text, length + 1);
+    struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
+    if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
+        written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
-        fprintf(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
-                strerror(errno));
+        cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
+                 strerror(errno));
     if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
     log->missing += !written;
     log->failing = !written;
@@ -185,14 +191,14 @@ void log_end(logfile *log) {
 bool log_complete(const logfile *log) {
     if (!log) return true;
     const bool unsynced = atomic_load(&log->unsynced);
-    if (log->missing > 0) fprintf(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
-    if (unsynced) fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
+    if (log->missing > 0) cf_print(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
+    if (unsynced) cf_print(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
     return log->missing == 0 && !unsynced;
 }
 
 void log_sync(logfile *log) {
     if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
-    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
+    cf_print(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
 }
 
 void log_close(logfile *log) {
@@ -246,14 +252,14 @@ void progress_show(const char *line, bool last) {
     if (terminal) text[columns - 1 < LONGEST ? columns - 1 : LONGEST] = 0;
     int length = (int)strlen(text);
     if (terminal)
-        printf("\r%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
+        putchar('\r'), cf_print(stdout, "%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
     else
-        printf("%s\n", text);
+        cf_print(stdout, "%s\n", text);
     shown = last || !terminal ? 0 : length;
     fflush(stdout);
 }
 
 void progress_break(void) {
-    if (shown) printf("\n");
+    if (shown) cf_print(stdout, "\n");
     shown = 0;
 }

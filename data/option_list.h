@@ -22,8 +22,9 @@ INT(vocab, "vocab", "0", 0, 65536,
 TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c format); it sets the shape")
 #undef GROUP
 #define GROUP "data"
-TEXT(train, "train", "", "GLOB", "token files to train on (llm.c format, made by data/prepare.py); quote a pattern")
-TEXT(val, "val", "", "GLOB", "token files for the validation loss")
+TEXT(train, "train", "", "GLOB",
+    "token files to train on (llm.c format, made by data/prepare.py); of a directory its train_*.bin; quote a pattern")
+TEXT(val, "val", "", "GLOB", "token files for the validation loss; of a directory its val_*.bin")
 FLAG(verify_data, "verify-data",
     "read and hash all tokens and the file of --init-from before the run begins, not only parts of them; a resumed run compares "
     "the hash of the tokens with that of its last start, if that had this option too")

@@ -145,8 +145,7 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
                            flag      ? "true or false"
                            : numeric ? "number"
                                      : "text");
-    if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // cJSON finds the first of that name
-        return problem_set(why, NULL, "--%s appears twice", row->name);
+    if (json_repeated(file, item)) return problem_set(why, NULL, "--%s appears twice", row->name);
     if (row == &options_table[OPTION_config])
         return problem_set(why, "put all options into one", "--config in a file is not allowed");
     if (!set(*given ? &checked_only : o, row, text, why)) return false;
@@ -154,12 +153,26 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
     return true;
 }
 
+// Marks the options of a list "lr|train".
+static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
+    for (size_t length; *given; given += length + (given[length] == '|')) {
+        length = strcspn(given, "|");
+        const option_row *row = find(given, length);
+        if (!row) return unknown(given, given, length < ECHO_MAX ? length : ECHO_MAX, why);
+        listed[row - options_table] = true;
+    }
+    return true;
+}
+
 // The first line of a log has all values of its run, and the names of those that were given: only these are read.
 static bool read_config(options *o, problem *why) {
     static cJSON *config; // options point into it
     static char text[CONFIG_MAX + 1];
+    char name[1024];
+    bool listed[OPTIONS] = {false};
     problem wrong = {"", ""};
     input file;
+    snprintf(name, sizeof name, "--config %.1000s", o->config);
     if (!input_open(&file, "--config", o->config, why)) return false;
     const int64_t length = file.bytes < CONFIG_MAX ? file.bytes : CONFIG_MAX;
     const bool ok = input_read(&file, 0, text, length, why);
@@ -167,17 +180,17 @@ static bool read_config(options *o, problem *why) {
     if (!ok) return false;
     text[length] = 0;
     cJSON_Delete(config);
-    config = cJSON_ParseWithOpts(text, NULL, false);
-    if (!cJSON_IsObject(config))
-        return problem_set(why, "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, or name a run's log",
-                           "--config %.1500s does not begin with a JSON object", o->config);
+    config = json_object(
+        text, file.bytes, name,
+        "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, without comments or a last comma, or name a run's log", why);
+    if (!config) return false;
     const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
-    const cJSON *item;
-    cJSON_ArrayForEach(item, config) {
-        if (given && !is_choice(given, item->string)) continue;
-        if (!set_item(o, config, item, &wrong)) return problem_set(why, wrong.hint, "--config %.1000s: %s", o->config, wrong.what);
+    bool sound = !given || read_given(given, listed, &wrong);
+    for (const cJSON *item = config->child; sound && item; item = item->next) {
+        const option_row *row = find(item->string, strlen(item->string));
+        if (!given || (row && listed[row - options_table])) sound = set_item(o, config, item, &wrong);
     }
-    return true;
+    return sound || problem_set(why, wrong.hint, "%s: %s", name, wrong.what);
 }
 
 bool options_try(options *o, int argc, char **argv, problem *why) {
@@ -199,7 +212,7 @@ void options_print_repeated(const options *o, FILE *file) {
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         if (!o->repeated[row - options_table]) continue;
         options_value(o, row, value, sizeof value);
-        fprintf(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
+        cf_print(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
     }
 }
 
@@ -223,9 +236,9 @@ static void print_wrapped(FILE *file, int from, const char *text) {
     int column = from;
     while (*text) {
         int length = (int)strcspn(text, " ");
-        if (column + 1 + length > WIDTH) column = fprintf(file, "\n%*s", from, "") - 1;
-        if (column > from) column += fprintf(file, " ");
-        column += fprintf(file, "%.*s", length, text);
+        if (column + 1 + length > WIDTH) column = cf_print(file, "\n%*s", from, "") - 1;
+        if (column > from) column += cf_print(file, " ");
+        column += cf_print(file, "%.*s", length, text);
         text += length + strspn(text + length, " ");
     }
     fputc('\n', file);
@@ -233,22 +246,23 @@ static void print_wrapped(FILE *file, int from, const char *text) {
 
 int options_help(FILE *file) {
     if (cf_die_rank() != 0) return 0;
-    fprintf(file,
-            "usage: mpirun -np N ./train_gpt --train GLOB [options]\nTrains a GPT with every collective fused into the computation "
-            "beside it.\n\n  %-38s %-8s %s\n",
-            "option", "default", "meaning (allowed range); --name value or --name=value");
+    cf_print(
+        file,
+        "usage: mpirun -np N ./train_gpt --train GLOB [options]\nTrains a GPT with every collective fused into the computation "
+        "beside it.\n\n  %-38s %-8s %s\n",
+        "option", "default", "meaning (allowed range); --name value or --name=value");
     const char *group = "";
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        if (strcmp(group, row->group) != 0) fprintf(file, "\n%s\n", row->group);
+        if (strcmp(group, row->group) != 0) cf_print(file, "\n%s\n", row->group);
         group = row->group;
         const bool whole = row->type == OPTION_INT, number = whole || row->type == OPTION_REAL;
         char option[64], line[512];
         snprintf(option, sizeof option, "--%s %s", row->name, number ? whole ? "N" : "X" : row->choices ? row->choices : "");
         snprintf(line, sizeof line, number ? "%s (%.10g to %.16g)" : "%s", row->help, row->minimum, row->maximum);
-        int from = fprintf(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
+        int from = cf_print(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
         print_wrapped(file, from, line);
         for (int i = 0; i < cf_algorithm_count && row == &options_table[OPTION_overlap]; i++)
-            print_wrapped(file, fprintf(file, "    %-47s", cf_algorithms[i].name), cf_algorithms[i].help);
+            print_wrapped(file, cf_print(file, "    %-47s", cf_algorithms[i].name), cf_algorithms[i].help);
     }
     return 0;
 }

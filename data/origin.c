@@ -4,13 +4,23 @@
 #include "json.h"
 #include <errno.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+// The token files of an option, "train" or "val": those with its name in a directory.
+static const char *files_of(const char *option, const char *value) {
+    static char pattern[PATH_MAX];
+    struct stat status;
+    if (stat(value, &status) != 0 || !S_ISDIR(status.st_mode)) return value;
+    const int length = snprintf(pattern, sizeof pattern, "%s/%s_*.bin", value, option);
+    return length < (int)sizeof pattern ? pattern : value;
+}
+
 // Looks beside the tokens, then beside the model file.
 vocabulary *origin_vocabulary(const options *o) {
-    char *first = tokens_first_file(*o->train ? o->train : o->val);
+    char *first = tokens_first_file(*o->train ? files_of("train", o->train) : files_of("val", o->val));
     vocabulary *words = vocabulary_beside(first);
     free(first);
     return words ? words : vocabulary_beside(o->init_from);
@@ -18,8 +28,9 @@ vocabulary *origin_vocabulary(const options *o) {
 
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
     if (!*pattern) return NULL;
-    tokens *data = tokens_open(pattern, o->seq);
-    if (o->verify_data && root) printf("verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
+    tokens *data = tokens_open(files_of(option, pattern), o->seq);
+    if (o->verify_data && root)
+        cf_print(stdout, "verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
     fflush(stdout);
     if (o->verify_data) tokens_verify(data);
     tokens_check(data, V);
@@ -259,7 +270,7 @@ void origin_open_output(const options *o) {
 
 static void warn_skipped(const problem *why) {
     fflush(stdout);
-    fprintf(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
+    cf_print(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
 }
 
 // The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
@@ -299,7 +310,7 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
     if (!m && damage && !o->force)
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "none of the checkpoints in %s is sound", o->out);
-    if (!m && damage) fprintf(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
+    if (!m && damage) cf_print(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
     if (m && strcmp(o->resume, "no") == 0)
         cf_die_together("choose another --out, or leave out --resume to continue that run",
                         "--resume no, but %s holds a checkpoint of step %ld", o->out, m->step);

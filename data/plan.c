@@ -57,13 +57,17 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
 
 // Sets the choices of a plan if it fits.
 static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
-    cJSON *plan = cJSON_Parse(text);
-    const bool ok = fits(p, plan, name, here, why);
+    char named[64];
+    snprintf(named, sizeof named, "the plan in %s is damaged: it", name);
+    cJSON *plan = json_object(text, (int64_t)strlen(text), named, "remove it, or write another one: --dry-run prints a plan", why);
+    const bool ok = plan && fits(p, plan, name, here, why);
     const cJSON *list = ok ? cJSON_GetObjectItemCaseSensitive(plan, "operations") : NULL, *item;
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
         if (cf_choice_parse(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
     }
+    if (ok && p->root && strcmp(json_text(plan, "machine"), p->machine) != 0)
+        cf_print(stdout, "plan      note: that in %s was found on %s; this is %s\n", name, json_text(plan, "machine"), p->machine);
     cJSON_Delete(plan);
     return ok;
 }
@@ -88,7 +92,7 @@ static char *read_shared(const char *path, cf_transport *transport, bool alone, 
 
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version) {
     problem why;
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0, .search_again = strcmp(o->plan, "new") == 0};
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*o->predict, .search_again = strcmp(o->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
              "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", o->tp,
              o->dp, o->strategy, o->layers, o->channels, o->heads, o->vocab, o->seq, o->micro_batch, o->dtype);
@@ -117,18 +121,18 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
     const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why);
     p->known = resumed || (p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given, &why));
     if (p->given && !p->known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-    if (p->root && p->text && !p->known) printf("plan      %s: not used\n", why.what);
+    if (p->root && p->text && !p->known) cf_print(stdout, "plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, !p->given && !resumed && (p->search_again || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
-        printf("plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
-               cf_tuner_left_out(p->tuner));
+        cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
+                 cf_tuner_left_out(p->tuner));
     p->trying = cf_tuner_trying(p->tuner);
 }
 
 void plan_explain(const run_plan *p, FILE *out) {
     if (!p->tuner) return;
     char *text = print(p);
-    fprintf(out, "\nThe plan, as --plan FILE reads it%s\n%s\n", p->trying ? "; the first steps look for a better one" : "", text);
+    cf_print(out, "\nThe plan, as --plan FILE reads it%s\n%s\n", p->trying ? "; the first steps look for a better one" : "", text);
     free(text);
 }
 
@@ -139,24 +143,24 @@ char *plan_text(const run_plan *p) {
 static void report_found(const run_plan *p, logfile *log, int64_t step) {
     const cf_tuner *t = p->tuner;
     progress_break();
-    printf("plan      found in trials up to step %ld; a step:", step + 1);
+    cf_print(stdout, "plan      found in trials up to step %ld; a step:", step + 1);
     log_begin(log, "plan");
     LOG_ADD(log, FIELD("step", step), FIELD("left_out", cf_tuner_left_out(t)));
     for (int i = 0; i < cf_tuner_plans(t); i++) {
         cf_compared plan = cf_tuner_plan(t, i);
         char name[64];
-        if (!isnan(plan.step_ms)) printf(" %s%s %.1f ms", plan.taken ? "> " : "", plan.name, plan.step_ms);
+        if (!isnan(plan.step_ms)) cf_print(stdout, " %s%s %.1f ms", plan.taken ? "> " : "", plan.name, plan.step_ms);
         snprintf(name, sizeof name, "%s_ms", plan.name);
         LOG_ADD(log, FIELD(name, plan.step_ms), FIELD(plan.taken ? "taken" : NULL, plan.name));
     }
-    printf("\n");
+    cf_print(stdout, "\n");
     for (int i = 0; i < cf_tuner_operations(t); i++) {
         cf_tuned o = cf_tuner_operation(t, i);
         char choice[CF_CHOICE_NAME];
         cf_choice_print(o.choice, choice);
-        printf("  %-42s %-9s", o.name, choice);
-        if (!isnan(o.ms)) printf(" %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
-        printf("\n");
+        cf_print(stdout, "  %-42s %-9s", o.name, choice);
+        if (!isnan(o.ms)) cf_print(stdout, " %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
+        cf_print(stdout, "\n");
         LOG_ADD(log, FIELD(o.name, choice));
     }
     log_end(log);
@@ -164,7 +168,7 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     problem why;
     char *text = *p->path ? print(p) : NULL;
     if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
-        fprintf(stderr, "warning: %s; training continues\n", why.what);
+        cf_print(stderr, "warning: %s; training continues\n", why.what);
     free(text);
 }
 
@@ -180,9 +184,11 @@ void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
         p->first_ms = p->window_ms;
     else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
         progress_break();
-        printf("note      the last %d steps up to %ld took %.0f %% longer than the first: if the machine has changed permanently, "
-               "--plan new finds another plan\n",
-               PLAN_WINDOW, step + 1, 100 * (p->window_ms / p->first_ms - 1));
+        cf_print(
+            stdout,
+            "note      the last %d steps up to %ld took %.0f %% longer than the first: if the machine has changed permanently, "
+            "--plan new finds another plan\n",
+            PLAN_WINDOW, step + 1, 100 * (p->window_ms / p->first_ms - 1));
         p->first_ms = INFINITY; // once
     }
     p->window_ms = 0;

@@ -1,9 +1,9 @@
 // See predict.h.
 #include "predict.h"
 #include "../commfuse/playback.h"
+#include "durable.h"
 #include "input.h"
 #include "json.h"
-#include <errno.h>
 #include <stddef.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
@@ -63,8 +63,10 @@ static const field link_fields[] = {
 };
 enum { FIELDS = sizeof fields / sizeof *fields, LINK_FIELDS = sizeof link_fields / sizeof *link_fields };
 
+static const char examples[] = "scripts/machines/ has examples, data/predict.h says what each field is";
+
 CF_NORETURN static void refuse(const char *path, const char *name, const char *what) {
-    cf_die_together("scripts/machines/ has examples, data/predict.h says what each field is", "%s: \"%s\" %s", path, name, what);
+    cf_die_together(examples, "%s: \"%.100s\" %s", path, name, what);
 }
 
 static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
@@ -73,7 +75,9 @@ static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
     cJSON_ArrayForEach(pair, list) {
         const cJSON *x = cJSON_GetArrayItem(pair, 0), *y = cJSON_GetArrayItem(pair, 1);
         int i = c->points;
-        if (i == CF_CURVE_POINTS || cJSON_GetArraySize(pair) != 2 || !cJSON_IsNumber(x) || !cJSON_IsNumber(y)) return false;
+        if (i == CF_CURVE_POINTS || !cJSON_IsArray(pair) || cJSON_GetArraySize(pair) != 2 || !cJSON_IsNumber(x) ||
+            !cJSON_IsNumber(y))
+            return false;
         if (!(x->valuedouble > 0 && x->valuedouble <= 1e12 && y->valuedouble >= f->low && y->valuedouble <= f->high)) return false;
         c->x[i] = x->valuedouble * f->unit_x, c->y[i] = y->valuedouble * f->unit;
         if (i > 0 && c->x[i] <= c->x[i - 1]) return false;
@@ -82,13 +86,16 @@ static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
     return cJSON_IsArray(list) && c->points > 0;
 }
 
-// Reads the fields of a table from an object. It must have exactly these and some of `others`: a misspelt name is an error.
-static void read_fields(void *to, const cJSON *object, const field *table, int count, const char *others, const char *path) {
+// Reads the fields of a table from an object. It must have exactly these, each once, and some of `others`: a misspelt name is an
+// error.
+static void read_fields(void *to, const cJSON *object, const field *table, int count, const char *const *others, const char *path) {
     const cJSON *item;
     cJSON_ArrayForEach(item, object) {
-        bool known = strstr(others, item->string) != NULL;
+        bool known = false;
         for (int i = 0; i < count; i++) known |= strcmp(table[i].name, item->string) == 0;
+        for (int i = 0; others[i]; i++) known |= strcmp(others[i], item->string) == 0;
         if (!known) refuse(path, item->string, "is no field of a machine");
+        if (json_repeated(object, item)) refuse(path, item->string, "appears twice");
     }
     for (const field *f = table; f < table + count; f++) {
         char what[96];
@@ -109,37 +116,39 @@ static void read_fields(void *to, const cJSON *object, const field *table, int c
 }
 
 static void read_links(cf_hardware *h, const cJSON *list, const char *path) {
+    static const char *const others[] = {"name", NULL};
     const cJSON *item;
+    if (!cJSON_IsArray(list) || !list->child) refuse(path, "links", "is no list");
     cJSON_ArrayForEach(item, list) {
         cf_link *l = &h->link[h->links];
         const char *name = json_text(item, "name");
-        if (h->links == CF_LINKS || !name) refuse(path, "links", name ? "are more than 4" : "have a \"name\" each");
+        if (h->links == CF_LINKS) refuse(path, "links", "are more than 4");
+        if (!name || strlen(name) >= sizeof l->name) refuse(path, "links", "have a \"name\" of less than 24 characters each");
         snprintf(l->name, sizeof l->name, "%s", name);
-        read_fields(l, item, link_fields, LINK_FIELDS, "name", path);
+        read_fields(l, item, link_fields, LINK_FIELDS, others, path);
         int below = h->links > 0 ? l[-1].ranks : 1;
         bool last = item->next == NULL;
         if (last ? l->ranks != 0 : l->ranks <= below || l->ranks % below != 0)
             refuse(path, "ranks", "of each link is a multiple of the one before, and 0 of the last, which joins all");
         h->links++;
     }
-    if (h->links == 0) refuse(path, "links", "is no list");
 }
 
 // Returns the type of the rates.
 static const char *read_machine(cf_hardware *h, const char *path) {
+    static const char *const others[] = {"name", "device", "dtype", "links", "comment", NULL};
     int64_t bytes;
     problem why;
     char *text = input_read_all("machine", path, MACHINE_BYTES_MAX, &bytes, &why);
-    if (!text) cf_die_together(why.hint, "%s", why.what);
-    cJSON *object = cJSON_Parse(text);
+    cJSON *object = text ? json_object(text, bytes, path, NULL, &why) : NULL;
+    if (!object) cf_die_together(problem_hint(&why, examples), "%s", why.what);
     const char *name = json_text(object, "name"), *dtype = json_is(object, "dtype", "bf16") ? "bf16" : "fp32";
     *h = (cf_hardware){.gpu = json_is(object, "device", "gpu")};
-    if (!cJSON_IsObject(object)) refuse(path, "name", "is missing: this is no JSON object");
     if (!name || strlen(name) >= sizeof h->name) refuse(path, "name", "is no text of less than 48 characters");
     if (!h->gpu && !json_is(object, "device", "cpu")) refuse(path, "device", "is neither gpu nor cpu");
     if (!json_is(object, "dtype", dtype)) refuse(path, "dtype", "is neither bf16 nor fp32");
     snprintf(h->name, sizeof h->name, "%s", name);
-    read_fields(h, object, fields, FIELDS, "name device dtype links comment", path);
+    read_fields(h, object, fields, FIELDS, others, path);
     read_links(h, cJSON_GetObjectItemCaseSensitive(object, "links"), path);
     cJSON_Delete(object);
     free(text);
@@ -166,6 +175,15 @@ void predict_options(options *o, cf_hardware *h) {
 
 // --- one mesh in one mode ---
 
+static void write_timeline(const char *path, int players, const cf_trace_list *events) {
+    size_t size;
+    problem why;
+    char *text = cf_trace_text(players, events, &size);
+    if (!durable_replace(path, text, (int64_t)size, false, &why))
+        cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
+    free(text);
+}
+
 static forecast foresee(const options *given, const cf_hardware *h, int mode, bool timeline, predict_record *record,
                         void *trainer) {
     options o = *given;
@@ -184,10 +202,7 @@ static forecast foresee(const options *given, const cf_hardware *h, int mode, bo
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= h->memory_bytes;
-    FILE *file = timeline ? fopen(o.trace, "w") : NULL;
-    if (file) cf_trace_write(file, (int)players, events);
-    if (timeline && (!file || fclose(file) != 0))
-        cf_die("choose another --trace", "%s cannot be written: %s", o.trace, strerror(errno));
+    if (timeline) write_timeline(o.trace, (int)players, events);
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
 }
@@ -209,19 +224,20 @@ static const char *bound(const cf_played *p) {
 }
 
 static void print_modes(const forecast *f, FILE *out) {
-    fprintf(out, "%-9s %10s %11s %7s | %9s %9s %9s %9s %9s %9s | %8s  %s\n", "overlap", "step ms", "tokens/s", "MFU", "products",
-            "attention", "memory", "exposed", "slowed", "host", "GiB", "bound by");
+    cf_print(out, "%-9s %10s %11s %7s | %9s %9s %9s %9s %9s %9s | %8s  %s\n", "overlap", "step ms", "tokens/s", "MFU", "products",
+             "attention", "memory", "exposed", "slowed", "host", "GiB", "bound by");
     for (int mode = 0; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;
-        fprintf(out, "%-9s %10.2f %11.0f %6.1f%% | %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f | %8.1f  %s\n", modes[mode], p->step_ms,
-                f[mode].tokens_per_s, 100 * f[mode].mfu, p->work_ms[CF_WORK_PRODUCT], p->work_ms[CF_WORK_ATTENTION],
-                p->work_ms[CF_WORK_MEMORY], p->exposed_ms, p->slowed_ms, p->host_ms, f[mode].gib, bound(p));
+        cf_print(out, "%-9s %10.2f %11.0f %6.1f%% | %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f | %8.1f  %s\n", modes[mode], p->step_ms,
+                 f[mode].tokens_per_s, 100 * f[mode].mfu, p->work_ms[CF_WORK_PRODUCT], p->work_ms[CF_WORK_ATTENTION],
+                 p->work_ms[CF_WORK_MEMORY], p->exposed_ms, p->slowed_ms, p->host_ms, f[mode].gib, bound(p));
     }
     for (int mode = NONE; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;
-        fprintf(out, "exposed, %-9s", modes[mode]);
-        for (int i = 0; i < p->places && i < 5; i++) fprintf(out, "%s %s %.2f ms", i ? "," : "", p->place[i].label, p->place[i].ms);
-        fprintf(out, "%s\n", p->places ? "" : " nothing");
+        cf_print(out, "exposed, %-9s", modes[mode]);
+        for (int i = 0; i < p->places && i < 5; i++)
+            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->place[i].label, p->place[i].ms);
+        cf_print(out, "%s\n", p->places ? "" : " nothing");
     }
 }
 
@@ -239,8 +255,8 @@ static bool set_mesh(options *o, const options *given, int64_t ranks, int64_t tp
 static void predict_meshes(const options *given, const cf_hardware *h, int64_t from, int64_t to, predict_record *record,
                            void *trainer, FILE *out) {
     int64_t pays_from = 0, pays_to = 0;
-    fprintf(out, "%6s %4s %6s %10s %10s %10s %10s %10s  %-9s %6s %7s  %s\n", "ranks", "tp", "dp", modes[0], modes[1], modes[2],
-            modes[3], modes[4], "best", "MFU", "GiB", "bound by");
+    cf_print(out, "%6s %4s %6s %10s %10s %10s %10s %10s  %-9s %6s %7s  %s\n", "ranks", "tp", "dp", modes[0], modes[1], modes[2],
+             modes[3], modes[4], "best", "MFU", "GiB", "bound by");
     for (int64_t ranks = from; ranks <= to; ranks *= 2) {
         double best_rate = 0, best_gain = 0;
         char best_line[96] = "no mesh fits";
@@ -252,24 +268,24 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
             for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&o, h, mode, false, record, trainer);
             for (int mode = NONE; mode < MODES; mode++)
                 if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
-            fprintf(out, "%6ld %4ld %6ld", ranks, tp, o.dp);
-            for (int mode = 0; mode < MODES; mode++) fprintf(out, " %10.2f", f[mode].played.step_ms);
-            fprintf(out, "  %-9s %5.1f%% %7.1f  %s\n", modes[best], 100 * f[best].mfu, f[best].gib,
-                    f[best].fits ? bound(&f[best].played) : "does not fit");
+            cf_print(out, "%6ld %4ld %6ld", ranks, tp, o.dp);
+            for (int mode = 0; mode < MODES; mode++) cf_print(out, " %10.2f", f[mode].played.step_ms);
+            cf_print(out, "  %-9s %5.1f%% %7.1f  %s\n", modes[best], 100 * f[best].mfu, f[best].gib,
+                     f[best].fits ? bound(&f[best].played) : "does not fit");
             fflush(out);
             if (!f[best].fits || f[best].tokens_per_s <= best_rate) continue;
             best_rate = f[best].tokens_per_s, best_gain = 1 - f[best].played.step_ms / f[NONE].played.step_ms;
             snprintf(best_line, sizeof best_line, "tp %ld x dp %ld by %s: %.0f tokens/s, %.1f %% MFU", tp, o.dp, modes[best],
                      best_rate, 100 * f[best].mfu);
         }
-        fprintf(out, "%6ld best: %s; %.1f %% less than none\n", ranks, best_line, 100 * best_gain);
+        cf_print(out, "%6ld best: %s; %.1f %% less than none\n", ranks, best_line, 100 * best_gain);
         if (best_gain >= PAYS && pays_from == 0) pays_from = ranks;
         if (best_gain >= PAYS) pays_to = ranks;
     }
     if (pays_from == 0)
-        fprintf(out, "Overlap saves less than %.0f %% of a step everywhere\n", 100 * PAYS);
+        cf_print(out, "Overlap saves less than %.0f %% of a step everywhere\n", 100 * PAYS);
     else
-        fprintf(out, "Overlap saves %.0f %% of a step or more from %ld to %ld ranks\n", 100 * PAYS, pays_from, pays_to);
+        cf_print(out, "Overlap saves %.0f %% of a step or more from %ld to %ld ranks\n", 100 * PAYS, pays_from, pays_to);
 }
 
 void predict(const options *o, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
@@ -283,13 +299,14 @@ void predict(const options *o, const cf_hardware *h, predict_record *record, voi
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
         for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *o->trace && mode == AUTO, record, trainer);
-        fprintf(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
+        cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
         print_modes(f, out);
-        if (!f[AUTO].fits) fprintf(out, "This does not fit: a rank has %.1f GiB\n", h->memory_bytes / (1 << 30));
+        if (!f[AUTO].fits) cf_print(out, "This does not fit: a rank has %.1f GiB\n", h->memory_bytes / (1 << 30));
     }
-    fprintf(out,
-            "The rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
-            "load, other users, input, saving. auto: the predicted plan; trials may find a better one.\n",
-            o->predict);
-    if (h->gpu) fprintf(out, "Copy engines, not kernels, do the exchanges over %s.\n", h->link[0].name);
+    cf_print(
+        out,
+        "The rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
+        "load, other users, input, saving. auto: the predicted plan; trials may find a better one.\n",
+        o->predict);
+    if (h->gpu) cf_print(out, "Copy engines, not kernels, do the exchanges over %s.\n", h->link[0].name);
 }

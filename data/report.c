@@ -18,7 +18,7 @@ void report_line(const run_report *r, const char *format, ...) {
     if (!root(r)) return;
     progress_break();
     va_start(values, format);
-    vprintf(format, values);
+    cf_print_list(stdout, format, values);
     va_end(values);
     fflush(stdout);
 }
@@ -79,57 +79,60 @@ void report_config(run_report *r) {
 static void print_shared_cores(const run_report *r) {
     int threads = (int)r->o->threads;
     if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
-        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
-               "cores from those that compute\n",
-               r->transport->local_cores, r->transport->local_size, threads);
+        cf_print(stdout,
+                 "cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
+                 "cores from those that compute\n",
+                 r->transport->local_cores, r->transport->local_size, threads);
     else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
-        printf("cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
-               r->transport->local_cores, r->transport->local_size);
+        cf_print(stdout, "cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
+                 r->transport->local_cores, r->transport->local_size);
 }
 
 // A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
     if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
-        printf("note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
-               "--encoding gpt2 makes GPT-2's tokens\n",
-               option, files, r->V);
+        cf_print(stdout,
+                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
+                 "--encoding gpt2 makes GPT-2's tokens\n",
+                 option, files, r->V);
 }
 
 void report_banner(const run_report *r) {
     const options *o = r->o;
     const cf_choice schedule = recipe_schedule(o);
     if (!root(r)) return;
-    printf("commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n", r->version,
-           o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
-    printf("device    %s, %s; %ld thread%s of the host a rank\n", cf_device_name(), o->dtype, o->threads,
-           o->threads == 1 ? "" : "s");
-    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
-           r->transport->name);
+    cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
+             r->version, o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
+    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank\n", cf_device_name(), o->dtype, o->threads,
+             o->threads == 1 ? "" : "s");
+    cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
+             o->strategy, r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_shared_cores(r);
     if (!schedule.algorithm)
-        printf("overlap   auto: --dry-run prints the schedule of each operation\n");
+        cf_print(stdout, "overlap   auto: --dry-run prints the schedule of each operation\n");
     else
-        printf("overlap   %s: %s; %d slice%s\n", schedule.algorithm->name, schedule.algorithm->help, schedule.slices,
-               schedule.slices == 1 ? "" : "s");
-    printf("batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
-           o->micro_batch, r->mesh->dp, r->accumulation);
+        cf_print(stdout, "overlap   %s: %s; %d slice%s\n", schedule.algorithm->name, schedule.algorithm->help, schedule.slices,
+                 schedule.slices == 1 ? "" : "s");
+    cf_print(stdout, "batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
+             o->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
-        printf("data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files, r->train->samples);
+        cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
+                 r->train->samples);
     options_print_repeated(o, stdout);
     print_bytes(r, r->train, "train", o->train);
     print_bytes(r, r->val, "val", o->val);
     if (r->peak > 0)
-        printf("peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
+        cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else if (r->peak_source)
-        printf("peak      unknown, no MFU (%s)\n", r->peak_source);
+        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source);
     else
-        printf("peak      not measured by --dry-run\n");
-    printf("memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
-           (double)cf_device_memory(r->transport->local_size) / 1048576,
-           strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
+        cf_print(stdout, "peak      not measured by --dry-run\n");
+    cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
+             (double)cf_device_memory(r->transport->local_size) / 1048576,
+             strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
     if (schedule.algorithm && schedule.algorithm->bound)
-        printf("NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
+        cf_print(stdout, "NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
     fflush(stdout);
 }
 
@@ -267,7 +270,7 @@ static void write_trace(run_report *r, int64_t last) {
         return;
     }
     progress_break();
-    fprintf(stderr, "warning: %s; training continues\n", why.what);
+    cf_print(stderr, "warning: %s; training continues\n", why.what);
 }
 
 void report_end_step(run_report *r) {
@@ -309,10 +312,10 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     const double ms = report_spent(r, TIME_WATCH);
     if (!root(r)) return;
     if (!r->words && r->V > vocabulary_size(NULL) && !explained)
-        fprintf(stderr,
-                "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
-                "(data/prepare.py writes one)\n",
-                r->V);
+        cf_print(stderr,
+                 "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
+                 "(data/prepare.py writes one)\n",
+                 r->V);
     explained = true;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);

@@ -73,7 +73,7 @@ static void *work(void *saver_) {
         log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
         s->ok = checkpoint_commit(s->o->out, &m, &s->why);
         if (s->ok && !checkpoint_prune(s->o->out, s->o->keep, s->o->keep_every, &why))
-            fprintf(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
+            cf_print(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
         atomic_store(&s->stage, COMMITTED);
     }
     return NULL;
@@ -90,9 +90,9 @@ static void start(saver *s, stage now) {
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
-    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %ld: %s\n", s->transport->rank, s->transport->size, s->step,
-            s->why.what);
-    if (*s->why.hint) fprintf(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
+    cf_print(stderr, "\nwarning: rank %d of %d: no checkpoint of step %ld: %s\n", s->transport->rank, s->transport->size, s->step,
+             s->why.what);
+    if (*s->why.hint) cf_print(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
     fflush(stderr);
 }
 
@@ -101,8 +101,8 @@ static void report(const saver *s) {
     for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
-    printf("step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step, s->o->out,
-           s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
+    cf_print(stdout, "step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step,
+             s->o->out, s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
     LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
              FIELD("written_ms", written_ms));

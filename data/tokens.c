@@ -126,7 +126,11 @@ tokens *tokens_open(const char *pattern, int64_t T) {
     if (T < 1) cf_die_together("--seq is at least 1", "samples of %ld tokens", T);
     glob_t found;
     const int status = find_files(pattern, &found);
-    if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
+    if (status == GLOB_NOMATCH)
+        cf_die_together(
+            "make token files with data/prepare.py --input TEXT --out DIR; of a directory, --train DIR reads train_*.bin "
+            "and --val DIR val_*.bin",
+            "no token file matches '%s'", pattern);
     if (status != 0)
         cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));

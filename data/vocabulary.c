@@ -208,6 +208,8 @@ int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int
     char *text = file ? input_read_all("--prompt", o->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(o->prompt);
     if (!text && file) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
     if (!text) cf_die(NULL, "out of memory for the prompt");
+    if (bytes > PROMPT_MAX_BYTES)
+        cf_die_together("give a shorter one", "--prompt has %ld bytes, more than the %d that it may have", bytes, PROMPT_MAX_BYTES);
     int32_t *tokens = cf_host_alloc(bytes + o->sample_tokens, sizeof *tokens, "a sample");
     if (!*o->prompt) {
         *count = 1;

@@ -52,6 +52,7 @@ static inline void death_check(death d, const char *statement, const char *file,
     if (WIFEXITED(status) && WEXITSTATUS(status) == DEATH_SURVIVED) fail_msg("%s:%d: %s survived", file, line, statement);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
         fail_msg("%s:%d: %s ended with wait status 0x%x, not exit status 1:\n%s", file, line, statement, status, text);
+    if (strstr(text, "hint:  \n")) fail_msg("%s:%d: %s gives an empty hint:\n%s", file, line, statement, text);
     for (; *words; words++)
         if (!strstr(text, *words)) fail_msg("%s:%d: %s does not say '%s':\n%s", file, line, statement, *words, text);
 }

@@ -67,6 +67,8 @@ static void what_drives_a_terminal_is_not_printed(void **state) {
         assert_string_equal(cf_printable(text), pairs[i][1]);
     }
     ASSERT_DIES(cf_die(NULL, "tensor '%s'", "a\033]0;b\a\xc2\x9b"), "tensor 'a?]0;b?");
+    ASSERT_DIES(cf_die("look at a\033]0;b", "b"), "hint:  look at a?]0;b");
+    ASSERT_DIES(cf_die("", "no hint is no line"), "no hint is no line\n");
 }
 
 int main(void) {

@@ -49,6 +49,11 @@ static const char *path_of(int fd) {
     return path;
 }
 
+static void join(char path[2 * PATH_MAX], int directory, const char *name) {
+    const bool whole = *name == '/' || directory == AT_FDCWD;
+    snprintf(path, 2 * PATH_MAX, "%s%s%s", whole ? "" : path_of(directory), whole ? "" : "/", name);
+}
+
 static bool removes(const char *call) {
     return strcmp(call, "unlink") == 0 || strcmp(call, "rmdir") == 0;
 }
@@ -95,6 +100,17 @@ int open(const char *path, int flags, ...) {
     return REAL(open)(path, flags, mode);
 }
 
+int openat(int directory, const char *name, int flags, ...) {
+    char path[2 * PATH_MAX];
+    va_list arguments;
+    va_start(arguments, flags);
+    mode_t mode = flags & O_CREAT ? (mode_t)va_arg(arguments, int) : 0;
+    va_end(arguments);
+    join(path, directory, name);
+    if (flags & O_CREAT && !count("create", path, "", NULL, NULL)) return -1;
+    return REAL(openat)(directory, name, flags, mode);
+}
+
 int ftruncate(int fd, off_t size) {
     return count("truncate", path_of(fd), "", NULL, NULL) ? REAL(ftruncate)(fd, size) : -1;
 }
@@ -106,6 +122,11 @@ int fsync(int fd) {
 }
 int rename(const char *from, const char *to) {
     return count("rename", from, to, NULL, NULL) ? REAL(rename)(from, to) : -1;
+}
+int renameat(int directory, const char *from, int other, const char *to) {
+    char whole[2][2 * PATH_MAX];
+    join(whole[0], directory, from), join(whole[1], other, to);
+    return count("rename", whole[0], whole[1], NULL, NULL) ? REAL(renameat)(directory, from, other, to) : -1;
 }
 int unlink(const char *path) {
     return count("unlink", path, "", NULL, NULL) ? REAL(unlink)(path) : -1;
@@ -119,7 +140,7 @@ int mkdir(const char *path, mode_t mode) {
 
 int unlinkat(int directory, const char *name, int flags) {
     char path[2 * PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", path_of(directory), name);
+    join(path, directory, name);
     return count("unlink", path, "", NULL, NULL) ? REAL(unlinkat)(directory, name, flags) : -1;
 }
 

@@ -199,6 +199,73 @@ static void test_links_are_not_followed(void **state) {
     unlink(scratch_path("file"));
 }
 
+static void assert_victim(void) {
+    size_t size;
+    char *victim = scratch_read(scratch_path("other/victim"), &size);
+    assert_non_null(victim);
+    assert_string_equal(victim, "dear");
+    free(victim);
+    assert_int_equal(mode_of("other/victim"), 0644);
+}
+
+// Whoever may write where a run saves may put a link there to a directory of the run's owner.
+static void test_nothing_is_removed_or_written_through_a_link(void **state) {
+    (void)state;
+    durable_file file;
+    assert_int_equal(mkdir(scratch_path("other"), 0777), 0);
+    chmod(scratch_write("other/victim", "dear", 4), 0644);
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
+    assert_false(durable_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    ASSERT_SAYS("cannot create", "/step.tmp/victim.tmp", "Not a directory");
+    assert_int_equal(scratch_entries(), 2);
+    assert_true(durable_remove_directory(scratch_path("step.tmp")));
+    assert_int_equal(scratch_entries(), 1);
+    assert_victim();
+    scratch_write("file", "", 0);
+    assert_false(durable_remove_directory(scratch_path("file")));
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("linked")), 0); // one that the user names is followed
+    assert_true(durable_replace(scratch_path("linked/new"), "new", 3, false, &why));
+    assert_int_equal(unlink(scratch_path("other/new")), 0);
+    unlink(scratch_path("linked"));
+    unlink(scratch_path("file"));
+}
+
+// A link may be swapped for the directory at any time, so what was opened once is used to the end.
+static void test_a_directory_that_is_swapped(void **state) {
+    (void)state;
+    durable_file file;
+    assert_int_equal(mkdir(scratch_path("step.tmp"), 0777), 0);
+    assert_true(durable_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    assert_int_equal(rename(scratch_path("step.tmp"), scratch_path("moved")), 0);
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
+    scratch_write("other/victim.tmp", "bait", 4);
+    assert_true(durable_append(&file, content('a'), SIZE, &why) && durable_commit(&file, &why));
+    assert_victim();
+    assert_int_equal(access(scratch_path("other/victim.tmp"), F_OK), 0);
+    assert_int_equal(unlink(scratch_path("moved/victim")), 0);
+    unlink(scratch_path("other/victim.tmp"));
+    unlink(scratch_path("step.tmp"));
+    rmdir(scratch_path("moved"));
+}
+
+// Nor through another name of a file: a lock is emptied, and both are closed to others.
+static void test_hard_links_are_not_taken(void **state) {
+    (void)state;
+    durable_file file;
+    assert_int_equal(link(scratch_path("other/victim"), scratch_path("lock")), 0);
+    assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp")), 0);
+    assert_int_equal(durable_lock(scratch_path("lock"), "in use by", "x", &why), -1);
+    ASSERT_SAYS("cannot open lock", "Too many links");
+    assert_non_null(strstr(why.hint, "remove this name"));
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    assert_int_equal(found(), 'a');
+    assert_victim();
+    for (const char *const *name = (const char *const[]){"lock", "file", "other/victim", NULL}; *name; name++)
+        assert_int_equal(unlink(scratch_path(*name)), 0);
+    rmdir(scratch_path("other"));
+    assert_int_equal(scratch_entries(), 0);
+}
+
 static void test_lock(void **state) {
     (void)state;
     char *path = scratch_path("lock"), process[32];
@@ -298,6 +365,9 @@ int main(void) {
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_nobody_else_may_lock),
         cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_nothing_is_removed_or_written_through_a_link),
+        cmocka_unit_test(test_a_directory_that_is_swapped),
+        cmocka_unit_test(test_hard_links_are_not_taken),
         cmocka_unit_test(test_lock),
         cmocka_unit_test(test_what_is_no_file),
         cmocka_unit_test(test_names),

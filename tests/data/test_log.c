@@ -106,6 +106,28 @@ static void test_no_room(void **state) {
     log_close(log);
 }
 
+// A pipe without a reader is refused, one whose reader has stopped holds up nothing for long; what a terminal obeys is left out.
+static void test_pipes(void **state) {
+    (void)state;
+    enum { LINES = 2000 }; // more than a pipe holds
+    char *path = scratch_path("log"), text[4096] = "";
+    assert_int_equal(mkfifo(path, 0600), 0);
+    ASSERT_DIES(log_open(path, NULL), "cannot be written", "nobody reads this pipe");
+    const int reader = open(path, O_RDONLY | O_NONBLOCK);
+    logfile *log = log_open(path, NULL);
+    LOG_LINE(log, "config",
+             FIELD("out", "a\x1b\x7f\xc2\x9b"
+                          "2J"));
+    assert_true(read(reader, text, sizeof text - 1) > 0);
+    assert_string_equal(text, "{\"event\":\"config\",\"out\":\"a\\u001b???2J\"}\n");
+    alarm(30);
+    for (int line = 0; line < LINES; line++) LOG_LINE(log, "step", FIELD("text", "some forty bytes, so that pipes are soon full"));
+    alarm(0);
+    assert_false(log_complete(log));
+    log_close(log);
+    close(reader);
+}
+
 static void test_null_log(void **state) {
     (void)state;
     assert_null(log_open(NULL, NULL));
@@ -393,6 +415,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_lines, no_log),
         cmocka_unit_test(test_null_log),
+        cmocka_unit_test_setup(test_pipes, no_log),
         cmocka_unit_test_setup(test_numbers, no_log),
         cmocka_unit_test_setup(test_not_finite, no_log),
         cmocka_unit_test_setup(test_utf8, no_log),

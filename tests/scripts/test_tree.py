@@ -115,6 +115,12 @@ class Arrows(unittest.TestCase):
             users = {name for name in [*sources(*FOLDERS), "train_gpt.cu"] if re.search(pattern, code(name))}
             self.assertEqual(users, allowed, pattern)
 
+    def test_what_is_printed_goes_through_one_filter(self):
+        for name in [*sources("data"), "train_gpt.cu"]:
+            manifest = r"\bfprintf\(out," if name == "data/checkpoint.c" else "$^"  # written into memory
+            with self.subTest(file=name):
+                self.assertNotRegex(re.sub(manifest, "", code(name)), r"\b(v?f?printf|f?puts|perror)\(", "cf_print() is for that")
+
     def test_cuda_is_for_twins_and_transports(self):
         for name in [*sources(*FOLDERS), "train_gpt.cu"]:
             if name.endswith(".cu") and name != "train_gpt.cu" or name in CUDA_HEADERS:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -267,6 +268,7 @@ class Case(unittest.TestCase):
         self.assertNotEqual(result.status, 0, str(result))
         self.assertGreater(result.status, 0, f"ended by a signal{result}")
         self.assertIn("error:", result.err, str(result))
+        self.assertIsNone(re.search(r"hint: *\n", result.err), f"an empty hint{result}")
         for word in words:
             self.assertIn(word.lower(), result.err.lower(), f"the message lacks '{word}'{result}")
         for crash in ("segmentation fault", "signal code", "addresssanitizer", "runtime error:"):

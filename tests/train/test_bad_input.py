@@ -3,6 +3,7 @@ is not 0, and on several ranks one message, not one per rank.
 """
 # sanitizers: too
 # limit: 400
+import json
 import os
 import re
 import resource
@@ -129,6 +130,10 @@ class Tokens(BadInput):
         self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
         os.mkfifo(os.path.join(folder, "tokenizer.bin"))
         self.fails_once("tokenizer.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+        for name in ("log", "trace", "config", "plan", "hellaswag", "predict"):
+            with self.subTest(name):
+                os.mkfifo(os.path.join(folder, name))
+                self.fails(f"{folder}/{name}", **{name: os.path.join(folder, name)})
 
     def test_names_that_look_like_patterns(self):
         folder = self.fresh("wiki[en]")
@@ -140,6 +145,25 @@ class Tokens(BadInput):
             self.assertEqual(len(harness.events(log, "step")), 3)
         for name in ("model*.bin", "model?1].bin"):
             self.fails("no such file", name, init_from=os.path.join(folder, name))
+
+    def test_a_directory(self):
+        """Its train_*.bin and its val_*.bin, with the vocabulary beside them; never both, and a name in brackets is no pattern."""
+        folder = self.fresh("wiki[en]")
+        os.mkdir(folder)
+        for count, name in ((3, "train_0.bin"), (5, "train_1.bin"), (7, "val_0.bin"), (9, "other.bin")):
+            reference.write_tokens(os.path.join(folder, name), harness.random_tokens(count * self.T + 1, self.shape.V))
+        for slash in ("", "/"):
+            result = harness.run(self.arguments(train=folder + slash, val=folder + slash, val_every=1, steps=1))
+            self.assertEqual(result.status, 0, str(result))
+            self.assertIn("in 2 files, 8 samples", result.out)
+            self.assertIn("7 sequences", result.out)
+        with open(os.path.join(folder, "tokenizer.bin"), "wb") as file:
+            file.write(b"no vocabulary")
+        self.fails("tokenizer.bin", train=folder)
+        empty = self.fresh("empty")
+        os.mkdir(empty)
+        for name in ("train", "val"):
+            self.fails(f"no token file matches '{empty}/{name}_*.bin'", "directory", **{name: empty})
 
     def test_file_that_becomes_shorter(self):
         path = self.changed(self.tokens)
@@ -226,6 +250,15 @@ class Tokens(BadInput):
         result = harness.run(self.arguments(steps=1, tp=2, prompt="@prompt.txt"), 2, timeout=SOON, wrapper=[
             "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
         self.assertFails(result, "rank 1 has another hash of --prompt than rank 0")
+
+    def test_a_prompt_that_is_too_long(self):
+        """Its encoding takes a time that grows with the square of its length."""
+        config, text = self.fresh("config.json"), "a" * 70000
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"prompt": text}, file)
+        prompt = self.file_of(text.encode())
+        for more in (dict(prompt=text), dict(config=config), dict(prompt="@" + prompt)):
+            self.fails("--prompt", "70000 bytes, more than the 65536", **more)
 
     def test_validation_missing(self):
         path = self.path("no_such_val.bin")

@@ -119,12 +119,24 @@ class Plan(harness.Case):
         self.assertIn('"' + names[0] + '":\t"ring:2"', shown)
         self.assertIn("direct, rank 0 of 2, 4 slices", shown)
 
+    def test_a_plan_of_another_machine_is_taken_with_a_note(self):
+        plan = json.loads(self.printed(tp=2))
+        here = plan["machine"]
+        for machine in (here, here.replace("2 ranks", "16 ranks") + "\x1b[2J"):
+            plan["machine"] = machine
+            result = harness.run(self.plan_arguments(tp=2, plan=self.written(json.dumps(plan)), dry_run=True), 2)
+            self.assertEqual(result.status, 0, str(result))
+            self.assertEqual("was found on " + machine.replace("\x1b", "?") + "; this is " + here in result.out, machine != here,
+                             result.out)
+            self.assertNotIn("\x1b", result.text)
+
     def test_damaged_plans_are_refused(self):
         good = self.printed(tp=2)
         name = list(json.loads(good)["operations"])[0]
         cases = {
             "is damaged": good[:len(good) // 2],
             "names an operation that this run does not have": good.replace(name, "forward all-gather nothing"),
+            "has more than a JSON object": good + "{}",
             "lacks the operation": re.sub(r'\n\t\t"' + name + '":[^\n]*', "", good),
             "has no valid choice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
             "names an operation twice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring",', 1),

@@ -145,6 +145,28 @@ class Predict(harness.Case):
         self.assertEqual({e["pid"] for e in events}, {0, 1})
         self.assertIn("reduce-scatter mlp.fc2", {e["name"] for e in events})
 
+    def test_a_timeline_replaces_a_file_as_a_whole(self):
+        """Written through no link, and on a full disk the old one stays; a pipe is refused, not waited for."""
+        dear, trace, pipe = self.fresh("dear"), self.fresh("trace.json"), self.fresh("pipe")
+        with open(dear, "w", encoding="utf-8") as file:
+            file.write("dear")
+        os.link(dear, trace)
+
+        def no_space():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        arguments = harness.options(predict=os.path.join(MACHINES, "h100x8.json"), trace=trace, tp=2, **FEW)
+        self.assertFails(harness.run(arguments, preexec_fn=no_space), "--trace", trace, "File too large")
+        self.assertTrue(os.path.samefile(trace, dear))
+        os.remove(trace)
+        os.symlink(dear, trace)
+        for name in (trace, dear):  # what is there is replaced, not written into
+            self.predicted(trace=trace, tp=2, **FEW)
+            self.assertFalse(os.path.islink(trace))
+            with open(dear, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "dear", name)
+        os.mkfifo(pipe)
+        self.assertFails(self.ask(trace=pipe, tp=2, **FEW), "--trace", pipe, "not a regular file")
+
     def test_damaged(self):
         """Each field, missing, of another kind, out of its range: refused by its name. So is one that is misspelt."""
         good = described("h100x8")
@@ -171,14 +193,30 @@ class Predict(harness.Case):
                     refused(lambda m: m["links"][1].update({field: -1}), field)
         refused(lambda m: m.update(peak_tflop=1), "peak_tflop")
         refused(lambda m: m["links"][0].update(latency=1), "latency")
+        for piece in ("", "n", "name device", "link", "comment ", "type"):  # of the names that are known
+            refused(lambda m: m.update({piece: 1}), piece)
+            refused(lambda m: m["links"][0].update({piece: 1}), piece)
+        refused(lambda m: m["links"][0].update(comment=1), "comment")
         refused(lambda m: m["links"][1].update(ranks=12), "ranks")
         refused(lambda m: m.update(product_tflops=[[1, 2], [1, 3]]), "product_tflops")
-        for text in ("", "{", "[1]", "{}"):
+        refused(lambda m: m.update(links=dict(enumerate(m["links"]))), "links")
+        refused(lambda m: m["links"][0].update(name="x" * 24), "links")
+        refused(lambda m: m.update(product_tflops=[{"x": 1, "y": 2}]), "product_tflops")
+        whole = json.dumps(good)
+        for text, said in (("", "line 1, column 1"), ("{", "line 1, column 2"), ("[1]", "line 1, column 1"), ("{}", '"name"'),
+                           (whole + "\n{}", "line 2, column 1"), (whole + "\0", "has more than a JSON object"),
+                           ('{"peak_tflops": 1,' + whole[1:], '"peak_tflops" appears twice'),
+                           ('{"comment": 1,' + whole[1:], '"comment" appears twice'),
+                           (whole.replace('"ranks"', '"ranks": 8, "ranks"', 1), '"ranks" appears twice')):
             path = self.fresh("text.json")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
-            self.assertNotEqual(self.ask(path, **FEW).status, 0, text)
-        self.assertIn("nowhere.json", self.ask("./nowhere.json", **FEW).err)
+            with self.subTest(text[:20]):
+                self.assertFails(self.ask(path, **FEW), path, said, "hint:  scripts/machines/ has examples")
+
+    def test_a_machine_that_cannot_be_read(self):
+        for path in ("./nowhere.json", self.folder):
+            self.assertFails(self.ask(path, **FEW), path, "cannot be opened", "hint:  scripts/machines/ has examples")
 
     def test_refused(self):
         for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),

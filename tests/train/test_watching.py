@@ -1,6 +1,7 @@
 """What a run tells: the log, the trace, the dry run, the help; and what it leaves behind in --out."""
 # sanitizers: too
 # limit: 180
+import ctypes
 import dataclasses
 import fcntl
 import json
@@ -273,6 +274,64 @@ class Log(harness.Case):
                 self.assertEqual(losses, others)
                 models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
                 self.assertTrue(models[0] == models[1], "model.bin differs")
+
+
+class ControlCharacters(harness.Case):
+    """A terminal obeys them: none that a file holds is printed, wherever it comes from."""
+    evil = "\x1b]0;owned\x07\x7f\x9b2J\r\b"
+
+    def shown(self, *arguments, **more):
+        result = harness.run([*arguments, *harness.options(**more)])
+        self.assertIsNone(re.search(r"[^\n\t -~\u00a0-\U0010ffff]", result.text), repr(result.text))
+        return result
+
+    def written(self, values):
+        path = self.fresh("file.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(values, file)
+        return path
+
+    def test_names_in_a_config(self):
+        folder = self.fresh("folder")
+        os.mkdir(folder)
+        names = {name: os.path.join(folder, name + self.evil) for name in ("out", "trace", "log")}
+        config = self.written({**names, "trace-steps": "0:1", "plan": "new"})
+        for steps in (2, 4):  # saves, and resumes
+            result = self.shown(*self.arguments(config=config, steps=steps, schedule="constant", save_every=1))
+            self.assertEqual(result.status, 0, str(result))
+            self.assertIn("saved " + names["out"][:-len(self.evil)] + "?]0;owned???", result.out)
+        self.assertEqual(len(os.listdir(folder)), 3)
+        for name in ("train", "val", "init-from", "hellaswag", "log", "plan", "prompt", "predict", "overlap", "export"):
+            more = {name: os.path.join(folder, "none", self.evil), "out": names["out"]}
+            self.assertFails(self.shown(*self.arguments(train=None, init_from=None, config=self.written(more))), "error:")
+
+    def test_a_manifest(self):
+        xxhash = ctypes.CDLL("libxxhash.so.0")
+        xxhash.XXH64.restype = ctypes.c_uint64
+        out = self.fresh("out")
+        self.train(out=out, schedule="constant", steps=1)
+        path = os.path.join(out, "step_00000001", "manifest.json")
+        with open(path, "rb") as file:
+            text = file.read()
+        for name in b"strategy", b"tp", b"dp", b"version":
+            text = re.sub(b'"' + name + b'":\t"[^"]*"', b'"' + name + b'":\t"' + json.dumps(self.evil)[1:-1].replace(
+                "\\", r"\\").encode() + b'"', text)
+        text = text[:text.rindex(b'\t"xxh64"')]
+        with open(path, "wb") as file:
+            file.write(text + b'\t"xxh64":\t"%016x"\n}\n' % xxhash.XXH64(text, ctypes.c_size_t(len(text)), ctypes.c_uint64(0)))
+        result = self.shown(*self.arguments(out=out, schedule="constant", steps=2))
+        self.assertEqual(result.status, 0, str(result))
+        self.assertEqual(result.out.count("owned"), 4, result.out)
+
+    def test_a_machine(self):
+        with open(os.path.join(harness.ROOT, "scripts", "machines", "h100x8.json"), encoding="utf-8") as file:
+            machine = json.load(file)
+        machine["name"], machine["links"][0]["name"] = "H" + self.evil, "N" + self.evil
+        result = self.shown(predict=self.written(machine), tp=2, layers=1, channels=64, heads=2, seq=64)
+        self.assertEqual(result.status, 0, str(result))
+        self.assertEqual(result.out.count("owned"), 2, result.out)
+        machine["x" + self.evil] = 1
+        self.assertFails(self.shown(predict=self.written(machine)), "is no field of a machine")
 
 
 class Traced(harness.Case):
