@@ -32,7 +32,8 @@ class TensorBoard:
     def __init__(self, folder):
         from tensorboardX import SummaryWriter
         files = itertools.count()
-        self.writer, self.new = None, lambda step: SummaryWriter(folder, purge_step=step, filename_suffix=f".{next(files):06d}")
+        self.writer, self.new = None, lambda step: SummaryWriter(folder, purge_step=step, flush_secs=POLL_S,
+                                                                 filename_suffix=f".{next(files):06d}")
 
     def begin(self, _, step):
         """Hides what was sent of this step and later ones, by earlier calls too."""
@@ -89,12 +90,15 @@ def changes(path, follow):
     if follow and not os.path.exists(path):
         note(f"waiting for {path}")
     while True:
-        if follow and not os.path.exists(path):
-            time.sleep(POLL_S)
-            continue
         with run_log.readable(path):
-            if not (log and log.stay()):
-                log, seen = run_log.Lines(path, run_log.fault), set()
+            try:
+                if not (log and log.stay()):
+                    log, seen = run_log.Lines(path, run_log.fault), set()
+            except FileNotFoundError:
+                if not follow:
+                    raise
+                time.sleep(POLL_S)
+                continue
         for event in log:
             kind, line, key = event["event"], hash(str(event)), (event["event"], str(event.get("step")))
             ended = kind == "end"

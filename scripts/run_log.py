@@ -12,16 +12,16 @@ LONGEST_LINE = 1 << 26  # bytes
 class Damaged(Problem):
     """A line that is not one of this kind of file."""
 
-    def __init__(self, path, number, what):
-        super().__init__(f"{path}, line {number}: {what}", HINT)
+    def __init__(self, path, number, what, hint):
+        super().__init__(f"{path}, line {number}: {what}", hint)
 
 
 class Lines:
     """The objects of a file, as far as it is written; asked again, those added since. `fault` says what is wrong with one. A cut last
     line is ignored, because its writer may have been killed, or not be done; if only its end is missing, it is given every time."""
 
-    def __init__(self, path, fault):
-        self.path, self.fault = path, fault
+    def __init__(self, path, fault, hint=HINT):
+        self.path, self.fault, self.hint = path, fault, hint
         self.file, self.number, self.last = opened(path), 0, b""  # bytes, because a cut may split a character
 
     def __iter__(self):
@@ -37,8 +37,8 @@ class Lines:
                 if cut and len(line) < LONGEST_LINE:
                     return
                 found = None
-            if what := self.fault(found) if isinstance(found, dict) else "not a JSON object":
-                raise Damaged(self.path, self.number + 1, what)
+            if what := "not a JSON object" if found is None else self.fault(found if isinstance(found, dict) else {}):
+                raise Damaged(self.path, self.number + 1, what, self.hint)
             if not cut:
                 self.number, self.last = self.number + 1, line
             yield found
@@ -53,7 +53,7 @@ class Lines:
 
 def objects(path, keys, what):
     """Yields the objects; each must have one of the keys."""
-    return iter(Lines(path, lambda found: None if keys & found.keys() else what))
+    return iter(Lines(path, lambda found: None if keys & found.keys() else what, "repair it, or give another --out"))
 
 
 def is_number(value):
