@@ -8,21 +8,20 @@
              … --follow                                                       # until the run has ended
 
 All numbers of steps, validation and HellaSwag become curves over the steps done (exposed_comm_ms is the time in which ranks waited
-for each other), samples become texts, options the run's configuration. A resumed run rewrites its log: steps that it takes again are
-sent again. In TensorBoard they replace what was sent before, and another run replaces all; in Weights & Biases the log's run is the
-id, which later calls continue.
+for each other), samples become texts, options the run's configuration. A resumed run rewrites its log: steps taken again are sent
+again. In TensorBoard they replace what was sent before, and another run replaces all; in Weights & Biases the log's run is the id,
+which later calls continue.
 """
 import contextlib
 import html
 import itertools
 import json
-import os
 import re
 import sys
 import time
 
 import run_log
-from command import Parser, Problem, note, status_of
+from command import Parser, Problem, status_of
 
 POLL_S = 1.0
 CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
@@ -83,12 +82,10 @@ def steps_done(event):
 
 
 def changes(path, follow):
-    """Yields the events of a log, each once, and ("begin", step, run) before all of a run, and before what is sent again from a step
-    on: there a resumed run has written another line."""
+    """Yields the events of a log, each once, with kind and steps done; before all of a run ("begin", 0, run); and ("begin", step, run)
+    before those from that step on again, because a resumed run has written another line there."""
     log, run, sent, ended = None, None, {}, False
     no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
-    if follow and not os.path.exists(path):
-        note(f"waiting for {path}")
     while True:
         with run_log.readable(path):
             try:
@@ -97,8 +94,7 @@ def changes(path, follow):
             except FileNotFoundError:
                 if not follow:
                     raise
-                time.sleep(POLL_S)
-                continue
+                log = ()  # not there yet
         for event in log:
             kind, line, key = event["event"], hash(str(event)), (event["event"], str(event.get("step")))
             ended = kind == "end"
@@ -146,7 +142,7 @@ def main():
     parser.add_argument("--tensorboard", metavar="DIR")
     parser.add_argument("--wandb", metavar="PROJECT")
     parser.add_argument("--offline", action="store_true", help="with --wandb: send nothing, write ./wandb")
-    parser.add_argument("--follow", action="store_true", help="continue until the run has ended; wait for a log that is not there yet")
+    parser.add_argument("--follow", action="store_true", help="until the run has ended; the log may come later")
     given = parser.parse_args()
     if bool(given.tensorboard) == bool(given.wandb):
         parser.error("give either --tensorboard DIR or --wandb PROJECT")

@@ -30,7 +30,7 @@ import time
 import lab
 import plots
 import run_log
-from command import Parser, note, opened, say, status_of, whole, write_whole
+from command import Parser, Problem, note, opened, say, status_of, whole, write_whole
 from runner import ROOT, Failed
 
 try:  # before hours are spent, not after them
@@ -101,7 +101,7 @@ class Rows:
         run_log.drop_cut_line(self.path)
         try:
             first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
-        except run_log.Damaged as error:
+        except Problem as error:
             refuse(str(error), "repair it, or start again with --fresh or another --out DIR")
         self.setup = first.get("setup", setup)
         if not first:
@@ -216,8 +216,8 @@ def report_sweep(path, folder):
     try:
         rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
         if not rows:
-            raise run_log.Damaged(path, 1, "no run of a sweep", "")
-    except (OSError, run_log.Damaged) as error:
+            raise Problem(f"{path}, line 1: no run of a sweep")
+    except (OSError, Problem) as error:
         refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]
     write_whole(folder / "report.md", section(sweep, lines, folder, "Machine and version are in each row"))

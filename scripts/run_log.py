@@ -9,16 +9,9 @@ HINT = "remove the line, or name a log that train_gpt --log has written"
 LONGEST_LINE = 1 << 26  # bytes
 
 
-class Damaged(Problem):
-    """A line that is not one of this kind of file."""
-
-    def __init__(self, path, number, what, hint):
-        super().__init__(f"{path}, line {number}: {what}", hint)
-
-
 class Lines:
-    """The objects of a file, as far as it is written; asked again, those added since. `fault` says what is wrong with one. A cut last
-    line is ignored, because its writer may have been killed, or not be done; if only its end is missing, it is given every time."""
+    """The objects of a file, as far as it is written; asked again, those added since. `fault` says what is wrong with one. A cut
+    last line is ignored: its writer may have been killed, or not be done. If only its end is missing, it is given every time."""
 
     def __init__(self, path, fault, hint=HINT):
         self.path, self.fault, self.hint = path, fault, hint
@@ -38,7 +31,7 @@ class Lines:
                     return
                 found = None
             if what := "not a JSON object" if found is None else self.fault(found if isinstance(found, dict) else {}):
-                raise Damaged(self.path, self.number + 1, what, self.hint)
+                raise Problem(f"{self.path}, line {self.number + 1}: {what}", self.hint)
             if not cut:
                 self.number, self.last = self.number + 1, line
             yield found
@@ -62,20 +55,15 @@ def is_number(value):
 
 # What readers of a log need of some events, and of what kind it must be.
 NEEDED = {"step": ("step", "loss"), "val": ("step", "loss"), "sample": ("step", "text"), "hellaswag": ("step",)}
-KINDS = {"step": ("a whole number", lambda value: type(value) is int and 0 <= value < 1 << 62),
-         "loss": ("a number or null", lambda value: value is None or is_number(value)),
-         "text": ("a text", lambda value: isinstance(value, str))}
+KINDS = {"step": lambda value: type(value) is int and 0 <= value < 1 << 62, "text": lambda value: isinstance(value, str),
+         "loss": lambda value: value is None or is_number(value)}
 
 
 def fault(event):
     if not isinstance(event.get("event"), str):
         return "not an event of a run"
-    for name in NEEDED.get(event["event"], ()):
-        if name not in event:
-            return f"an event without '{name}'"
-        if not KINDS[name][1](event[name]):
-            return f"its {name} is not {KINDS[name][0]}"
-    return None
+    return next((f"its {name} is of the wrong kind" if name in event else f"an event without '{name}'"
+                 for name in NEEDED.get(event["event"], ()) if name not in event or not KINDS[name](event[name])), None)
 
 
 def events(path):

@@ -274,7 +274,8 @@ class Import(Case):
         begin = os.times().children_user
         for shape in [1] * 100_000, [1 << 64] * 100_000, [1 << 99] * 100, [int("9" * 4000)] * 9:
             head = {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
-            error = self.convert("--import", self.theirs(change=lambda header: {**header, **head}), "--out", self.path("x"), status=1)
+            directory = self.theirs(change=lambda header: {**header, **head})
+            error = self.convert("--import", directory, "--out", self.path("x"), status=1)
             self.assertLess(len(error), 1000)
             self.assertIn("lm_head.weight", error)
         self.assertLess(os.times().children_user - begin, 20)

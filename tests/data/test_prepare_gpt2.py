@@ -199,7 +199,8 @@ class GPT2(PrepareCase):
         self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd world\ufffd")
         path = self.write("a.jsonl", b'{"text": "Hello\xff \\ud800"}\n{"text": "\\ude00?\\ud83d\\ude00"}')
         self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
-        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd \ufffd<|endoftext|>\ufffd?\U0001f600")
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(),
+                         "Hello\ufffd \ufffd<|endoftext|>\ufffd?\U0001f600")
 
     def test_tiny_shakespeare(self):
         text = os.path.join(SHARED, "tinyshakespeare.txt")

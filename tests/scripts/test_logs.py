@@ -79,8 +79,9 @@ class Plot(Logs):
                            script=self.plot(b'{"event":"config"}\n' + line + log_of([5])))
         self.fails("an event without 'loss'", script=self.plot(b'{"event":"step","step":1}\n'))
         deep = b"[" * 100_000
-        for line in (b'{"event":["step"],"step":1,"loss":1}', b'{"event":"step","step":"1","loss":1}', b'{"event":"step","step":1,"loss":"x"}',
-                     b'{"event":"val","step":1,"loss":[1]}', b'{"event":"step","step":null,"loss":1}', deep, b'{"event":"step","x":' + deep,
+        for line in (b'{"event":["step"],"step":1,"loss":1}', b'{"event":"step","step":"1","loss":1}',
+                     b'{"event":"step","step":1,"loss":"x"}', b'{"event":"val","step":1,"loss":[1]}',
+                     b'{"event":"step","step":null,"loss":1}', deep, b'{"event":"step","x":' + deep,
                      b'{"event":"step","step":1,"loss":1e999}', b'{"event":"step","step":1,"loss":' + b"9" * 400 + b"}"):
             with self.subTest(line[:60]):
                 self.fails("log, line 1: ", script=self.plot(line + b"\n"))

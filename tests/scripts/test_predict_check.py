@@ -94,12 +94,12 @@ class Check(unittest.TestCase):
                           ("mfu_sweep", "--launcher", "env {ranks}", "--train", "x", "--out", folder),
                           ("mfu_sweep", "--launcher", "no-such-launcher {ranks}", "--train", "x", "--out", f"{folder}/x")):
                 with self.subTest(words=words):
-                    result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
-                                            check=False, timeout=60)
+                    result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True,
+                                            text=True, check=False, timeout=60)
                     self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
                     self.assertRegex(result.stderr, "\\Aerror: .*\n(hint:  .*\n)?\\Z")
-            result = subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", f"{folder}/x"], capture_output=True,
-                                    text=True, check=False, env={"PATH": folder})
+            result = subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", f"{folder}/x"],
+                                    capture_output=True, text=True, check=False, env={"PATH": folder})
             self.assertIn("there is no mpirun", result.stderr)
             self.assertEqual(os.listdir(folder), ["file"])
 
@@ -125,7 +125,8 @@ class Check(unittest.TestCase):
             scripts = [*(ROOT / "scripts").rglob("*.py"), ROOT / "scripts/mfu_sweep"]
             for script in scripts:
                 if script.name not in ("command.py", "tokens.py"):
-                    self.assertNotRegex(script.read_text(encoding="utf-8"), r"[^.\w]open\([^)]*\"[wax]|write_text|write_bytes|savefig\((?!file)")
+                    self.assertNotRegex(script.read_text(encoding="utf-8"),
+                                        r"[^.\w]open\([^)]*\"[wax]|write_text|write_bytes|savefig\((?!file)")
 
     def test_all_reduces_and_the_host_bound_a_step(self):
         """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
