@@ -44,16 +44,16 @@ class Lines:
                 os.pread(self.file.fileno(), len(self.last), self.file.tell() - len(self.last)) == self.last)
 
 
-def objects(path, keys, what):
+def objects(path, keys, what, hint="repair it, or give another --out"):
     """Yields the objects; each must have one of the keys."""
-    return iter(Lines(path, lambda found: None if keys & found.keys() else what, "repair it, or give another --out"))
+    return iter(Lines(path, lambda found: None if keys & found.keys() else what, hint))
 
 
 def is_number(value):
     return type(value) in (int, float) and abs(value) < 1e300
 
 
-# What readers of a log need of some events, and of what kind it must be.
+# What log_to.py and plot_loss.py need of some events, and of what kind it must be.
 NEEDED = {"step": ("step", "loss"), "val": ("step", "loss"), "sample": ("step", "text"), "hellaswag": ("step",)}
 KINDS = {"step": lambda value: type(value) is int and 0 <= value < 1 << 62, "text": lambda value: isinstance(value, str),
          "loss": lambda value: value is None or is_number(value)}
@@ -67,7 +67,7 @@ def fault(event):
 
 
 def events(path):
-    return iter(Lines(path, fault))
+    return objects(path, {"event"}, "not an event of a run", HINT)
 
 
 def printed(text):
