@@ -11,7 +11,6 @@ becomes fp32. Models that the trainer cannot compute are refused; dropout is ign
 
 Few tensors are in memory at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
-import argparse
 import collections
 import contextlib
 import json
@@ -30,13 +29,14 @@ except ImportError as missing:
              "scripts/install_deps.sh installs it")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER, Problem, Progress, close_synced, status_of, sync_directory
+from prepare import GPT2_TOKENS, HEADER, Parser, Problem, Progress, close_synced, opened, say, status_of, sync_directory
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
 MOST_TOKENS = 1 << 16
 MOST = {"n_positions": 1 << 24, "vocab_size": MOST_TOKENS, "n_layer": 1 << 12, "n_head": 1 << 17, "n_embd": 1 << 17}
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors' own
+MOST_DIMENSIONS, MOST_SIZE = 100, 1 << 100  # of a tensor: more are no tensors, and their product takes minutes
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bf16: its bits
 PREFIX = "transformer."  # of the names in some files
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved
@@ -83,8 +83,8 @@ class Shape:
         return sum(math.prod(shape) for _, shape, _ in self.tensors())
 
 
-class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
-    """A tensor in a file, from byte `at` on."""
+class Tensor(collections.namedtuple("Tensor", "path dtype shape at end")):
+    """A tensor in a file: bytes [at, end)."""
 
     def stored(self):
         """The elements as they are stored; bf16 as bits."""
@@ -116,11 +116,11 @@ def read_config(path):
     """The shape, if the trainer can compute this model. Missing fields have transformers' defaults."""
     if not os.path.exists(path):
         raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
-    with open(path, "rb") as file:
+    with opened(path) as file:
         config = read_object(file.read(), path)
     config.update({name: config[alias] for alias, name in ALIASES.items() if alias in config})
     if config.get("model_type") != "gpt2":
-        raise Problem(f"{path}: model_type is {config.get('model_type')!r}, only gpt2 can be imported")
+        raise Problem(f"{path}: model_type is {repr(config.get('model_type'))[:50]}, only gpt2 can be imported")
     usual = {"n_positions": 1024, "vocab_size": GPT2_TOKENS, "n_layer": 12, "n_head": 12, "n_embd": 768}
     shape = Shape({**usual, **config}, path)
     for name, accepted in (("activation_function", ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")),
@@ -139,7 +139,7 @@ def weight_files(directory):
     if not os.path.exists(index):
         raise Problem(f"{directory} holds no model.safetensors",
                       "a model in another format is converted by save_pretrained() of a current transformers")
-    with open(index, "rb") as file:
+    with opened(index) as file:
         files = read_object(file.read(), index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
                                               for name in files.values()):
@@ -150,7 +150,7 @@ def weight_files(directory):
 def safetensors(path):
     """Yields (name without the prefix, Tensor) of a file; checks the header's entries."""
     size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    with opened(path) as file:
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if first == b"version ":
@@ -162,15 +162,16 @@ def safetensors(path):
     for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
+            whole = (isinstance(dtype, str) and len(shape) <= MOST_DIMENSIONS and
+                     all(type(n) is int and 0 <= n < MOST_SIZE for n in [*shape, begin, end]))
         except (TypeError, KeyError, ValueError):
             whole = False
         name = name.removeprefix(PREFIX)
         if not whole or not begin <= end <= size - 8 - length:
-            raise Problem(f"{path}: {name}: its entry in the header is damaged, or the file was not copied completely")
+            raise Problem(f"{path}: {name[:50]}: its entry in the header is damaged, or the file was not copied completely")
         if dtype in DTYPES and end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
-            raise Problem(f"{path}: {name}: {end - begin} bytes cannot be {dtype} of shape {shape}")
-        yield name, Tensor(path, dtype, tuple(shape), 8 + length + begin)
+            raise Problem(f"{path}: {name[:50]}: {end - begin} bytes cannot be {dtype} of shape {str(shape)[:50]}")
+        yield name, Tensor(path, dtype, tuple(shape), 8 + length + begin, 8 + length + end)
 
 
 def read_weights(directory, shape):
@@ -179,7 +180,7 @@ def read_weights(directory, shape):
     for path in weight_files(directory):
         for name, tensor in safetensors(path):
             if name in tensors:
-                raise Problem(f"{path}: {name} appears twice")
+                raise Problem(f"{path}: {name[:50]} appears twice")
             tensors[name] = tensor
     if "wte.weight" not in tensors and "lm_head.weight" in tensors:  # one table, by its other name
         tensors["wte.weight"] = tensors.pop("lm_head.weight")
@@ -188,9 +189,10 @@ def read_weights(directory, shape):
         if name not in tensors:
             raise Problem(f"{directory} has no tensor {name}, but config.json requires it; of its "
                           f"{len(tensors)} tensors the first is {min(tensors, default='none')[:50]}")
-        path, dtype, found, _ = tensors[name]
+        path, dtype, found, *_ = tensors[name]
         if found != size or dtype not in DTYPES:
             raise Problem(f"{path}: {name} is {dtype[:50]} {str(list(found))[:50]}, not {' or '.join(DTYPES)} {list(size)}")
+    places = sorted((tensor.path, tensor.at, tensor.end, name) for name, tensor in tensors.items() if tensor.at < tensor.end)
     head = tensors.pop("lm_head.weight", None)
     if head and not (head.shape == expected["wte.weight"] and head.dtype in DTYPES
                      and np.array_equal(head.fp32(), tensors["wte.weight"].fp32())):
@@ -198,6 +200,9 @@ def read_weights(directory, shape):
     for name in sorted(tensors.keys() - expected.keys()):
         if not BUFFER.fullmatch(name):
             raise Problem(f"{tensors[name].path} has {name[:50]}, which the trainer's GPT-2 does not have")
+    for (path, _, end, name), (other, at, _, second) in zip(places, places[1:]):
+        if path == other and at < end:
+            raise Problem(f"{path}: {name} and {second} share bytes", "it is damaged; make or copy it again")
     return tensors
 
 
@@ -243,7 +248,7 @@ def read_model(path):
     """Shape, type, and (name, Tensor, linear) in the file's order; checks the header against the file's size."""
     if os.path.isdir(path):
         raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
-    with open(path, "rb") as file:
+    with opened(path) as file:
         header = file.read(4 * HEADER)
     if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:
         raise Problem(f"{path} is not a model file", "./train_gpt --out RUN --export FILE writes one")
@@ -256,8 +261,9 @@ def read_model(path):
     dtype, itemsize = ("F32", 4) if version == FP32 else ("BF16", 2)
     tensors, at = [], 4 * HEADER
     for name, size, linear in shape.tensors():
-        tensors.append((name, Tensor(path, dtype, size, at), linear))
-        at += (padded if name == "wte.weight" else size[0]) * math.prod(size[1:]) * itemsize
+        end = at + (padded if name == "wte.weight" else size[0]) * math.prod(size[1:]) * itemsize
+        tensors.append((name, Tensor(path, dtype, size, at, end), linear))
+        at = end
     if os.path.getsize(path) != at:
         raise Problem(f"{path} has {os.path.getsize(path)} bytes, its header promises {at}",
                       "it is damaged or was not copied completely; make or copy it again")
@@ -297,16 +303,14 @@ def export_model(path, out):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(__doc__.split("\n")[0], allow_abbrev=False)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
     options = parser.parse_args(arguments)
-    for stream in sys.stdout, sys.stderr:
-        stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     convert, source = (export_model, options.model) if options.model is not None else (import_model, options.directory)
-    return status_of(lambda: print(convert(source, options.out)), options.out)
+    return status_of(lambda: say(convert(source, options.out)), options.out)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ import tempfile
 import time
 import zlib
 
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
+from command import Parser, Problem, close_synced, note, opened, say, status_of
+
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 HEADER = 256  # 32-bit words
@@ -49,15 +52,8 @@ NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b
 PIECE_BYTES = 1 << 18
 LONG_RUN = 1 << 16  # of blanks; with a million the tokenizer's pattern fails
 LONGEST_WORD = 1 << 22  # characters between two places to cut
+LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
 PROGRESS_S = 2
-
-
-class Problem(Exception):
-    """An error, and perhaps a hint."""
-
-    def __init__(self, what, hint=""):
-        super().__init__(what)
-        self.hint = hint
 
 
 @contextlib.contextmanager
@@ -69,19 +65,6 @@ def about(name):
         raise Problem(f"--input {name}: {problem}", problem.hint) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise Problem(f"--input {name}: it is damaged, gzip cannot unpack it: {error}", "copy it again") from None
-
-
-def say(text, file):
-    """Prints. A closed pipe or a full disk does not stop the work."""
-    try:
-        if file is not None:  # None: it was closed when the program began
-            print(text, file=file, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python flushes again when it ends
-
-
-def note(text):
-    say(text, sys.stderr)
 
 
 class Bytes:
@@ -157,6 +140,8 @@ def load_gpt2(bpe_dir):
     files = [os.path.join(bpe_dir, name) for name in ("vocab.bpe", "encoder.json")]
     os.environ["TIKTOKEN_CACHE_DIR"] = ""  # tiktoken caches local files by name, even if they change
     try:
+        for path in files:
+            opened(path).close()
         ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files)
     except OSError as error:
         raise Problem(f"--bpe-dir {bpe_dir}: {error.strerror}: {error.filename}") from None
@@ -180,9 +165,11 @@ def text_of(line, at, errors):
     """The text of a line of JSON; half a surrogate pair is an error."""
     try:
         text = json.loads(line.decode("utf-8", errors))["text"]
-        return text.encode("utf-8", errors).decode("utf-8")
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text) if errors == "replace" else text
+        return text.encode().decode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Problem(f'the line at byte {at} is not a JSON object with a "text": {type(error).__name__} {error}',
+                      "correct it, or --errors replace puts U+FFFD there" if isinstance(error, UnicodeError) else
                       "one object a line, for instance {\"text\": \"…\"}; --format text takes the file as it is") from None
 
 
@@ -232,7 +219,7 @@ class Source:
     def __init__(self, path, form, name=None):
         self.path, self.name = path, name or path
         self.lines = form == "jsonl" or (form == "auto" and bool(re.search(r"\.(jsonl|ndjson|json)(\.gz)?$", path)))
-        with open(path, "rb") as file:
+        with opened(path) as file:
             self.packed = file.read(2) == b"\x1f\x8b"
         with about(self.name), self.open() as file:
             begin = file.read(512)
@@ -253,7 +240,9 @@ class Source:
         with self.open() as file:
             if self.lines:
                 file.seek(at - 1)
-                return at - 1 + len(file.readline())
+                while (piece := file.readline(PIECE_BYTES)) and not piece.endswith(b"\n"):
+                    pass
+                return file.tell()
             file.seek(at)
             return at + re.match(rb"[\x80-\xBF]*", file.read(3)).end()
 
@@ -269,9 +258,11 @@ class Part:
         with self.source.open() as file:
             file.seek(self.at)
             while self.at < self.end:
-                piece = file.readline() if self.source.lines else file.read(min(PIECE_BYTES, self.end - self.at))
+                piece = file.readline(LONGEST_LINE) if self.source.lines else file.read(min(PIECE_BYTES, self.end - self.at))
                 if not piece:
                     raise Problem("it became shorter while it was read")
+                if len(piece) == LONGEST_LINE:
+                    raise Problem(f"the line at byte {self.at} has {LONGEST_LINE} bytes or more", "put its text into several lines")
                 size = len(piece)
                 if self.at == 0 and piece.startswith(codecs.BOM_UTF8):
                     note(f"note: {self.source.name} begins with a byte-order mark, which is left out")
@@ -279,6 +270,30 @@ class Part:
                 yield piece
                 self.at += len(piece)
                 self.progress.add(size)
+
+
+def files_below(top):
+    """The paths of its files, without hidden ones. Links are followed, but no directory is read twice. Names what it leaves out."""
+    def leave_out(path, why):
+        note(f"note: {path} is left out: {why}")
+
+    known = {}  # inode and device of a directory → its first path
+
+    def is_new(path):
+        return known.setdefault(os.stat(path)[1:3], path) == path
+
+    is_new(top)
+    for folder, folders, files in os.walk(top, followlinks=True, onerror=lambda error: leave_out(error.filename, error.strerror)):
+        names, folders[:] = sorted(name for name in folders + files if not name.startswith(".")), []
+        for path in (os.path.join(folder, name) for name in names):
+            if os.path.isfile(path):
+                yield path
+            elif not os.path.isdir(path):
+                leave_out(path, "it is not a regular file")
+            elif is_new(path):
+                folders.append(os.path.basename(path))
+            else:
+                leave_out(path, f"it is {known[os.stat(path)[1:3]]}, which is read already")
 
 
 def find_sources(names, form, own):
@@ -289,11 +304,10 @@ def find_sources(names, form, own):
                 shutil.copyfileobj(given, file, PIECE_BYTES)
             sources.append(Source(file.name, form, name))
         elif os.path.isdir(name):
-            found = sorted(os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files)
-            found = [path for path in found if "/." not in path[len(name.rstrip("/")):] and os.path.isfile(path)]
+            found = [Source(path, form) for path in sorted(files_below(name))]
             if not found:
                 raise Problem(f"--input {name} is a directory without files", "name the text files")
-            sources += [Source(path, form) for path in found]
+            sources += found
         elif os.path.exists(name) and not os.path.isfile(name):
             raise Problem(f"--input {name} is not a regular file, so it cannot be split", "… | data/prepare.py --input -")
         else:
@@ -343,10 +357,10 @@ def workplace(directory):
             fcntl.flock(lock, fcntl.LOCK_EX)
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
-            if not name.startswith(".prepare-") or name == os.path.basename(own):  # since Python 3.12 it is absolute
-                continue
+            if not name.startswith(".prepare-") or name == os.path.basename(own) or os.path.islink(path):
+                continue  # since Python 3.12 its own is absolute
             try:
-                with open(os.path.join(path, "lock"), "r+b") as other:
+                with opened(os.path.join(path, "lock"), "r+b") as other:
                     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Problem(f"another prepare.py writes into {directory}",
@@ -390,12 +404,6 @@ def sync_directory(directory):
         os.close(opened)
 
 
-def close_synced(file):
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-
-
 def encoded(parts, encoder):
     """Tokens of all parts, with a separator between two documents, as bytes of little-endian uint16."""
     begun = False
@@ -437,8 +445,7 @@ def write_split(own, split, chunks, shard_tokens):
 
 
 def parse_arguments(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(__doc__.split("\n")[0], argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     add("--input", nargs="+", action="extend", required=True, metavar="FILE",
         help="files, directories, or - for standard input, in this order")
@@ -483,35 +490,16 @@ def prepare(options):
                 close_synced(file)
         gone = replace_data_set(own, options.out)
     for path in gone:
-        say(f"removed {path} of an earlier run", sys.stdout)
+        say(f"removed {path} of an earlier run")
     for split, files, total in written:
         if files > 0:
             pattern = shlex.quote(os.path.join(options.out, split) + "_*.bin")
-            say(f"{split:5s} {total:>13,} tokens in {files} file{'s' * (files > 1)}: {pattern}", sys.stdout)
-
-
-def status_of(work, out):
-    """Does the work and returns the exit status. Prints errors, with OUT if they have no file name."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` removes unfinished files
-    try:
-        work()
-    except Problem as problem:
-        note(f"error: {problem}" + (f"\nhint:  {problem.hint}" if problem.hint else ""))
-        return 1
-    except OSError as error:
-        note(f"error: {error.strerror or error}: {error.filename or out}")
-        return 1
-    except KeyboardInterrupt:
-        note("interrupted; nothing was changed")
-        return 130
-    return 0
+            say(f"{split:5s} {total:>13,} tokens in {files} file{'s' * (files > 1)}: {pattern}")
 
 
 def main(arguments=None):
     options = parse_arguments(arguments)
-    if sys.stdout:
-        sys.stdout.reconfigure(errors="backslashreplace")  # names need not be UTF-8
-    return status_of(lambda: prepare(options), options.out)
+    return status_of(lambda: prepare(options), options.out, "interrupted; nothing was changed")
 
 
 if __name__ == "__main__":

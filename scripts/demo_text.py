@@ -11,6 +11,8 @@ import re
 import sys
 import urllib.request
 
+from command import Problem, status_of, whole
+
 NAME = "tinyshakespeare.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -37,21 +39,27 @@ def shakespeare(*paths):
     return None
 
 
-if len(sys.argv) != 2:
-    sys.exit(__doc__)
-folder = pathlib.Path(sys.argv[1])
-folder.mkdir(parents=True, exist_ok=True)
-path = folder / NAME
-data = shakespeare(pathlib.Path("../shared/data", NAME), path)
-if data is None:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        sys.exit(f"error: no English on this machine\nhint:  save {URL} as {path}")
-    # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
-    chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
-    data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
-    path = folder / "documentation.txt"
-    say(f"Python's language reference instead, {len(data):,} bytes")
-path.write_bytes(data)
-print(path)
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / NAME
+    data = shakespeare(pathlib.Path("../shared/data", NAME), path)
+    if data is None:
+        try:
+            from pydoc_data.topics import topics
+        except ImportError:
+            raise Problem("no English on this machine", f"save {URL} as {path}") from None
+        # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
+        chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
+        data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
+        path = folder / "documentation.txt"
+        say(f"Python's language reference instead, {len(data):,} bytes")
+    with whole(path, "wb") as file:
+        file.write(data)
+    print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(status_of(main))

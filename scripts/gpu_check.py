@@ -25,7 +25,6 @@ is kept in build/inductor for the next call.
 nothing is lost if this script is killed) and commands.log (each command and its output). Failures and times are printed again at
 the end. The exit status is 1 if a check failed.
 """
-import argparse
 import collections
 import os
 import signal
@@ -33,6 +32,7 @@ import sys
 import time
 import traceback
 
+from command import Parser, status_of
 from gpu import machine, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import ROOT, Late
@@ -44,7 +44,7 @@ STAGES = {"build": (machine.build, 100), "device": (machine.device, 40), "twins"
 
 
 def parse(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--out", default="results/gpu", help="directory for the report (default results/gpu)")
     parser.add_argument("--budget", type=float, default=540, help="seconds for everything (default 540)")
     parser.add_argument("--only", default="", metavar="STAGES",
@@ -125,4 +125,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

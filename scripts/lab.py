@@ -27,6 +27,8 @@ import signal
 import subprocess
 import sys
 
+from command import Parser
+
 CORES_PER_RANK = 2  # one computes, one makes progress
 SHARED = ("cores are shared: threads that move bytes take time from those that compute, so steps with transfers take longer, "
           "and overlapping gains less, than on separate cores")
@@ -155,7 +157,7 @@ def shortage(ranks, cores):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}), default=1e9,
                         help="of each host: 500mbit, 2gbit (default 1gbit)")

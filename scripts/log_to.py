@@ -8,102 +8,155 @@
              … --follow                                                       # until the run has ended
 
 All numbers of steps, validation and HellaSwag become curves over the steps done (exposed_comm_ms is the time in which ranks waited
-for each other), samples become texts, options the run's configuration. No event is sent twice, although a resumed run rewrites its
-log.
+for each other), samples become texts, options the run's configuration. A resumed run rewrites its log: steps taken again are sent
+again. In TensorBoard they replace what was sent before, and another run replaces all; in Weights & Biases the log's run is the id,
+which later calls continue.
 """
-import argparse
 import contextlib
 import html
+import itertools
 import json
-import os
+import re
 import sys
 import time
 
 import run_log
+from command import Parser, Problem, status_of
 
 POLL_S = 1.0
 CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
 
 
-def tensorboard(folder):
-    """Returns two functions: one sends a kind, a step and its values, the other closes."""
-    from tensorboardX import SummaryWriter
-    writer = SummaryWriter(folder, purge_step=0)  # hides what an earlier call has written there
+class TensorBoard:
+    def __init__(self, folder):
+        from tensorboardX import SummaryWriter
+        files = itertools.count()
+        self.writer, self.new = None, lambda step: SummaryWriter(folder, purge_step=step, flush_secs=POLL_S,
+                                                                 filename_suffix=f".{next(files):06d}")
 
-    def show(kind, step, what):
+    def begin(self, _, step):
+        """Hides what was sent of this step and later ones, by earlier calls too."""
+        self.close()
+        self.writer = self.new(step)
+
+    def show(self, kind, step, what):
         if kind == "numbers":
             for name, value in what.items():
-                writer.add_scalar(name, value, step)
+                self.writer.add_scalar(name, value, step)
         else:
             text = what if kind == "sample" else json.dumps(what, indent=1)
-            writer.add_text(kind, "    " + text.replace("\n", "\n    "), step)  # as it is
-    return show, writer.close
+            self.writer.add_text(kind, "    " + text.replace("\n", "\n    "), step)  # as it is
+
+    def close(self):
+        if self.writer:
+            self.writer.close()
 
 
-def weights_and_biases(project, offline):
-    import wandb
-    run = wandb.init(project=project, mode="offline" if offline else "online")
-    run.define_metric("*", step_metric="step")
+class WeightsAndBiases:
+    def __init__(self, project, offline):
+        import wandb
+        self.wandb, self.run, self.name = wandb, None, None
+        self.options = dict(project=project, mode="offline" if offline else "online", resume="allow")
 
-    def show(kind, step, what):
+    def begin(self, name, _):
+        if name != self.name:
+            self.close()
+            self.name, self.run = name, self.wandb.init(id=re.sub(r"[^\w-]", "-", name)[:64] or None, **self.options)
+            self.run.define_metric("*", step_metric="step")
+
+    def show(self, kind, step, what):
         if kind == "config":
-            run.config.update(what, allow_val_change=True)
+            self.run.config.update(what, allow_val_change=True)
         else:
-            run.log({"step": step, **(what if kind == "numbers" else {"sample": wandb.Html(f"<pre>{html.escape(what)}</pre>")})})
-    return show, run.finish
+            self.run.log({"step": step, **(what if kind == "numbers" else
+                                           {"sample": self.wandb.Html(f"<pre>{html.escape(what)}</pre>")})})
+
+    def close(self):
+        if self.run:
+            self.run.finish()
 
 
-def events(path, follow):
-    """Yields each event once, although the log may be rewritten."""
-    sent, before = set(), None
+def steps_done(event):
+    """-1: it does not belong to one."""
+    return event["step"] + (event["event"] == "step") if event["event"] in run_log.NEEDED else -1  # the log counts steps from 0
+
+
+def changes(path, follow):
+    """Yields the events of a log, each once, with kind and steps done; before all of a run ("begin", 0, run); and ("begin", step, run)
+    before those from that step on again, because a resumed run has written another line there."""
+    log, run, sent, ended = None, None, {}, False
+    no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
     while True:
-        stat = os.stat(path)
-        if before == (stat.st_ino, stat.st_size):
+        with run_log.readable(path):
+            try:
+                if not (log and log.stay()):
+                    log, seen = run_log.Lines(path, run_log.fault), set()
+            except FileNotFoundError:
+                if not follow:
+                    raise
+                log = ()  # not there yet
+        for event in log:
+            kind, line, key = event["event"], hash(str(event)), (event["event"], str(event.get("step")))
+            ended = kind == "end"
+            if kind == "config" and (not sent or event.get("run") != run):
+                run, sent = event.get("run"), {}
+                yield "begin", 0, run
+            elif not sent:
+                raise no_log
+            step = steps_done(event)
+            if key not in seen and sent.get(key, (line, step)) != (line, step) and kind in run_log.NEEDED:
+                sent = {key: what for key, what in sent.items() if what[1] < step}
+                yield "begin", step, run
+                log = None  # read again: other events of these steps may be as before
+                break
+            seen.add(key)
+            if sent.get(key) != (line, step):
+                sent[key] = line, step
+                yield kind, step, event
+        else:
+            if not (sent or follow):
+                raise no_log
+            if ended or not follow:
+                return
             time.sleep(POLL_S)
-            continue
-        before, ended = (stat.st_ino, stat.st_size), False
-        for event in run_log.events(path):
-            ended = event["event"] == "end"
-            key = event["event"], event.get("step")
-            if key not in sent:
-                sent.add(key)
-                yield event
-        if ended or not follow:
-            return
+
+
+def send(changes, target):
+    """Sends what each kind of event holds."""
+    for kind, step, event in changes:
+        if kind == "begin":
+            target.begin(str(event or ""), step)
+        elif kind in ("config", "resume"):
+            target.show("config", 0, {name: value for name, value in event.items()
+                                      if name != "event" and not isinstance(value, (dict, list))})
+        elif kind == "sample":
+            target.show(kind, step, event["text"])
+        elif kind in CURVES:
+            target.show("numbers", step, {f"{CURVES[kind]}/{name}": value for name, value in event.items()
+                                          if name != "step" and run_log.is_number(value)})
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("log", metavar="LOG")
     parser.add_argument("--tensorboard", metavar="DIR")
     parser.add_argument("--wandb", metavar="PROJECT")
     parser.add_argument("--offline", action="store_true", help="with --wandb: send nothing, write ./wandb")
-    parser.add_argument("--follow", action="store_true", help="continue until the run has ended")
+    parser.add_argument("--follow", action="store_true", help="until the run has ended; the log may come later")
     given = parser.parse_args()
     if bool(given.tensorboard) == bool(given.wandb):
         parser.error("give either --tensorboard DIR or --wandb PROJECT")
     try:
-        with run_log.readable(given.log):
-            first = next(events(given.log, follow=False), None)
-            if first is None or first["event"] != "config":
-                sys.exit(f"error: {given.log} does not begin with a run's options\nhint:  {run_log.HINT}")
-            show, close = tensorboard(given.tensorboard) if given.tensorboard else weights_and_biases(given.wandb, given.offline)
-            with contextlib.suppress(KeyboardInterrupt):
-                for event in events(given.log, given.follow):
-                    kind, step = event["event"], event.get("step", 0)
-                    if kind in ("config", "resume"):
-                        show("config", 0, {name: value for name, value in event.items() if name != "event"})
-                    elif kind == "sample":
-                        show("sample", step, event["text"])
-                    elif kind in CURVES:
-                        show("numbers", step + (kind == "step"), {  # the log counts these from 0
-                            f"{CURVES[kind]}/{name}": value for name, value in event.items()
-                            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)})
-            close()
+        target = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb, given.offline)
     except ImportError as error:
-        sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
-                 f"build/venv/bin/python {sys.argv[0]}")
+        raise Problem(str(error), "scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
+                      f"build/venv/bin/python {sys.argv[0]}") from None
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            send(changes(given.log, given.follow), target)
+    finally:
+        target.close()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

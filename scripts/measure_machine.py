@@ -7,15 +7,16 @@ Measures the kernels of a rank of --threads threads at three sizes (tests/bench/
 same, because they share memory and clock, and messages between the ranks (bench_collectives). The network gets the same link as the
 host: edit it. Other work on the machine lowers the rates; the file records the load.
 """
-import argparse
 import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import sys
 
-from runner import ROOT, Failed, Runner
+from command import Parser, Problem, status_of, whole
+from runner import ROOT, Runner
 
 run, BENCHES = Runner().output, "build/release/tests/bench"
 SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V
@@ -62,13 +63,23 @@ def wire(ranks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="on this host, at least 2 (2)")
     parser.add_argument("--threads", type=int, default=1, help="that compute, of each rank (1)")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     o = parser.parse_args()
     if o.ranks < 2:
         parser.error(f"--ranks {o.ranks}: messages between ranks are measured, so at least 2")
+    if not shutil.which("mpirun"):
+        raise Problem("there is no mpirun", "scripts/install_deps.sh installs it")
+    with whole(o.out) as file:  # before minutes are spent
+        machine, summary = measured(o)
+        file.write(json.dumps(machine, indent=2) + "\n")
+    print(f"{o.out}: {summary}")
+
+
+def measured(o):
+    """The machine, and a line about it."""
     run(["make", "-s", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
     curves, memory, peak = kernels(o.ranks, o.threads)
     latency, rate, share = wire(o.ranks)
@@ -85,13 +96,9 @@ def main():
         **{f"{name}_tflops": points for name, points in curves.items()},
         "native_us": latency * 1e6, "native_share": share,
         "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}]}
-    o.out.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")
-    print(f"{o.out}: products at {curves['product'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
-          f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs")
+    return machine, (f"products at {curves['product'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
+                     f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Failed as error:
-        sys.exit(f"error: {error}")
+    sys.exit(status_of(main))

@@ -6,6 +6,7 @@ import sys
 
 import plots
 import run_log
+from command import Problem, status_of
 
 
 def smooth(values, reach):
@@ -26,10 +27,10 @@ def main():
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
     with run_log.readable(log):
-        events = list(run_log.events(log))
+        events = list(run_log.Lines(log, run_log.fault))
         (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
-        sys.exit(f"error: no step with a loss in log {log}\nhint:  wait until the run has taken steps, then plot")
+        raise Problem(f"no step with a loss in log {log}", "wait until the run has taken steps, then plot")
     figure, ((axes,),) = plots.panels()
     axes.plot(steps, losses, color="#9db8d2", linewidth=0.7, label="training, each step")
     axes.plot(steps, list(smooth(losses, reach=1 + len(losses) // 100)), color="#1f4e79", linewidth=1.6,
@@ -38,12 +39,13 @@ def main():
         axes.plot(val_steps, val_losses, "o-", color="#c2410c", linewidth=1.2, markersize=4, label="validation")
         axes.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), xytext=(0, 9), textcoords="offset points",
                       ha="right", color="#c2410c")
-        print(f"{val_losses[-1]:.4f}")
     axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
     axes.grid()
     axes.legend()
-    figure.savefig(picture)
+    plots.write(figure, picture)
+    if val_steps:
+        print(f"{val_losses[-1]:.4f}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

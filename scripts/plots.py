@@ -2,6 +2,8 @@
 import os
 import re
 
+from command import Problem, whole
+
 COLOURS = {"none": "#b03a2e", "slice": "#d68910", "ring": "#1f618d", "commfuse": "#1f618d", "direct": "#5499c7", "once": "#7d3c98",
            "auto": "#1e8449", "nowire": "#707b7c", "ideal": "#17202a"}
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
@@ -44,11 +46,19 @@ def legend_below(figure, handles, columns, lines):
     figure.legend(handles.values(), handles, loc="lower center", ncols=columns)
 
 
+def write(figure, path):
+    kind, kinds = os.path.splitext(path)[1][1:], figure.canvas.get_supported_filetypes()
+    if kind not in kinds:
+        raise Problem(f"{path}: no picture can be made of this kind", f"name a file .{' or .'.join(sorted(kinds))}")
+    with whole(path, "wb") as file:
+        figure.savefig(file, format=kind)
+
+
 def save(figure, folder, name):
     """Saves a figure as PNG and SVG; returns the names of the files."""
     if note:
         figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
     for extension in ("png", "svg"):
-        figure.savefig(os.path.join(folder, f"{name}.{extension}"))
+        write(figure, os.path.join(folder, f"{name}.{extension}"))
     pyplot().close(figure)
     return [f"{name}.png", f"{name}.svg"]

@@ -12,7 +12,6 @@ report      the committed report of a lab of four cores; for each mesh the speed
 here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
 scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
 """
-import argparse
 import csv
 import functools
 import json
@@ -26,7 +25,8 @@ import lab
 import plots
 import run_log
 import tables
-from runner import ROOT, Failed, Runner, words_of
+from command import Parser, status_of, write_whole
+from runner import ROOT, Runner, words_of
 
 run = Runner().output
 MODES = "ideal", "none", "slice", "commfuse", "auto"
@@ -164,7 +164,7 @@ def scaling(o):
         lines = [{"GPUs": n, **{mode: "{:.1f} (tp {})".format(*found[n, mode]) for mode in MODES}} for n in sizes]
         text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
     axes[0][0].legend()
-    figure.savefig(o.out / "scaling.png")
+    plots.write(figure, o.out / "scaling.png")
     return text, []
 
 
@@ -201,8 +201,7 @@ def here(o):
         run([sys.executable, "scripts/measure_machine.py", "--out", machines[-1]])
         described = json.loads(machines[-1].read_text(encoding="utf-8"))
         hosts.append(o.out / f"hosts_{when}.json")
-        hosts[-1].write_text(json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}),
-                             encoding="utf-8")
+        write_whole(hosts[-1], json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}))
         return described["peak_tflops"]
 
     run(["make", "-s", bench])
@@ -241,8 +240,8 @@ def report(o):
             path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
             faster = {f"{kind}_tflops": [[x, y * speed] for x, y in laptop[f"{kind}_tflops"]]
                       for kind in ("product", "attention", "attention_backward")}
-            path.write_text(json.dumps({**laptop, **faster, "memory_gb_per_s": laptop["memory_gb_per_s"] * speed, "links": [link],
-                                        "native_share": [[1, share]]}), encoding="utf-8")
+            write_whole(path, json.dumps({**laptop, **faster, "memory_gb_per_s": laptop["memory_gb_per_s"] * speed,
+                                          "links": [link], "native_share": [[1, share]]}))
             off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
             speed *= 1 + off
         rows += [({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"), predict(str(path), **shape)[kind]["step"])
@@ -265,7 +264,7 @@ PARTS = {part.__name__: part for part in (published, megatron, emulated, report,
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--megatron", type=pathlib.Path, default=f"{ROOT}/../shared/data/megatron_a100")
     parser.add_argument("--out", type=pathlib.Path, default=f"{ROOT}/build/predict")
@@ -274,12 +273,13 @@ def main():
         parser.error(f"--only {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
+    plots.pyplot()  # before minutes are spent, not after them
     text, points = "# Predictions beside measurements\n", {}
     for name in o.only.split(","):
         table, points[name] = PARTS[name](o)
         text += f"\n## {name}\n\n{table}"
         print(f"{name}\n{table}", flush=True)
-    (o.out / "predict.md").write_text(text, encoding="utf-8")
+    write_whole(o.out / "predict.md", text)
     points = {name: pairs for name, pairs in points.items() if pairs}
     if points:
         figure, ((axis,),) = plots.panels(size=(5, 5))
@@ -289,12 +289,9 @@ def main():
         axis.loglog(ends, ends, color="#17202a", lw=1)
         axis.set(xlabel="measured, ms a step", ylabel="predicted, ms a step")
         axis.legend()
-        figure.savefig(o.out / "predict.png")
+        plots.write(figure, o.out / "predict.png")
     print(f"{o.out}/predict.md")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Failed as error:
-        sys.exit(f"error: {error}")
+    sys.exit(status_of(main))

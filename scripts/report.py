@@ -15,7 +15,6 @@ An experiment is a module of scripts/experiments with NAME and TITLE; points(pla
 measure(place, point), which returns rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which are errors on
 any machine.
 """
-import argparse
 import csv
 import datetime
 import fcntl
@@ -31,6 +30,7 @@ import time
 import lab
 import plots
 import run_log
+from command import Parser, Problem, note, opened, say, status_of, whole, write_whole
 from runner import ROOT, Failed
 
 try:  # before hours are spent, not after them
@@ -49,7 +49,7 @@ INTERRUPTED, REFUSED = 130, 2
 
 
 def refuse(what, hint):
-    print(f"report.py: {what}\n  {hint}", file=sys.stderr)
+    note(f"report.py: {what}\n  {hint}")
     sys.exit(REFUSED)
 
 
@@ -91,7 +91,7 @@ class Rows:
 
     def __init__(self, folder, setup, fresh):
         self.path = folder / "rows.jsonl"
-        self.file = open(self.path, "a", encoding="utf-8")
+        self.file = opened(self.path, "a", encoding="utf-8")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -101,7 +101,7 @@ class Rows:
         run_log.drop_cut_line(self.path)
         try:
             first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
-        except run_log.Damaged as error:
+        except Problem as error:
             refuse(str(error), "repair it, or start again with --fresh or another --out DIR")
         self.setup = first.get("setup", setup)
         if not first:
@@ -140,7 +140,7 @@ def run(place, names, rows, o, failures):
             found = EXPERIMENTS[name].measure(place, point)
         except Exception as error:  # any error: the other points are still useful
             failures.append(f"{name} {short}: {error}")
-            print(f"failed: {failures[-1]}", file=sys.stderr)
+            note(f"failed: {failures[-1]}")
             continue
         rows.done.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
                           "commands": place.commands})
@@ -153,7 +153,7 @@ def run(place, names, rows, o, failures):
 def section(module, lines, folder, where):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
-    with open(folder / f"{module.NAME}.csv", "w", newline="", encoding="utf-8") as file:
+    with whole(folder / f"{module.NAME}.csv", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
         table.writerows(rows)
@@ -185,13 +185,12 @@ def write_report(folder, setup, done, failures, command, stopped=False):
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
     plots.note = setup["shortage"] and f"{setup['cores']} cores: {lab.SHARED}"
     text += [section(module, lines, folder, caption(setup)) for module, lines in present.items()]
-    path = folder / "report.md"
-    path.write_text("\n".join(text), encoding="utf-8")
-    return path, problems
+    write_whole(folder / "report.md", "\n".join(text))
+    return folder / "report.md", problems
 
 
 def options():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--out", default="build/report", help="folder of the report (default: build/report)")
     parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join(EXPERIMENTS)}")
@@ -217,11 +216,11 @@ def report_sweep(path, folder):
     try:
         rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
         if not rows:
-            raise run_log.Damaged(path, 1, "no run of a sweep")
-    except (OSError, run_log.Damaged) as error:
+            raise Problem(f"{path}, line 1: no run of a sweep")
+    except (OSError, Problem) as error:
         refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]
-    (folder / "report.md").write_text(section(sweep, lines, folder, "Machine and version are in each row"), encoding="utf-8")
+    write_whole(folder / "report.md", section(sweep, lines, folder, "Machine and version are in each row"))
     print(folder / "report.md")
 
 
@@ -253,10 +252,10 @@ def main():
     words = shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
     path, problems = write_report(folder, rows.setup, rows.done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
     for problem in problems:
-        print(f"ERROR {problem}", file=sys.stderr)
-    print(path)
+        note(f"ERROR {problem}")
+    say(str(path))
     return INTERRUPTED if stopped else int(bool(problems or failures))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

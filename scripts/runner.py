@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from command import Problem
+
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 GRACE_S = 10   # for a process to end after a signal: if its driver has lost the GPU, it may never end
 OTHERS_S = 8   # for the other ranks to notice that one has failed
@@ -62,7 +64,7 @@ def shown(command):
     return shlex.join(map(str, command)).replace(f"{ROOT}/", "")
 
 
-class Failed(RuntimeError):
+class Failed(Problem):
     """A command that was expected to succeed."""
 
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 
+from command import opened, write_whole
 from runner import ROOT, Reaper, Runner
 
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
@@ -19,8 +20,8 @@ class Check:
         self.o = options
         self.build = {kind: f"{options.builds}-{kind}" for kind in TYPES}
         os.makedirs(options.out, exist_ok=True)
-        self.report = open(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
-        self.log = open(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
+        self.report = opened(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
+        self.log = opened(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
         self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
         self.reaper = Reaper(self.scratch)
         self.runner = Runner(self.log, self.reaper)
@@ -61,14 +62,8 @@ class Check:
         return os.path.join(tempfile.mkdtemp(dir=self.scratch), name)
 
     def save(self):
-        """Writes beside, syncs and renames, so that results.json is always whole."""
         self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
-        path = os.path.join(self.o.out, "results.json")
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(self.data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".new", path)
+        write_whole(os.path.join(self.o.out, "results.json"), json.dumps(self.data, indent=1))
 
     def close(self):
         self.reaper.close()  # and the scratch directory with it

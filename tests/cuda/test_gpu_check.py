@@ -98,7 +98,7 @@ class Plan(unittest.TestCase):
         scripts = os.path.join(folder, "scripts")
         shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
                         ignore=shutil.ignore_patterns("__pycache__"))
-        for name in "run_log.py", "tokens.py", "tables.py", "runner.py":
+        for name in "command.py", "run_log.py", "tokens.py", "tables.py", "runner.py":
             shutil.copy(os.path.join(ROOT, "scripts", name), scripts)
         copy = shutil.copy(os.path.join(ROOT, "scripts", "gpu_check.py"), scripts)
         result = subprocess.run([sys.executable, "-E", "-s", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,

@@ -270,6 +270,50 @@ class Import(Case):
             head = {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
             self.refused("lm_head.weight is not the token table", change=lambda header: {**header, **head})
 
+    def test_many_dimensions_are_refused_at_once(self):
+        begin = os.times().children_user
+        for shape in [1] * 100_000, [1 << 64] * 100_000, [1 << 99] * 100, [int("9" * 4000)] * 9:
+            head = {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
+            directory = self.theirs(change=lambda header: {**header, **head})
+            error = self.convert("--import", directory, "--out", self.path("x"), status=1)
+            self.assertLess(len(error), 1000)
+            self.assertIn("lm_head.weight", error)
+        self.assertLess(os.times().children_user - begin, 20)
+
+    def test_tensors_that_share_bytes_are_refused(self):
+        biases = "h.0.ln_1.bias", "h.0.ln_2.bias"
+
+        def onto(name, by):
+            def change(header):
+                at = header[biases[0]]["data_offsets"]
+                return {**header, name: {**header[biases[0]], "data_offsets": [at[0] + by, at[1] + by]}}
+            return change
+        for by in 0, 4, -4, 380:
+            self.refused("share bytes", "h.0.ln_", change=onto(biases[1], by))
+        self.refused("share bytes", change=lambda header: {**header, "lm_head.weight": header["wte.weight"]})
+        empty = {"dtype": "U8", "shape": [0], "data_offsets": [8, 8]}
+        self.convert("--import", self.theirs(change=lambda header: {**header, "h.0.attn.bias": empty}), "--out", self.path("x.bin"))
+
+    def test_names_do_not_reach_the_terminal_as_they_are(self):
+        evil = "\x1b]0;title\x07\x9b31m\r"
+        tensors, config = their_tensors(SHAPE, self.model), their_config(SHAPE)
+        for changed in (dict(tensors={**tensors, evil: np.ones(1)}), dict(config={**config, "model_type": evil}),
+                        dict(change=lambda header: {**header, "wpe.weight": {**header["wpe.weight"], "dtype": evil}}),
+                        dict(change=lambda header: {**header, evil: 1}),
+                        dict(change=lambda header: {**header, evil: {**header["wpe.weight"], "data_offsets": [0, 1]}})):
+            error = self.convert("--import", self.theirs(**changed), "--out", self.path("x"), status=1)
+            self.assertNotRegex(error, "[\0-\x08\x0b-\x1f\x7f-\x9f]")
+            self.assertIn(r"\x1b]0;title", error)
+        self.assertIn(r"\x1b", self.convert("--export", self.ours(), "--out", self.path(f"out{evil}")))
+
+    def test_pipes_are_refused(self):
+        for name in "config.json", "model.safetensors", "model.safetensors.index.json", "model.bin":
+            directory = self.theirs()
+            os.remove(os.path.join(directory, "config.json" if name == "config.json" else "model.safetensors"))
+            os.mkfifo(os.path.join(directory, name))
+            words = ("--export", os.path.join(directory, name)) if name == "model.bin" else ("--import", directory)
+            self.assertIn(f"not a regular file: {directory}/{name}", self.convert(*words, "--out", self.path("x"), status=1))
+
     def test_files_that_are_none(self):
         directory = self.theirs()
         weights, config = os.path.join(directory, "model.safetensors"), os.path.join(directory, "config.json")

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import unittest
 
@@ -111,6 +112,41 @@ class Inputs(PrepareCase):
         self.expect(b"text of B/x\ntext of B/y\ntext of a\ntext of b\n", "--input", self.path("corpus/"))
         os.mkdir(self.path("nothing"))
         self.assertIn("a directory without files", self.refused("--input", self.path("nothing")))
+
+    def test_linked_directories_are_read_once(self):
+        for name in "real/b/two", "elsewhere/c/three":
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            self.write(name, f"text of {name}\n")
+        self.write("one", "text of one\n")
+        for link, target in {"data": "real", "real/linked": "../elsewhere", "real/again": "../elsewhere/c", "real/file": "../one",
+                             "real/b/loop": "..", "elsewhere/c/back": "..", "real/nowhere": "gone"}.items():
+            os.symlink(target, self.path(link))
+        os.mkfifo(self.path("real/fifo"))
+        os.mkdir(self.path("only"))
+        os.symlink("../elsewhere", self.path("only/link"))
+        self.expect(b"text of elsewhere/c/three\n", "--input", self.path("only"), noted="only/link/c/back is left out: it is ")
+        result = self.run_prepare("--input", self.path("data"), "--out", self.out, "--val-fraction", 0)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = bytes(self.all_tokens("train"))
+        for name in "real/b/two", "elsewhere/c/three", "one":
+            self.assertEqual(text.count(f"text of {name}\n".encode()), 1, text)
+        for name, why in ("fifo", "not a regular file"), ("nowhere", "not a regular file"), ("linked/c", "which is read already"):
+            self.assertRegex(result.stderr, f"note: {self.path('data')}/{name} is left out: it is .*{why}\n")
+
+    def test_names_do_not_reach_the_terminal_as_they_are(self):
+        evil = "a\x1b]0;title\x07\x9b31m\x7f\r"
+        os.mkdir(self.path("in"))
+        os.mkfifo(self.path(f"in/{evil}"))
+        self.write(f"in/{evil}b", b"\xff\xfe")
+        for inputs in ["--input", self.path("in")], ["--input", self.path(f"in/{evil}")], ["--input", "a", "--" + evil]:
+            result = self.run_prepare(*inputs, "--out", self.path(evil))
+            self.assertNotEqual(result.returncode, 0)
+            self.assertNotRegex(result.stdout + result.stderr, "[\0-\x08\x0b-\x1f\x7f-\x9f]")
+            self.assertIn(r"a\x1b]0;title\x07\x9b31m\x7f\r", result.stderr)
+        result = self.run_prepare("--input", self.write("a", self.text), "--out", self.path(evil))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn(r"a\x1b]0;title\x07\x9b31m\x7f\r", result.stdout)
+        self.assertNotIn("\x1b", result.stdout)
 
     def test_its_own_output_is_no_input(self):
         self.write("a", self.text)
@@ -217,6 +253,21 @@ class Replacing(PrepareCase):
         self.assertFalse(os.path.islink(self.path("tokens/train_000000.bin")))
         with open(victim, encoding="utf-8") as file:
             self.assertEqual(file.read(), "precious")
+
+
+    def test_what_others_left_is_not_followed(self):
+        """Whoever can write --out could name any directory of its owner as one that a killed run has left."""
+        os.makedirs(self.path("precious/.prepare-b"))
+        os.mkdir(self.out)
+        self.write("precious/thesis", "x")
+        os.symlink(self.path("precious"), self.path("tokens/.prepare-a"))
+        os.mkdir(self.path("tokens/.prepare-b"))
+        os.symlink(self.path("precious"), self.path("tokens/.prepare-b/link"))
+        os.mkdir(self.path("tokens/.prepare-c"))
+        os.mkfifo(self.path("tokens/.prepare-c/lock"))
+        self.prepare("--input", self.write("a", EVERY_BYTE))
+        self.assertEqual(sorted(os.listdir(self.path("precious"))), [".prepare-b", "thesis"])
+        self.assertNotIn(".prepare-b", self.listing())
 
 
 class Errors(PrepareCase):
@@ -371,6 +422,18 @@ class Pieces(unittest.TestCase):
             with self.assertRaises(self.prepare.Problem) as caught:
                 self.parts(letter.encode() * ((1 << 22) + 5_000_000), 1_000_000)
             self.assertRegex(str(caught.exception), "the 5000000 characters up to about byte 4000000")
+
+    def test_long_lines_are_refused_before_they_fill_the_memory(self):
+        self.prepare.LONGEST_LINE, self.prepare.PIECE_BYTES = 100, 7
+        with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+            file.write(b"12345678\n" + b"x" * 98 + b"\n" + b"y" * 99 + b"\n")
+            file.flush()
+            source = self.prepare.Source(file.name, "auto")
+            self.assertEqual([source.boundary(at) for at in (0, 1, 9, 10, 107, 109)], [0, 9, 9, 108, 108, 208])
+            pieces, progress = [], self.prepare.Progress(1)
+            with self.assertRaisesRegex(self.prepare.Problem, "the line at byte 108 has 100 bytes or more"):
+                pieces.extend(self.prepare.Part(source, 0, 208, progress).pieces())
+            self.assertLessEqual(max(map(len, self.prepare.Part(source, 0, 108, progress).pieces())), 99)
 
     def test_progress(self):
         told = io.StringIO()

@@ -188,6 +188,7 @@ class GPT2(PrepareCase):
                 path = self.write("a.jsonl", good + bad + b"\n" + good)
                 error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
                 self.assertIn(f"{path}: the line at byte {len(good)} is not a JSON object with a \"text\"", error)
+                self.assertEqual("--errors replace" in error, b"ud800" in bad or b"\xff" in bad, error)
         self.assertIn("leave out --documents", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
                                                              "--bpe-dir", BPE, "--documents", "blank-line"))
 
@@ -196,9 +197,10 @@ class GPT2(PrepareCase):
         self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
         words = self.vocabulary()
         self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd world\ufffd")
-        path = self.write("a.jsonl", b'{"text": "Hello\xff \\ud800"}')
+        path = self.write("a.jsonl", b'{"text": "Hello\xff \\ud800"}\n{"text": "\\ude00?\\ud83d\\ude00"}')
         self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
-        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd ?")
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(),
+                         "Hello\ufffd \ufffd<|endoftext|>\ufffd?\U0001f600")
 
     def test_tiny_shakespeare(self):
         text = os.path.join(SHARED, "tinyshakespeare.txt")

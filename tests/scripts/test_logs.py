@@ -78,6 +78,26 @@ class Plot(Logs):
                 self.fails(os.path.join(self.folder, "log") + ", line 2: " + what,
                            script=self.plot(b'{"event":"config"}\n' + line + log_of([5])))
         self.fails("an event without 'loss'", script=self.plot(b'{"event":"step","step":1}\n'))
+        deep = b"[" * 100_000
+        for line in (b'{"event":["step"],"step":1,"loss":1}', b'{"event":"step","step":"1","loss":1}',
+                     b'{"event":"step","step":1,"loss":"x"}', b'{"event":"val","step":1,"loss":[1]}',
+                     b'{"event":"step","step":null,"loss":1}', deep, b'{"event":"step","x":' + deep,
+                     b'{"event":"step","step":1,"loss":1e999}', b'{"event":"step","step":1,"loss":' + b"9" * 400 + b"}"):
+            with self.subTest(line[:60]):
+                self.fails("log, line 1: ", script=self.plot(line + b"\n"))
+
+    def test_what_cannot_be_read_or_written(self):
+        _, log, picture = self.plot(log_of(LOSSES))
+        os.mkfifo(os.path.join(self.folder, "fifo"))
+        self.fails("It is not a regular file", script=("plot_loss.py", os.path.join(self.folder, "fifo"), picture))
+        self.fails("no picture can be made", ".png", script=("plot_loss.py", log, os.path.join(self.folder, "loss.txt")))
+        done = self.script("plot_loss.py", log, os.path.join(self.folder, "nowhere/loss.png"))
+        self.assertEqual((done.returncode, done.stderr), (1, f"error: No such file or directory: {self.folder}/nowhere\n"))
+        os.symlink(log, picture)
+        before = pathlib.Path(log).read_bytes()
+        self.assertEqual(self.script("plot_loss.py", log, picture).returncode, 0)
+        self.assertEqual(pathlib.Path(log).read_bytes(), before)
+        self.assertEqual((sorted(os.listdir(self.folder)), os.path.islink(picture)), (["fifo", "log", "loss.png"], False))
 
     def test_no_loss_and_no_log(self):
         self.fails("no step with a loss", script=self.plot(log_of([])))

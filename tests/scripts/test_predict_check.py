@@ -2,6 +2,7 @@
 # limit: 240
 # quick: none
 import argparse
+import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+import command
 import measure_machine
 import predict_check
 
@@ -79,6 +81,52 @@ class Check(unittest.TestCase):
                                     check=False)
             self.assertEqual(result.returncode, 2)
             self.assertIn(why, result.stderr)
+
+    def test_what_cannot_be_written_ends_before_the_work(self):
+        """In one line; what is not there, or no file, is seen before minutes of measuring."""
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(measure_machine, "run", self.fail):
+            pathlib.Path(folder, "file").write_text("x", encoding="utf-8")
+            for words in (("measure_machine.py", "--out", f"{folder}/nowhere/here.json"), ("measure_machine.py", "--out", folder),
+                          ("measure_machine.py", "--out", "/dev/null"), ("measure_machine.py", "--out", f"{folder}/file/x"),
+                          ("predict_check.py", "--out", f"{folder}/file"), ("report.py", "--out", f"{folder}/file"),
+                          ("gpu_check.py", "--out", f"{folder}/file"), ("demo_text.py", f"{folder}/file"),
+                          ("mfu_sweep", "--launcher", "env {ranks}", "--train", "x", "--out", f"{folder}/nowhere/sweep.jsonl"),
+                          ("mfu_sweep", "--launcher", "env {ranks}", "--train", "x", "--out", folder),
+                          ("mfu_sweep", "--launcher", "no-such-launcher {ranks}", "--train", "x", "--out", f"{folder}/x")):
+                with self.subTest(words=words):
+                    result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True,
+                                            text=True, check=False, timeout=60)
+                    self.assertEqual((result.returncode, result.stdout), (1, ""), result.stderr)
+                    self.assertRegex(result.stderr, "\\Aerror: .*\n(hint:  .*\n)?\\Z")
+            result = subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", f"{folder}/x"],
+                                    capture_output=True, text=True, check=False, env={"PATH": folder})
+            self.assertIn("there is no mpirun", result.stderr)
+            self.assertEqual(os.listdir(folder), ["file"])
+
+    def test_nothing_is_written_through_links(self):
+        """Whoever can write a folder could lay there another name of any file."""
+        with tempfile.TemporaryDirectory() as folder:
+            victim, names = pathlib.Path(folder, "victim"), [f"{folder}/{name}" for name in ("soft", "hard", "gone")]
+            victim.write_text("precious", encoding="utf-8")
+            os.symlink(victim, names[0])
+            os.link(victim, names[1])
+            os.symlink(f"{folder}/created", names[2])
+            for name in names:
+                for mode in "w", "a", "rb+", "wb":
+                    with self.assertRaises(OSError):
+                        command.opened(name, mode)
+                command.write_whole(name, "new")
+                self.assertEqual((pathlib.Path(name).read_text(encoding="utf-8"), os.path.islink(name)), ("new", False))
+            with self.assertRaises(ZeroDivisionError), command.whole(names[0]) as file:
+                file.write("half")
+                raise ZeroDivisionError
+            self.assertEqual(victim.read_text(encoding="utf-8"), "precious")
+            self.assertEqual(sorted(os.listdir(folder)), ["gone", "hard", "soft", "victim"])
+            scripts = [*(ROOT / "scripts").rglob("*.py"), ROOT / "scripts/mfu_sweep"]
+            for script in scripts:
+                if script.name not in ("command.py", "tokens.py"):
+                    self.assertNotRegex(script.read_text(encoding="utf-8"),
+                                        r"[^.\w]open\([^)]*\"[wax]|write_text|write_bytes|savefig\((?!file)")
 
     def test_all_reduces_and_the_host_bound_a_step(self):
         """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""

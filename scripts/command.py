@@ -1,0 +1,112 @@
+"""What commands share: errors as lines, text that a terminal may have, files that are neither pipes nor links."""
+import argparse
+import contextlib
+import errno
+import os
+import re
+import secrets
+import signal
+import stat
+import sys
+
+
+class Problem(Exception):
+    """An error, and perhaps a hint."""
+
+    def __init__(self, what, hint=""):
+        super().__init__(what)
+        self.hint = hint
+
+
+def printable(text):
+    """Text from elsewhere as it may be printed: a terminal obeys control characters (commfuse/printable.h)."""
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda c: c[0].encode("unicode_escape").decode(), text)
+
+
+def say(text, file=None, end="\n"):
+    """Prints. A closed pipe or a full disk does not stop the work."""
+    try:
+        if file := file or sys.stdout:  # None: it was closed when the program began
+            print(printable(text), file=file, end=end, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python flushes again when it ends
+
+
+def note(text):
+    if sys.stderr:
+        say(text, sys.stderr)
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **more):
+        super().__init__(description=description, formatter_class=formatter_class, **more)
+
+    def error(self, message):
+        super().error(printable(message))
+
+
+def status_of(work, where="", interrupted="interrupted"):
+    """Does the work and returns the exit status. Prints errors, with WHERE if they have no file name."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` removes unfinished files
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # not every terminal has every letter
+    try:
+        return work() or 0
+    except Problem as problem:
+        note(f"error: {problem}" + (f"\nhint:  {problem.hint}" if problem.hint else ""))
+    except OSError as error:
+        note(f"error: {error.strerror or error}: {error.filename or where}")
+    except MemoryError:
+        note(f"error: no memory is left: {where}")
+    except ImportError as error:
+        note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it; "
+             f'"$(scripts/find_python.sh)" {sys.argv[0]} uses a Python that has it')
+    except KeyboardInterrupt:
+        note(interrupted)
+        return 130
+    return 1
+
+
+def opened(path, mode="rb", **more):
+    """A regular file. Whoever can write its directory could put a pipe there, which waits for its other end, or a second name of a
+    file elsewhere, so nothing is written through links."""
+    def opener(path, flags):
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        file = os.open(path, flags & ~os.O_TRUNC | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or (writes and found.st_nlink > 1):
+            os.close(file)
+            raise OSError(errno.EINVAL, "It has several names" if stat.S_ISREG(found.st_mode) else "It is not a regular file", path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(file, 0)
+        return file
+    return open(path, mode, opener=opener, **more)
+
+
+@contextlib.contextmanager
+def whole(path, mode="w", **more):
+    """A new file, which gets its name when it is whole; a link of that name is replaced. After an error nothing is left of it."""
+    folder, name = os.path.split(os.path.abspath(path))
+    os.stat(folder)
+    if (os.path.exists(path) and not os.path.isfile(path)) or folder == "/dev":
+        raise OSError(errno.EINVAL, "It is not a regular file", str(path))
+    temporary = os.path.join(folder, f".{secrets.token_hex(8)}-{name}")
+    try:
+        with open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8", **more) as file:
+            yield file
+            close_synced(file)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def write_whole(path, text):
+    with whole(path) as file:
+        file.write(text)
+
+
+def close_synced(file):
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
