@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -403,7 +404,7 @@ class Bootstrap(unittest.TestCase):
                 f"for _ in range({opened}): os.set_inheritable(os.open('/dev/null', 0), True)\n"
                 f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); os.execv(sys.argv[1], sys.argv[1:])")
         env = dict(BARE, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
-        few = subprocess.Popen(["python3", "-c", code, TOOL, "60", "gather"], env=env, stdin=subprocess.DEVNULL,
+        few = subprocess.Popen([sys.executable, "-c", code, TOOL, "60", "gather"], env=env, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.started.append(few)
         return few, self.start(1 - rank, 2, "gather")
