@@ -13,8 +13,11 @@
 #include <unistd.h>
 
 enum { STATUS = 1, SAME_MS = 500 };
-static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
-enum { SIGNALS = sizeof numbers / sizeof *numbers };
+static const struct {
+    int number;
+    const char *name;
+} kinds[] = {{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}};
+enum { SIGNALS = sizeof kinds / sizeof *kinds };
 
 static struct {
     pthread_t thread;
@@ -36,7 +39,9 @@ const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const cha
 static void report(int number, bool again) {
     static const char first[] = ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)";
     char who[128], wait[CF_WAIT_TEXT] = "", text[1024];
-    const char *name = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGUSR1";
+    const char *name = "";
+    for (int i = 0; i < SIGNALS; i++)
+        if (kinds[i].number == number) name = kinds[i].name;
     cf_die_name(who, sizeof who);
     pthread_mutex_lock(&stop.lock);
     if (stop.wait.label) cf_wait_text(wait, &stop.wait, NULL);
@@ -68,14 +73,21 @@ static void pass_on(int number) {
     errno = saved;
 }
 
+static bool under_nohup(int number) {
+    struct sigaction inherited;
+    return number == SIGHUP && sigaction(number, NULL, &inherited) == 0 && inherited.sa_handler == SIG_IGN;
+}
+
 void cf_stop_listen(void) {
     sigemptyset(&stop.signals);
-    for (int i = 0; i < SIGNALS; i++) sigaddset(&stop.signals, numbers[i]);
+    for (int i = 0; i < SIGNALS; i++)
+        if (!under_nohup(kinds[i].number)) sigaddset(&stop.signals, kinds[i].number);
 #pragma omp parallel
     pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
     if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
     for (int i = 0; i < SIGNALS; i++)
-        sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
+        if (sigismember(&stop.signals, kinds[i].number))
+            sigaction(kinds[i].number, &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
 }
 
 int cf_stop_asked(void) {

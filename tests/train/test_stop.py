@@ -81,7 +81,7 @@ class Stop(Stopping):
         self.goes_on(out, log, expected, len(stops) + 1, tp=tp, dp=dp, **more)
 
     def test_1x1(self):
-        self.check_mesh([(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGUSR1, None)])
+        self.check_mesh([(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGHUP, None)])
 
     def test_2x1(self):
         self.check_mesh([(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGUSR1, None)], 2, 1)
