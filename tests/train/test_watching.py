@@ -397,6 +397,17 @@ class DryRun(harness.Case):
                     result = harness.run(harness.options(tp=16, dp=65536, strategy=strategy, **shape, **more), timeout=20)
                     self.assertEqual(result.status, 0, str(result)[:4000])
 
+    @unittest.skipIf("san-" in harness.BUILD, "sanitizers reserve addresses themselves")
+    def test_a_limit_on_addresses(self):
+        """What only plans takes none; what trains names the limit."""
+        wrapper, model = ("sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh"), dict(model="d48", vocab=50257)
+        machine = os.path.join(harness.ROOT, "scripts/machines/h100x8.json")
+        for more in dict(dry_run=True), dict(predict=machine, tp=5, dp=2):
+            result = harness.run(harness.options(**model, **more), wrapper=wrapper)
+            self.assertEqual(result.status, 0, str(result))
+        result = harness.run(harness.options(**model, steps=0), wrapper=wrapper)
+        self.assertFails(result, "no memory", "ulimit -v or -d allows 2929.7 MiB in all", "raise a limit")
+
     def test_reads_no_tokens(self):
         # A header and a hole of two gigabytes.
         path = self.fresh("huge.bin")
