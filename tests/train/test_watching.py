@@ -402,7 +402,7 @@ class DryRun(harness.Case):
         """What only plans takes none; what trains names the limit."""
         wrapper, model = ("sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh"), dict(model="d48", vocab=50257)
         machine = os.path.join(harness.ROOT, "scripts/machines/h100x8.json")
-        for more in dict(dry_run=True), dict(predict=machine, tp=5, dp=2):
+        for more in dict(dry_run=True), dict(predict=machine, dp=2):
             result = harness.run(harness.options(**model, **more), wrapper=wrapper)
             self.assertEqual(result.status, 0, str(result))
         result = harness.run(harness.options(**model, steps=0), wrapper=wrapper)
