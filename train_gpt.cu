@@ -15,6 +15,7 @@
 #include <string.h>
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
+#include "commfuse/streams.h"
 #include "layers/adamw.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
@@ -442,6 +443,7 @@ int main(int argc, char **argv) {
     static cf_hardware described;
     options *o = &t.o;
     int status = 0;
+    cf_streams_open();
     t.report.lap_ms = cf_now_ms();
     cf_die_meet_by(meet_early);
     options_parse(o, argc, argv);
