@@ -1,17 +1,23 @@
 // The CPU as a device: a stream runs at once, memory is the process's own.
+#define _GNU_SOURCE
 #include "device.h"
 #include "bf16.h"
 #include "checksum.h"
 #include "die.h"
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14 };
+enum { STACK_MIN = 7 << 18, STACK = 8 << 20 }; // bytes; oneDNN 2.6 takes 1.1 MiB
 
 struct cf_stream {
     int unused;
@@ -70,9 +76,50 @@ const char *cf_device_name(void) {
     return "CPU";
 }
 
+#ifdef _OPENMP
+// A thread that starts later gets the default, unless OMP_STACKSIZE gives OpenMP's another one.
+static void raise_stacks(void) {
+    struct rlimit limit;
+    pthread_attr_t attributes;
+    size_t bytes = STACK;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK) {
+        const rlim_t hard = limit.rlim_max < STACK ? STACK : limit.rlim_max; // root may raise that, too
+        if (setrlimit(RLIMIT_STACK, &(struct rlimit){STACK, hard}) != 0)
+            setrlimit(RLIMIT_STACK, &(struct rlimit){limit.rlim_max, limit.rlim_max});
+    }
+    if (pthread_getattr_default_np(&attributes) != 0) return;
+    if (pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < STACK && pthread_attr_setstacksize(&attributes, STACK) == 0)
+        pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+}
+
+static size_t stack_of_this_thread(void) {
+    pthread_attr_t attributes;
+    size_t bytes = SIZE_MAX;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return bytes;
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+    return bytes;
+}
+
+// A product that needs more than a thread has may write over other memory without a fault. At least one thread of OpenMP is asked:
+// the measurement of the peak starts some even for a program of one.
+static void check_stacks(int threads) {
+    size_t least = SIZE_MAX;
+    raise_stacks();
+#pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least)
+    least = stack_of_this_thread();
+    if (least < STACK_MIN)
+        cf_die_together(
+            "OMP_STACKSIZE and GOMP_STACKSIZE give threads their stacks, ulimit -s the first one: unset them, or ask for 8 MiB",
+            "a thread has a stack of %zu KiB, and matrix products need %d", least >> 10, STACK_MIN >> 10);
+}
+#endif
+
 void cf_device_threads(int threads) {
 #ifdef _OPENMP
     omp_set_num_threads(threads);
+    if (getpid() == syscall(SYS_gettid)) check_stacks(threads); // other threads multiply nothing
 #endif
 }
 
