@@ -15,6 +15,7 @@
 #include <string.h>
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
+#include "commfuse/limits.h"
 #include "commfuse/streams.h"
 #include "layers/adamw.h"
 #include "layers/peak.h"
@@ -85,7 +86,7 @@ static void make_context(trainer *t) {
     options *o = &t->o;
     // With three or more cores per rank, one is left to the thread that moves bytes.
     int share = t->transport->local_cores / t->transport->local_size, spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
-    if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
+    if (o->threads == 0) o->threads = cf_limits_threads(share > 1 ? share - spare : 1);
     cf_device_threads((int)o->threads);
     // A dry run of a mesh that is not here assumes hosts where one core is left to move bytes.
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;

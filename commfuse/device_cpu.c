@@ -4,7 +4,7 @@
 #include "bf16.h"
 #include "checksum.h"
 #include "die.h"
-#include <limits.h>
+#include "limits.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,45 +27,8 @@ struct cf_stream {
 
 static int64_t free_bytes;
 
-// The number that follows `name` in a line of a file, or `otherwise`.
-static long long number_in(const char *folder, const char *file, const char *name, long long otherwise) {
-    char path[1200], line[128];
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    FILE *lines = fopen(path, "r");
-    while (lines && fgets(line, sizeof line, lines))
-        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%lld", &otherwise) == 1) break;
-    if (lines) fclose(lines);
-    return otherwise;
-}
-
-// Batch systems and containers limit control groups, and kill a process of one that takes more: the least that this process's
-// groups and those above them leave. Cached files can be dropped at once. A line is "4:memory:/job" (version 1) or "0::/job"
-// (version 2).
-static void lower_to_limits(void) {
-    char line[1024], folder[1100];
-    FILE *groups = fopen("/proc/self/cgroup", "r");
-    while (groups && fgets(line, sizeof line, groups)) {
-        char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0', group[strcspn(group, "\n")] = '\0';
-        const bool old = kind[1] != '\0'; // version 1
-        if (old && !strstr(kind, "memory")) continue;
-        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
-            *end = '\0';
-            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s", old ? "/memory" : "", group);
-            const long long limit = number_in(folder, old ? "memory.limit_in_bytes" : "memory.max", "", LLONG_MAX); // or "max"
-            const long long used = number_in(folder, old ? "memory.usage_in_bytes" : "memory.current", "", 0);
-            const long long cached = number_in(folder, "memory.stat", old ? "total_inactive_file " : "inactive_file ", 0);
-            const long long left = limit - (used > cached ? used - cached : 0);
-            if (left < free_bytes) free_bytes = left > 0 ? left : 0;
-        }
-    }
-    if (groups) fclose(groups);
-}
-
 void cf_device_open(int local_rank) {
-    free_bytes = 1024 * number_in("/proc", "meminfo", "MemAvailable:", LLONG_MAX / 1024);
-    lower_to_limits();
+    free_bytes = cf_limits_memory();
 }
 
 int64_t cf_device_memory(int local_ranks) {
@@ -104,11 +67,17 @@ static size_t stack_of_this_thread(void) {
 
 // A product that needs more than a thread has may write over other memory without a fault. At least one thread of OpenMP is asked:
 // the measurement of the peak starts some even for a program of one.
-static void check_stacks(int threads) {
+static void start_threads(int threads) {
     size_t least = SIZE_MAX;
+    int started = 0;
     raise_stacks();
-#pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least)
-    least = stack_of_this_thread();
+#pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least) reduction(+ : started)
+    {
+        cf_limits_unbind();
+        least = stack_of_this_thread(), started = 1;
+    }
+    if (started < threads)
+        cf_die_together("lower --threads, or raise OMP_THREAD_LIMIT", "OpenMP starts %d threads of %d", started, threads);
     if (least < STACK_MIN)
         cf_die_together(
             "OMP_STACKSIZE and GOMP_STACKSIZE give threads their stacks, ulimit -s the first one: unset them, or ask for 8 MiB",
@@ -118,8 +87,9 @@ static void check_stacks(int threads) {
 
 void cf_device_threads(int threads) {
 #ifdef _OPENMP
+    omp_set_dynamic(0); // OMP_DYNAMIC would start fewer on a busy machine
     omp_set_num_threads(threads);
-    if (getpid() == syscall(SYS_gettid)) check_stacks(threads); // other threads multiply nothing
+    if (getpid() == syscall(SYS_gettid)) start_threads(threads); // other threads multiply nothing
 #endif
 }
 

@@ -1,5 +1,6 @@
 // See report.h.
 #include "report.h"
+#include "../commfuse/limits.h"
 #include "../commfuse/schedule.h"
 #include "../commfuse/stop.h"
 #include "durable.h"
@@ -101,8 +102,8 @@ void report_banner(const run_report *r) {
     if (!root(r)) return;
     printf("commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n", r->version,
            o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
-    printf("device    %s, %s; %ld thread%s of the host a rank\n", cf_device_name(), o->dtype, o->threads,
-           o->threads == 1 ? "" : "s");
+    printf("device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), o->dtype, o->threads,
+           o->threads == 1 ? "" : "s", cf_limits_text());
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
            r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)

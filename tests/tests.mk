@@ -36,11 +36,11 @@ $(B)/layers64/%.o: %.c build/machine
 $(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
 
 # The layers' twins with no library at all, for machines that have a GPU and little else.
-reference := $(addprefix commfuse/,device_cpu.c memory.c die.c streams.c) tests/layers/gemm_ref.c layers/random.c \
+reference := $(addprefix commfuse/,device_cpu.c memory.c die.c streams.c limits.c) tests/layers/gemm_ref.c layers/random.c \
              $(filter-out layers/peak.c,$(wildcard $(patsubst %.cu,%.c,$(wildcard layers/*.cu))))
 build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) -MMD -MP -I. $(LDFLAGS) -o $@ $^ -lpthread -lm
+	$(CC) $(FLAGS) -MMD -MP -I. $(LDFLAGS) -o $@ $(filter %.c %.o,$^) -lpthread -lm
 build/ref/%.o: %.c build/machine
 	$(call compile)
 
