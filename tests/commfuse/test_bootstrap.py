@@ -494,7 +494,7 @@ class Bootstrap(unittest.TestCase):
             connection.close()
 
     def test_a_challenge_of_another_size_is_not_answered(self):
-        """It is random bytes of one length; a code for others would be one under the secret itself. So is a LOST that nobody signed."""
+        """It is random bytes of one length; a code for others would be one under the secret itself."""
         for size in (0, 31, 33, 256, 257, 1 << 40):
             with self.subTest(size=size), socket.create_server(("127.0.0.1", free_port())) as server:
                 self.port = server.getsockname()[1]

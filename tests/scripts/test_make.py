@@ -1,5 +1,5 @@
-"""The Makefile: objects for another processor, MPI library or other flags are compiled again, not mixed with the rest; the libraries in
-build/deps go before the system's."""
+"""The Makefile: objects for another processor, MPI library or other flags are compiled again, not mixed with the rest; the
+libraries in build/deps go before the system's."""
 import os
 import re
 import pathlib
@@ -56,7 +56,8 @@ class Processor(Copy):
 
 
 class Users(Copy):
-    GIVEN = dict(CFLAGS="-O2 -DMY=1", CPPFLAGS="-DPRE=2", LDFLAGS="-Lmine", LDLIBS="-lmine", CXXFLAGS="-DPLUS=3", NVCCFLAGS="-DCUDA=4")
+    GIVEN = dict(CFLAGS="-O2 -DMY=1", CPPFLAGS="-DPRE=2", LDFLAGS="-Lmine", LDLIBS="-lmine", CXXFLAGS="-DPLUS=3",
+                 NVCCFLAGS="-DCUDA=4")
 
     def built(self, *words):
         """Commands by what they make, with and without the user's flags."""

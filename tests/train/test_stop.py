@@ -250,8 +250,8 @@ class Stop(Stopping):
                 mark, log = self.fresh("mark"), self.fresh("log.jsonl")
                 line = [*([harness.MPIRUN, "-np", str(ranks)] if ranks > 1 else []), harness.PROGRAM,
                         *harness.options(**self.recipe(ranks, 1, log=log, steps=60))]
-                process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *line], env=harness.environment(**{harness.MARK: mark}),
-                                           cwd=harness.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *line], cwd=harness.ROOT,
+                                           env=harness.environment(**{harness.MARK: mark}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 self.addCleanup(process.kill)
                 harness.wait_until(lambda: process.poll() is not None or len(self.steps_of(log)) > 5, 30, "some steps")
                 for pid, _ in harness.marked(mark):
