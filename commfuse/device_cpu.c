@@ -46,9 +46,8 @@ static void raise_stacks(void) {
     pthread_attr_t attributes;
     size_t bytes = STACK;
     if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK) {
-        const rlim_t hard = limit.rlim_max < STACK ? STACK : limit.rlim_max; // root may raise that, too
-        if (setrlimit(RLIMIT_STACK, &(struct rlimit){STACK, hard}) != 0)
-            setrlimit(RLIMIT_STACK, &(struct rlimit){limit.rlim_max, limit.rlim_max});
+        limit.rlim_cur = limit.rlim_max < STACK ? limit.rlim_max : STACK;
+        setrlimit(RLIMIT_STACK, &limit);
     }
     if (pthread_getattr_default_np(&attributes) != 0) return;
     if (pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < STACK && pthread_attr_setstacksize(&attributes, STACK) == 0)

@@ -44,36 +44,32 @@ static long long memory_left(const char *folder, bool old) {
 
 // Whole cores: threads that compute together all wait for one that has used up its time.
 static long long cores_left(const char *folder, bool old) {
-    long long quota = number_in(folder, "cpu.cfs_quota_us", "", -1), period = number_in(folder, "cpu.cfs_period_us", "", 100000);
-    char path[1300];
-    if (!old) {
-        snprintf(path, sizeof path, "%s/cpu.max", folder);
-        FILE *file = fopen(path, "r");
-        if (!file || fscanf(file, "%lld %lld", &quota, &period) != 2) quota = -1; // or "max 100000"
-        if (file) fclose(file);
-    }
+    char first[32];
+    const long long quota = number_in(folder, old ? "cpu.cfs_quota_us" : "cpu.max", "", -1); // or "max 100000"
+    snprintf(first, sizeof first, "%lld ", quota);
+    const long long period = number_in(folder, old ? "cpu.cfs_period_us" : "cpu.max", old ? "" : first, 100000);
     return quota <= 0 || period <= 0 ? LLONG_MAX : quota < period ? 1 : quota / period;
 }
 
 // The least that this process's groups and those above them leave. A line is "4:memory:/job" (version 1; several controllers:
 // "3:cpu,cpuacct:/job", and the directory may have either name) or "0::/job" (version 2).
-static long long least_left(const char *controller, left_in *left, long long least) {
-    char line[1024], folder[1200];
+static long long least_left(const char *one, left_in *left, long long least) {
+    char line[1024], folder[1200], controller[16];
+    snprintf(controller, sizeof controller, ",%s,", one);
     FILE *groups = fopen("/proc/self/cgroup", "r");
     while (groups && fgets(line, sizeof line, groups)) {
         char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
         if (!group) continue;
         *kind++ = *group++ = '\0', group[strcspn(group, "\n")] = '\0';
-        bool of = !*kind;
-        char names[1024];
-        snprintf(names, sizeof names, "%s", kind);
-        for (char *rest = names, *name; (name = strsep(&rest, ","));) of |= strcmp(name, controller) == 0;
-        for (char *end = of ? group + strlen(group) : NULL; end; end = strrchr(group, '/')) {
+        char names[1026];
+        snprintf(names, sizeof names, ",%s,", kind);
+        const bool old = *kind;
+        if (old && !strstr(names, controller)) continue;
+        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
             *end = '\0';
-            for (int together = 0; together <= (*kind ? 1 : 0); together++) {
-                const char *name = together ? kind : *kind ? controller : "";
-                snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s%s", *name ? "/" : "", name, group);
-                const long long here = left(folder, *kind);
+            for (int i = 0; i <= old; i++) {
+                snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s%s", old ? "/" : "", i ? kind : old ? one : "", group);
+                const long long here = left(folder, old);
                 if (here < least) least = here;
             }
         }

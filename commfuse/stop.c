@@ -13,11 +13,9 @@
 #include <unistd.h>
 
 enum { STATUS = 1, SAME_MS = 500 };
-static const struct {
-    int number;
-    const char *name;
-} kinds[] = {{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}};
-enum { SIGNALS = sizeof kinds / sizeof *kinds };
+static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+static const char *const names[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"};
+enum { SIGNALS = sizeof numbers / sizeof *numbers };
 
 static struct {
     pthread_t thread;
@@ -41,7 +39,7 @@ static void report(int number, bool again) {
     char who[128], wait[CF_WAIT_TEXT] = "", text[1024];
     const char *name = "";
     for (int i = 0; i < SIGNALS; i++)
-        if (kinds[i].number == number) name = kinds[i].name;
+        if (numbers[i] == number) name = names[i];
     cf_die_name(who, sizeof who);
     pthread_mutex_lock(&stop.lock);
     if (stop.wait.label) cf_wait_text(wait, &stop.wait, NULL);
@@ -81,13 +79,13 @@ static bool under_nohup(int number) {
 void cf_stop_listen(void) {
     sigemptyset(&stop.signals);
     for (int i = 0; i < SIGNALS; i++)
-        if (!under_nohup(kinds[i].number)) sigaddset(&stop.signals, kinds[i].number);
+        if (!under_nohup(numbers[i])) sigaddset(&stop.signals, numbers[i]);
 #pragma omp parallel
     pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
     if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
     for (int i = 0; i < SIGNALS; i++)
-        if (sigismember(&stop.signals, kinds[i].number))
-            sigaction(kinds[i].number, &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
+        if (sigismember(&stop.signals, numbers[i]))
+            sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
 }
 
 int cf_stop_asked(void) {

@@ -9,11 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LONGEST = 64 << 20 }; // what may wait: more than any run prints between steps
+enum { PIECE = 4096, LONGEST = 64 << 20 }; // bytes; what may wait is more than a run prints beside its steps
 
 static struct {
     int fd;
@@ -21,27 +20,14 @@ static struct {
     size_t begin, end, room; // what waits is text[begin, end)
 } out = {.fd = STDOUT_FILENO};
 
-// Bytes written, or -1. A socket has no second descriptor; a terminal may be another user's.
-static ssize_t write_some(const char *text, size_t bytes) {
-    struct pollfd look = {.fd = out.fd, .events = POLLOUT};
-    if (poll(&look, 1, 0) == 0) {
-        errno = EAGAIN;
-        return -1;
-    }
-    const ssize_t sent = send(out.fd, text, bytes, MSG_DONTWAIT);
-    return sent < 0 && errno == ENOTSOCK ? write(out.fd, text, bytes) : sent;
-}
-
+// Pieces are so small that where there is room at all, there is room for one (a socket's descriptor cannot be opened again).
 static void write_waiting(int wait_ms) {
+    struct pollfd look = {.fd = out.fd, .events = POLLOUT};
     while (out.begin < out.end) {
-        struct pollfd look = {.fd = out.fd, .events = POLLOUT};
-        const ssize_t written = write_some(out.text + out.begin, out.end - out.begin);
-        if (written >= 0)
-            out.begin += (size_t)written;
-        else if (errno != EAGAIN && errno != EINTR)
-            break; // nobody can read it
-        else if (errno == EAGAIN && poll(&look, 1, wait_ms) == 0)
-            return;
+        if (poll(&look, 1, wait_ms) == 0) return;
+        const ssize_t written = write(out.fd, out.text + out.begin, out.end - out.begin < PIECE ? out.end - out.begin : PIECE);
+        if (written < 0 && errno != EAGAIN && errno != EINTR) break; // nobody can read it
+        out.begin += written > 0 ? (size_t)written : 0;
     }
     out.begin = out.end = 0;
 }
