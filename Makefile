@@ -38,7 +38,8 @@ MATH    := -march=$(MARCH) -fno-math-errno -fno-trapping-math
 OPT     := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O3)
 # libgomp's synchronisation is invisible to the thread sanitizer, so that build has no OpenMP.
 OMP     := $(if $(findstring thread,$(SAN)),-fopenmp-simd,-fopenmp)
-CFLAGS  += -std=gnu11 -g $(OPT) $(MATH) $(OMP) $(WARN) $(DEFINE)
+# CPPFLAGS, CFLAGS, CXXFLAGS, NVCCFLAGS, LDFLAGS and LDLIBS are the user's alone, and come after what is needed.
+FLAGS    = -std=gnu11 -g $(OPT) $(MATH) $(OMP) $(WARN) $(DEFINE) $(CPPFLAGS) $(CFLAGS)
 
 MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d' ' -f2-)
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
@@ -53,7 +54,7 @@ CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
 CJSON   := $(CARRIED) $(CJSON)
 CRYPTO  := $(CARRIED) $(CRYPTO)
 endif
-LIBS    := -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm
+libs     = -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm $(LDLIBS)
 VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)
 
 # --- sources and objects ---
@@ -88,7 +89,7 @@ $(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(pr
 $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)/%.o),$(commfuse)) \
     $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/planned.o $(B)/bf16/layers/kernels_planned.o
 $(programs:%=$(B)/%):
-	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
+	$(CC) $(FLAGS) $(LDFLAGS) -o $@ $^ $(libs)
 
 # A planned twin defines a macro PLANNED_NAME for each function NAME; here the declarations of the header become functions that
 # return it.
@@ -101,12 +102,12 @@ $(functions): Makefile
 	@mkdir -p $(@D)
 	$(define_functions)
 $(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: $(functions)
-$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: CFLAGS += -I$(B)/planned
+$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: FLAGS += -I$(B)/planned
 
 # $(call compile,MORE FLAGS). A twin has the parameters of its header, even if it does not use them.
 define compile
 @mkdir -p $(@D)
-$(CC) $(CFLAGS) $(if $(filter $(twins) $(planned),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
+$(CC) $(FLAGS) $(if $(filter $(twins) $(planned),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
 endef
 %_mpi.o: MPI_FLAGS := $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 
@@ -120,13 +121,13 @@ $(B)/%.o: %.c build/machine
 $(B)/bf16/%.o: %.c build/machine
 	$(call compile,-DREAL_IS_BF16)
 
-# These files change only when their text does, so objects for another version, processor, definition or MPI library are compiled
+# These files change only when their text does, so objects for another version, processor, MPI library or other flags are compiled
 # again.
 $(B)/version: TEXT = $(VERSION)
-build/machine: TEXT = $(MARCH) $(DEFINE) $(MPI_CFLAGS) $(MPI_LIBS)
+build/machine: TEXT = $(MARCH) $(DEFINE) $(MPI_CFLAGS) $(MPI_LIBS) $(CPPFLAGS) $(CFLAGS) $(CXXFLAGS) $(NVCCFLAGS) $(LDFLAGS)
 $(B)/version build/machine: FORCE
 	@mkdir -p $(@D)
-	@echo '$(TEXT)' | cmp -s - $@ || echo '$(TEXT)' > $@
+	@echo '$(subst ','\'',$(TEXT))' | cmp -s - $@ || echo '$(subst ','\'',$(TEXT))' > $@
 
 include scripts/cuda.mk scripts/lib.mk tests/tests.mk scripts/tools.mk
 

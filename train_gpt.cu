@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <string.h>
 #include "commfuse/die.h"
+#include "commfuse/streams.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
@@ -326,6 +327,7 @@ static int print_prediction(trainer *t) {
 int main(int argc, char **argv) {
     static trainer t;
     options *o = &t.o;
+    cf_streams_open();
     t.report.lap_ms = cf_now_ms();
     cf_die_meet_by(cf_transport_meet);
     options_parse(o, argc, argv);

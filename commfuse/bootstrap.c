@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
+#include "limits.h"
 #include "memory.h"
 #include <errno.h>
 #include <sched.h>
@@ -87,16 +88,20 @@ void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
     if (file && !fgets(mine.boot, sizeof mine.boot, file)) *mine.boot = 0;
     if (file) fclose(file);
-    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) // more cores than the set can name
-        for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++) CPU_SET(i, &mine.cores);
+    cf_limits_cores(&mine.cores);
+    const cpu_set_t own = mine.cores;
+    bool shared = false;
     b->allgather(b, &mine, all, (int64_t)sizeof mine);
     b->local_rank = b->local_size = 0;
     for (int rank = 0; rank < b->size; rank++) {
         if (memcmp(&all[rank], &mine, offsetof(place, cores)) != 0) continue;
+        cpu_set_t both;
+        CPU_AND(&both, &own, &all[rank].cores);
+        shared |= rank != b->rank && CPU_COUNT(&both) > 0;
         CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
         b->local_rank += rank < b->rank;
         b->local_size++;
     }
-    b->local_cores = CPU_COUNT(&mine.cores);
+    b->local_cores = cf_limits_local_cores(&mine.cores, shared);
     free(all);
 }

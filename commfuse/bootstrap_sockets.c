@@ -24,6 +24,7 @@
 #include "printable.h"
 #include "secret.h"
 #include "watch.h"
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -51,7 +52,7 @@ enum {
     STRANGER_S = 5,      // a stranger must send its hello within
     NOTES_MAX = 8,       // printed about strangers
     ACCEPTS = 16,        // strangers accepted before the other connections are served again
-    OTHER_FILES = 64,    // descriptors for everything but connections
+    OTHER_FILES = 32,    // descriptors, beside those that are open, for everything but connections
     RETRY_MS = 100,
     CONNECT_S = 5,
     RANK_0_FIRST_S = 5 // the other ranks' time-outs are this much longer: rank 0 knows which rank is missing
@@ -105,7 +106,7 @@ static double deadline_of(const sockets *s, double more_s) {
 
 // --- frames ---
 
-typedef enum { WHOLE, CLOSED, LATE, FALSE_FRAME } outcome;
+typedef enum { WHOLE, CLOSED, LATE, TOO_LONG, FALSE_FRAME } outcome; // of all but WHOLE nothing is authenticated
 
 // events: POLLOUT: sends; POLLIN: receives.
 static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
@@ -141,12 +142,13 @@ static bool send_frame(const sockets *s, connection *c, uint32_t kind, const voi
            move_all(c->fd, &code, sizeof code, POLLOUT, deadline_s) == WHOLE;
 }
 
-// Also WHOLE if there are more bytes than room; then only the head has been received.
+// TOO_LONG: more bytes than room; only the head has been received.
 static outcome receive_frame(connection *c, head *h, void *payload, int64_t room, double deadline_s) {
     cf_mac code;
     outcome how = move_all(c->fd, h, sizeof *h, POLLIN, deadline_s);
     if (how == WHOLE && (h->magic != MAGIC || h->number != c->received || h->bytes < 0)) return FALSE_FRAME;
-    if (how != WHOLE || h->bytes > room) return how;
+    if (how != WHOLE) return how;
+    if (h->bytes > room) return TOO_LONG;
     how = move_all(c->fd, payload, h->bytes, POLLIN, deadline_s);
     if (how == WHOLE) how = move_all(c->fd, &code, sizeof code, POLLIN, deadline_s);
     if (how != WHOLE) return how;
@@ -250,6 +252,32 @@ static void *watch_connections(void *argument) {
     return NULL;
 }
 
+// --- room for connections ---
+
+// Waiting would not help a process that may open no more files, and its peers are not to blame.
+CF_NORETURN static void out_of_files(const sockets *s) {
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%llu)",
+           s->base.rank, s->base.size, (unsigned long long)limit.rlim_cur);
+}
+
+// Beside the files that are open, raises their limit for all ranks, and for as many strangers as it allows.
+static void make_room(sockets *s) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    DIR *files = opendir("/proc/self/fd");
+    int64_t others = OTHER_FILES + (!files && errno == EMFILE ? (int64_t)limit.rlim_cur : 0);
+    while (files && readdir(files)) others++;
+    if (files) closedir(files);
+    const rlim_t wanted = (rlim_t)(s->strangers_end + others);
+    if (limit.rlim_cur >= wanted) return;
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    s->strangers_end = (int)((int64_t)limit.rlim_cur - others);
+    if (s->strangers_end < s->ranks + (s->base.rank == 0)) out_of_files(s);
+}
+
 // --- strangers, at rank 0 ---
 
 static void close_stranger(sockets *s, connection *c, const char *why) { // NULL: no note
@@ -309,6 +337,8 @@ static void accept_strangers(sockets *s, int listener) {
                 oldest = c;
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0 && errno == EMFILE) out_of_files(s);
+        if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
         if (fd < 0) return;
         if (!place) close_stranger(s, place = oldest, "there are too many connections, and it has sent no hello");
         *place = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
@@ -339,9 +369,10 @@ static void listen_at(sockets *s, const char *address) {
         if (is_name && is_loopback(at->ai_addr)) continue;
         int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0 && errno == EAFNOSUPPORT) continue;
+        if (fd < 0) cf_die(NULL, "rank 0 cannot open a socket: %s", strerror(errno));
         set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
         if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-        if (fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
             s->connection[s->strangers_end + s->listeners++].fd = fd;
             s->open |= !is_loopback(at->ai_addr);
             continue;
@@ -364,23 +395,9 @@ static int missing_ranks(const sockets *s, char *list, size_t room) {
     return missing;
 }
 
-// Raises the limit of open files for all ranks, and for as many strangers as it allows.
-static void make_room(sockets *s) {
-    const rlim_t wanted = (rlim_t)s->strangers_end + OTHER_FILES;
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
-    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    s->strangers_end = (int)limit.rlim_cur - OTHER_FILES;
-    if (s->strangers_end <= s->ranks)
-        cf_die("allow more before the start: ulimit -n 65536", "rank 0 of %d needs more open files than ulimit -n allows (%llu)",
-               s->ranks, (unsigned long long)limit.rlim_cur);
-}
-
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_s) {
     char missing[128] = "";
-    make_room(s);
     const int polled = s->strangers_end + LISTENERS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
@@ -449,13 +466,13 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     if (gethostname(h.host, sizeof h.host - 1) != 0) snprintf(h.host, sizeof h.host, "unknown");
     keep_alive(fd);
     outcome how = receive_frame(c, &heard, said, sizeof said, deadline_s);
-    if (how == WHOLE && heard.kind == CHALLENGE)
+    if (how == WHOLE && heard.kind == CHALLENGE && heard.bytes == sizeof(cf_mac))
         how = send_frame(s, c, HELLO, &h, sizeof h, deadline_s) ? receive_frame(c, &heard, said, sizeof said, deadline_s) : CLOSED;
     if (how == WHOLE && heard.kind == REPLY && heard.bytes == 1) return NULL; // an empty reason
-    if (how == WHOLE && heard.kind == REPLY && heard.bytes <= REASON_LENGTH)
+    if (how == WHOLE && heard.kind == REPLY)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
                "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, (int)heard.bytes, said);
-    if (how == WHOLE || how == FALSE_FRAME)
+    if (how == WHOLE || how == TOO_LONG || how == FALSE_FRAME)
         cf_die("choose another MASTER_PORT, or give all ranks the same COMMFUSE_SECRET",
                "%s port %s answers, but is not rank 0 of this program, or it has another COMMFUSE_SECRET", s->address, s->port);
     close(fd);
@@ -520,6 +537,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
         snprintf(s->port, sizeof s->port, "%d", port);
         of_process = s;
         cf_die_setup(rank, size, abort_all);
+        make_room(s);
         (rank == 0 ? accept_ranks : join_rank_0)(s, deadline_of(s, 0));
         if (pthread_create(&s->thread, NULL, watch_connections, s) != 0)
             cf_die(NULL, "cannot start the thread that watches connections");

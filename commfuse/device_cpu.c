@@ -1,17 +1,23 @@
 // The CPU as a device: a stream runs at once, memory is the process's own.
+#define _GNU_SOURCE
 #include "device.h"
 #include "bf16.h"
 #include "checksum.h"
 #include "die.h"
-#include <limits.h>
+#include "limits.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14 };
+enum { STACK_MIN = 7 << 18, STACK = 8 << 20 }; // bytes; oneDNN 2.6 takes 1.1 MiB
 
 struct cf_stream {
     int unused;
@@ -21,45 +27,8 @@ struct cf_stream {
 
 static int64_t free_bytes;
 
-// The number that follows `name` in a line of a file, or `otherwise`.
-static long long number_in(const char *folder, const char *file, const char *name, long long otherwise) {
-    char path[1200], line[128];
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    FILE *lines = fopen(path, "r");
-    while (lines && fgets(line, sizeof line, lines))
-        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%lld", &otherwise) == 1) break;
-    if (lines) fclose(lines);
-    return otherwise;
-}
-
-// Batch systems and containers limit control groups, and kill a process of one that takes more: the least that this process's
-// groups and those above them leave. Cached files can be dropped at once. A line is "4:memory:/job" (version 1) or "0::/job"
-// (version 2).
-static void lower_to_limits(void) {
-    char line[1024], folder[1100];
-    FILE *groups = fopen("/proc/self/cgroup", "r");
-    while (groups && fgets(line, sizeof line, groups)) {
-        char *kind = strchr(line, ':'), *group = kind ? strchr(kind + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0', group[strcspn(group, "\n")] = '\0';
-        const bool old = kind[1] != '\0'; // version 1
-        if (old && !strstr(kind, "memory")) continue;
-        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
-            *end = '\0';
-            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s", old ? "/memory" : "", group);
-            const long long limit = number_in(folder, old ? "memory.limit_in_bytes" : "memory.max", "", LLONG_MAX); // or "max"
-            const long long used = number_in(folder, old ? "memory.usage_in_bytes" : "memory.current", "", 0);
-            const long long cached = number_in(folder, "memory.stat", old ? "total_inactive_file " : "inactive_file ", 0);
-            const long long left = limit - (used > cached ? used - cached : 0);
-            if (left < free_bytes) free_bytes = left > 0 ? left : 0;
-        }
-    }
-    if (groups) fclose(groups);
-}
-
 void cf_device_open(int local_rank) {
-    free_bytes = 1024 * number_in("/proc", "meminfo", "MemAvailable:", LLONG_MAX / 1024);
-    lower_to_limits();
+    free_bytes = cf_limits_memory();
 }
 
 int64_t cf_device_memory(int local_ranks) {
@@ -70,9 +39,56 @@ const char *cf_device_name(void) {
     return "CPU";
 }
 
+#ifdef _OPENMP
+// A thread that starts later gets the default, unless OMP_STACKSIZE gives OpenMP's another one.
+static void raise_stacks(void) {
+    struct rlimit limit;
+    pthread_attr_t attributes;
+    size_t bytes = STACK;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK) {
+        limit.rlim_cur = limit.rlim_max < STACK ? limit.rlim_max : STACK;
+        setrlimit(RLIMIT_STACK, &limit);
+    }
+    if (pthread_getattr_default_np(&attributes) != 0) return;
+    if (pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < STACK && pthread_attr_setstacksize(&attributes, STACK) == 0)
+        pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+}
+
+static size_t stack_of_this_thread(void) {
+    pthread_attr_t attributes;
+    size_t bytes = SIZE_MAX;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return bytes;
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+    return bytes;
+}
+
+// A product that needs more than a thread has may write over other memory without a fault. At least one thread of OpenMP is asked:
+// the measurement of the peak starts some even for a program of one.
+static void start_threads(int threads) {
+    size_t least = SIZE_MAX;
+    int started = 0;
+    raise_stacks();
+#pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least) reduction(+ : started)
+    {
+        cf_limits_unbind();
+        least = stack_of_this_thread(), started = 1;
+    }
+    if (started < threads)
+        cf_die_together("lower --threads, or raise OMP_THREAD_LIMIT", "OpenMP starts %d threads of %d", started, threads);
+    if (least < STACK_MIN)
+        cf_die_together(
+            "OMP_STACKSIZE and GOMP_STACKSIZE give threads their stacks, ulimit -s the first one: unset them, or ask for 8 MiB",
+            "a thread has a stack of %zu KiB, and matrix products need %d", least >> 10, STACK_MIN >> 10);
+}
+#endif
+
 void cf_device_threads(int threads) {
 #ifdef _OPENMP
+    omp_set_dynamic(0); // OMP_DYNAMIC would start fewer on a busy machine
     omp_set_num_threads(threads);
+    if (getpid() == syscall(SYS_gettid)) start_threads(threads); // other threads multiply nothing
 #endif
 }
 

@@ -6,8 +6,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
+
+#define FIRST_PLANNED ((intptr_t)1 << 54) // in no address space of x86-64 or arm64: an access faults
+#define END_PLANNED   ((intptr_t)1 << 55)
+enum { PAGE = 4096 };
 
 typedef struct block {
     void *memory;
@@ -39,11 +43,6 @@ bool cf_device_plan_only(bool on) {
     return before;
 }
 
-static void *reserve(int64_t bytes) {
-    void *address = mmap(NULL, (size_t)bytes + 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return address == MAP_FAILED ? NULL : address;
-}
-
 // The block that contains an address; NULL: none. The lock is held, or there is one thread.
 static block *block_of(const void *address) {
     block *b = allocated.blocks;
@@ -56,15 +55,34 @@ bool cf_memory_is_reserved(const void *address) {
     return b && b->reserved;
 }
 
+// Addresses that no system gives to a process, behind all others of the list: reserving real ones would count for `ulimit -v`.
+static void *reserve(int64_t bytes) {
+    intptr_t next = FIRST_PLANNED;
+    for (const block *b = allocated.blocks; b; b = b->next)
+        if (b->reserved && (intptr_t)b->memory + b->bytes >= next) next = ((intptr_t)b->memory + b->bytes + PAGE) / PAGE * PAGE;
+    return bytes > END_PLANNED - PAGE - next ? NULL : (void *)next;
+}
+
+// "; ulimit -v or -d allows 976.6 MiB in all", if one of them does.
+static const char *limit_text(void) {
+    static __thread char text[64];
+    struct rlimit addresses, data;
+    if (getrlimit(RLIMIT_AS, &addresses) != 0 || getrlimit(RLIMIT_DATA, &data) != 0) return "";
+    const rlim_t least = addresses.rlim_cur < data.rlim_cur ? addresses.rlim_cur : data.rlim_cur;
+    if (least == RLIM_INFINITY) return "";
+    snprintf(text, sizeof text, "; ulimit -v or -d allows %.1f MiB in all", (double)least / 1048576);
+    return text;
+}
+
 void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
     block *b = malloc(sizeof *b);
     void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_malloc(bytes);
     if (!address)
-        cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
-               "no memory: %.1f MiB for %s; %.1f MiB are allocated already", (double)bytes / 1048576, purpose,
-               (double)cf_memory_bytes() / 1048576);
+        cf_die("lower --micro-batch or --seq, use more ranks, or raise a limit that is named; --dry-run prints memory per purpose",
+               "no memory: %.1f MiB for %s; %.1f MiB are allocated already%s", (double)bytes / 1048576, purpose,
+               (double)cf_memory_bytes() / 1048576, limit_text());
     *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.plan_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
     pthread_mutex_lock(&allocated.lock);
@@ -83,10 +101,7 @@ static void free_unused(void) {
             continue;
         }
         *at = b->next;
-        if (b->reserved)
-            munmap(b->memory, (size_t)b->bytes + 1);
-        else
-            cf_device_free(b->memory);
+        if (!b->reserved) cf_device_free(b->memory);
         free(b);
     }
 }
@@ -118,7 +133,10 @@ void cf_memory_returned(void) {
 }
 
 static void *checked(void *memory, int64_t count, size_t size, const char *purpose) {
-    if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
+    const char *limit = memory ? "" : limit_text();
+    if (!memory)
+        cf_die(*limit ? "raise that limit" : NULL, "out of memory: %lld times %zu bytes for %s%s", (long long)count, size, purpose,
+               limit);
     return memory;
 }
 

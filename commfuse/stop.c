@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 enum { STATUS = 1, SAME_MS = 500 };
-static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+static const char *const names[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"};
 enum { SIGNALS = sizeof numbers / sizeof *numbers };
 
 static struct {
@@ -36,7 +37,9 @@ const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const cha
 static void report(int number, bool again) {
     static const char first[] = ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)";
     char who[128], wait[CF_WAIT_TEXT] = "", text[1024];
-    const char *name = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGUSR1";
+    const char *name = "";
+    for (int i = 0; i < SIGNALS; i++)
+        if (numbers[i] == number) name = names[i];
     cf_die_name(who, sizeof who);
     pthread_mutex_lock(&stop.lock);
     if (stop.wait.label) cf_wait_text(wait, &stop.wait, NULL);
@@ -68,14 +71,21 @@ static void pass_on(int number) {
     errno = saved;
 }
 
+static bool under_nohup(int number) {
+    struct sigaction inherited;
+    return number == SIGHUP && sigaction(number, NULL, &inherited) == 0 && inherited.sa_handler == SIG_IGN;
+}
+
 void cf_stop_listen(void) {
     sigemptyset(&stop.signals);
-    for (int i = 0; i < SIGNALS; i++) sigaddset(&stop.signals, numbers[i]);
+    for (int i = 0; i < SIGNALS; i++)
+        if (!under_nohup(numbers[i])) sigaddset(&stop.signals, numbers[i]);
 #pragma omp parallel
     pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
     if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
     for (int i = 0; i < SIGNALS; i++)
-        sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
+        if (sigismember(&stop.signals, numbers[i]))
+            sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
 }
 
 int cf_stop_asked(void) {

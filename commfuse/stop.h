@@ -1,4 +1,5 @@
-// Signals that ask the run to end: SIGTERM (launchers), SIGINT (the keyboard), SIGUSR1 (a batch system's warning).
+// Signals that ask the run to end: SIGTERM (launchers), SIGINT (the keyboard), SIGUSR1 (a batch system's warning), SIGHUP (the
+// terminal is gone; ignored under nohup).
 //
 // The first one is recorded and reported; the program checks for it between steps, and every rank ends after the same step. A
 // second one ends this rank at once with status 1. Repeats within half a second count as one signal, because launchers send it to

@@ -2,11 +2,11 @@
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
+#include "../commfuse/streams.h"
 #include "durable.h"
 #include "json.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -211,7 +211,7 @@ void log_close(logfile *log) {
 
 // --- the line on standard output ----------------------------------------------------------------------------
 
-enum { UNREAD_MS = 100, COLUMNS = 80, LONGEST = 1023 };
+enum { COLUMNS = 80, LONGEST = 1023 };
 
 static int shown; // characters of the line in place: a process has one standard output
 
@@ -232,9 +232,8 @@ static char *next_field(char *at) {
 }
 
 void progress_show(const char *line, bool last) {
-    // A launcher that ends all ranks, or a pager, may not read for a while. A run that waits for it could not notice a signal.
-    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
-    if (poll(&out, 1, UNREAD_MS) == 0) return;
+    // A launcher that ends all ranks, or a pager, may not read for a while.
+    if (!last && cf_streams_waiting() > 0) return;
     struct winsize size;
     const bool terminal = progress_on_terminal();
     const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;

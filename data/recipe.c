@@ -1,5 +1,6 @@
 // See recipe.h.
 #include "recipe.h"
+#include "../commfuse/limits.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -102,7 +103,7 @@ void recipe_mesh(options *o, cf_transport *t, cf_mesh *mesh) {
 // where one is.
 void recipe_context(options *o, cf_transport *t, const cf_mesh *mesh, cf_context *context) {
     const int share = t->local_cores / t->local_size, spare = mesh->world_group.size > 1 && share >= 3 ? 1 : 0;
-    if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
+    if (o->threads == 0) o->threads = cf_limits_threads(share > 1 ? share - spare : 1);
     cf_device_threads((int)o->threads);
     const bool elsewhere = t->size < mesh->world_group.size && o->threads > 1;
     cf_context_start(context, t, (int)o->threads - elsewhere);

@@ -1,5 +1,6 @@
 // See report.h.
 #include "report.h"
+#include "../commfuse/limits.h"
 #include "../commfuse/stop.h"
 #include "durable.h"
 #include "recipe.h"
@@ -103,8 +104,8 @@ void report_banner(const run_report *r) {
     if (!root(r)) return;
     cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
              r->version, o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
-    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank\n", cf_device_name(), o->dtype, o->threads,
-             o->threads == 1 ? "" : "s");
+    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), o->dtype, o->threads,
+             o->threads == 1 ? "" : "s", cf_limits_text());
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
              o->strategy, r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)

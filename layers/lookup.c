@@ -136,7 +136,7 @@ static void use_table(lookup *l, const int32_t *inputs) {
 
 // Work on the rows that this rank's tokens name: those that have arrived, and a gradient that will leave.
 static void use_rows(lookup *l) {
-    l->tokens = l->all_tokens + l->owners->rank * l->split->size * l->Ts * l->B;
+    l->tokens = l->all_tokens + l->Ts * l->B * l->split->size * l->owners->rank;
     l->table = l->arrived;
     l->gradient = l->leaving;
     l->first = 0;

@@ -226,7 +226,7 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
 static void add_buckets(parameters *p, const cf_mesh *mesh) {
     const int64_t L = p->shape.L;
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
-    int64_t thin = 0, enough = matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
+    int64_t thin = 0, enough = (int64_t)matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
     for (int i = 0; i < TENSORS; i++)
         if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
     const int64_t layers = thin > 0 ? ceil_div(enough, thin) : L; // whose thin matrices share a bucket

@@ -9,6 +9,9 @@
 #include <time.h>
 #include "peak.h"
 #include "gemm.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 enum { SHAPES = 3, LARGEST = 1536, PRODUCTS_MIN = 4, TIME_MIN_MS = 250 };
 
@@ -40,9 +43,15 @@ double peak_flops(const char **source, double cores, cf_transport *transport, cf
     for (int i = 0; i < SHAPES; i++) {
         double mine = 0;
         cf_sum_host(transport, 0); // all begin together
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : mine)
-        for (int thread = 0; thread < threads; thread++)
-            mine += core_flops(shapes[i], a, a + elements, a + (2 + thread) * elements, stream);
+#pragma omp parallel num_threads(threads) reduction(+ : mine)
+        {
+#ifdef _OPENMP
+            omp_set_num_threads(1); // in this region: a single thread would start others for its product
+#endif
+#pragma omp for schedule(static, 1)
+            for (int thread = 0; thread < threads; thread++)
+                mine += core_flops(shapes[i], a, a + elements, a + (2 + thread) * elements, stream);
+        }
         best = fmax(best, cf_sum_host(transport, mine / threads * cores));
     }
     cf_free(a);

@@ -37,16 +37,16 @@ $(1)/tests/bench/bench_train: $(3)_test_libs += $$(CJSON)
 endef
 
 # nvcc rejects the other options that MPI's wrappers print.
-MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(MPI_LIBS)))
-NVCCFLAGS := -std=c++17 -O3 -lineinfo $(DEFINE) $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
-             $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error) $(CUDA_INCLUDES)
+link_by_nvcc = $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(1)))
+nvcc_flags = -std=c++17 -O3 -lineinfo $(DEFINE) $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
+             $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error) $(CUDA_INCLUDES) $(NVCCFLAGS)
 cuda_objects := $(gpu_objects)
 cuda_data    := $(data_objects)
 cuda_version := $(B)/version
-cuda_cc      = $(CC) $(CFLAGS)
-cuda_cxx     = $(NVCC) $(NVCCFLAGS)
-cuda_link    = $(NVCC) -Xcompiler -fopenmp
-cuda_libs    = $(CUDA_LIBS) $(CRYPTO) $(MPI_LINK) -lpthread -lm
+cuda_cc      = $(CC) $(FLAGS)
+cuda_cxx     = $(NVCC) $(nvcc_flags)
+cuda_link    = $(NVCC) -Xcompiler -fopenmp $(call link_by_nvcc,$(LDFLAGS))
+cuda_libs    = $(CUDA_LIBS) $(CRYPTO) $(call link_by_nvcc,$(MPI_LIBS) $(LDLIBS)) -lpthread -lm
 $(eval $(call gpu_variant,build/cuda-bf16,bf16,cuda))
 $(eval $(call gpu_variant,build/cuda-fp32,fp32,cuda))
 

@@ -22,7 +22,7 @@ $(L)/libcommfuse.a: $(lib_objects)
 	$(AR) rcs $@ $^
 $(L)/$(soname): $(lib_objects)
 	@echo '{ global: cf_*; local: *; };' > $(L)/symbols
-	$(CC) $(CFLAGS) -shared -Wl,-soname,$(soname),--version-script=$(L)/symbols -o $@ $^ $(lib_libs)
+	$(CC) $(FLAGS) $(LDFLAGS) -shared -Wl,-soname,$(soname),--version-script=$(L)/symbols -o $@ $^ $(lib_libs)
 # Paths are relative to this file, so the installed tree may be moved.
 $(L)/commfuse.pc: Makefile scripts/lib.mk commfuse/context.h
 	@mkdir -p $(@D)

@@ -29,7 +29,7 @@ def kernels(ranks, threads):
     curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
     for C, H, B, T, V in SIZES:
         text = run([f"{BENCHES}/bench_layers", C, H, B, T, V, 10], copies=ranks, OMP_WAIT_POLICY="passive",
-                   OMP_NUM_THREADS=str(threads))
+                   OMP_PROC_BIND="false", OMP_NUM_THREADS=str(threads))  # copies would be bound to the same cores
         peak = max(peak, float(re.search(r"GEMM peak ([\d.]+)", text).group(1)))
 
         def column(name, number):  # ms, spread, then GFLOP/s, its share, GB/s
@@ -62,6 +62,13 @@ def wire(ranks):
     return latency, rate, share
 
 
+def allowed_cores():
+    """How many cores the ranks may use, and what limits them, in words, as the program finds it."""
+    text = run(["build/release/train_gpt", "--dry-run", "--layers", 1, "--channels", 64, "--heads", 1, "--seq", 16])
+    limit = re.search(r" \(.* (\d+) of \d+ cores\)", text)
+    return (int(limit[1]), limit[0]) if limit else (os.cpu_count(), "")
+
+
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="on this host, at least 2 (2)")
@@ -80,24 +87,24 @@ def main():
 
 def measured(o):
     """The machine, and a line about it."""
-    run(["make", "-s", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
+    run(["make", "-s", "build/release/train_gpt", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
+    cores, limit = allowed_cores()
     curves, memory, peak = kernels(o.ranks, o.threads)
     latency, rate, share = wire(o.ranks)
-    cores = os.cpu_count()
     link = {"gb_per_s": rate / 1e9, "block_gb_per_s": 0, "latency_us": latency * 1e6 + 10, "step_us": latency * 1e6,
             "copied": 0,
             "taken": min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))}  # where transfers share cores with computation
     machine = {
         **json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text()),  # what is not measured here
         "name": os.uname().nodename[:40],
-        "comment": f"{cores} cores, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
+        "comment": f"{cores} cores{limit}, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
         "peak_tflops": peak / 1e3, "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks,
         "memory_gb_per_s": memory,
         **{f"{name}_tflops": points for name, points in curves.items()},
         "native_us": latency * 1e6, "native_share": share,
         "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}]}
     return machine, (f"products at {curves['product'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
-                     f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs")
+                     f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs; {cores} cores{limit}")
 
 
 if __name__ == "__main__":

@@ -10,4 +10,9 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none # Open MPI 4
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none # Open MPI 5
 export I_MPI_PIN=0 MV2_ENABLE_AFFINITY=0 # Intel MPI, MVAPICH; MPICH pins only if asked to
-exec mpirun "$@"
+# Closed standard streams would become pipes of its own.
+exec 9<>/dev/null
+{ true 8<&0; } 2>&9 || exec <&9
+{ true 8>&1; } 2>&9 || exec >&9
+{ true 8>&2; } || exec 2>&9
+exec mpirun "$@" 9>&-

@@ -16,7 +16,7 @@ deps: ## install what is missing (as root or through sudo)
 look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)
 config: ## print the compilers and libraries of this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
-	@echo "flags        $(CFLAGS)"
+	@echo 'flags        $(subst ','\'',$(FLAGS) $(LDFLAGS))'
 	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $(call look,dnnl.h)"
@@ -31,7 +31,7 @@ config: ## print the compilers and libraries of this machine
 
 # For editors and clang tools. train_gpt.cu is C to cc.
 compile_flags.txt: Makefile scripts/tools.mk
-	@printf '%s\n' -xc $(CFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -I. -I$(B)/planned '-DVERSION=""' '-DOTHER_PROGRAM=""' > $@
+	@printf '%s\n' -xc $(FLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -I. -I$(B)/planned '-DVERSION=""' '-DOTHER_PROGRAM=""' > $@
 # With this level xxHash asserts that its input is there, which the analyzer reads.
 tidy = xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . --extra-arg=-DXXH_DEBUGLEVEL=1
 lint: compile_flags.txt $(functions) ## clang-tidy over every C file of the program: .clang-tidy says which checks

@@ -16,7 +16,7 @@ layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/gemm_ref.c $(filter-ou
 # $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
 define build_test
 @mkdir -p $(@D)
-$(CC) $(CFLAGS) $(MPI_FLAGS) $(1) -MMD -MP -I. -o $@ $< $(filter %.o %.a,$^) $(2) $(LIBS)
+$(CC) $(FLAGS) $(MPI_FLAGS) $(1) -MMD -MP -I. $(LDFLAGS) -o $@ $< $(filter %.o %.a,$^) $(2) $(libs)
 endef
 # From an archive a test gets what it uses, and of the libraries those that this uses: where nothing of MPI is among it, the
 # test does not wait for MPI's libraries to start (Open MPI 5: 0.17 s, and the tests of files start thousands of times).
@@ -36,26 +36,26 @@ $(B)/layers64/%.o: %.c build/machine
 $(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
 
 # The layers' twins with no library at all, for machines that have a GPU and little else.
-reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) tests/layers/gemm_ref.c layers/random.c \
+reference := $(addprefix commfuse/,device_cpu.c memory.c die.c streams.c limits.c) tests/layers/gemm_ref.c layers/random.c \
              $(filter-out layers/peak.c,$(wildcard $(patsubst %.cu,%.c,$(wildcard layers/*.cu))))
 build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $^ -lpthread -lm
+	$(CC) $(FLAGS) -MMD -MP -I. $(LDFLAGS) -o $@ $(filter %.c %.o,$^) -lpthread -lm
 build/ref/%.o: %.c build/machine
 	$(call compile)
 
 # Benchmarks of the GPU alone.
-device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
+device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o commfuse/streams.o
 build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
+	$(NVCC) $(nvcc_flags) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
 	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
 # These query cuDNN about GPUs that are not here, with a replacement for the driver.
 build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
 build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
+	$(CC) $(FLAGS) -shared -fPIC -o $@ $<
 
 bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
 cuda-tests: $(if $(NVCC),cuda cuda-tools)

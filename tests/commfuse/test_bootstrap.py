@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -397,6 +398,32 @@ class Bootstrap(unittest.TestCase):
                 self.assertIn(f"rank 0 of {size} needs more open files than ulimit -n allows ({limit})", self.end(root, 1))
                 self.assertLess(time.monotonic() - begin, PROMPT_S)
 
+    def meets_with_few_files(self, rank, opened, soft, hard):
+        """That rank of two has so many files open and these limits; the other one is as usual."""
+        code = (f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({hard}, {hard}))\n"
+                f"for _ in range({opened}): os.set_inheritable(os.open('/dev/null', 0), True)\n"
+                f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); os.execv(sys.argv[1], sys.argv[1:])")
+        env = dict(BARE, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
+        few = subprocess.Popen([sys.executable, "-c", code, TOOL, "60", "gather"], env=env, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(few)
+        return few, self.start(1 - rank, 2, "gather")
+
+    def test_files_that_are_open_already_count(self):
+        """They leave room if the limit can be raised, or is just high enough; if not, that rank says so, at once."""
+        for rank in (0, 1):
+            for opened, soft, hard in (200, 256, 256), (200, 205, 400):
+                with self.subTest(rank=rank, opened=opened, soft=soft):
+                    self.port = free_port()
+                    for process in self.meets_with_few_files(rank, opened, soft, hard):
+                        self.end(process, 0)
+            with self.subTest(rank=rank, room=False):
+                self.port = free_port()
+                begin = time.monotonic()
+                few, _ = self.meets_with_few_files(rank, 240, 256, 256)
+                self.assertIn(f"rank {rank} of 2 needs more open files than ulimit -n allows (256)", self.end(few, 1))
+                self.assertLess(time.monotonic() - begin, PROMPT_S)
+
     def ends_all(self, what, lost, others, first=1):
         processes = self.start_all(len(others) + 1, what)
         begin = time.monotonic()
@@ -465,6 +492,33 @@ class Bootstrap(unittest.TestCase):
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(88))
             self.assertIn("is not rank 0 of this program", self.end(process, 1))
             connection.close()
+
+    def test_a_challenge_of_another_size_is_not_answered(self):
+        """It is random bytes of one length; a code for others would be one under the secret itself."""
+        for size in (0, 31, 33, 256, 257, 1 << 40):
+            with self.subTest(size=size), socket.create_server(("127.0.0.1", free_port())) as server:
+                self.port = server.getsockname()[1]
+                process = self.start(1, 2, "gather")
+                connection, _ = server.accept()
+                with connection:
+                    Line(connection, rank=0).send(CHALLENGE, bytes(min(size, 300)), size=size)
+                    self.assertIn("is not rank 0 of this program", self.end(process, 1))
+                    with contextlib.suppress(ConnectionError):
+                        self.assertEqual(connection.recv(1), b"")
+
+    def test_a_loss_that_is_too_long_to_be_checked_is_not_believed(self):
+        with socket.create_server(("127.0.0.1", free_port())) as server:
+            self.port = server.getsockname()[1]
+            process = self.start(1, 3, "wait")
+            connection, _ = server.accept()
+            with connection:
+                line = Line(connection, rank=0)
+                line.send(CHALLENGE, bytes(32))
+                kind, _ = line.receive()
+                self.assertEqual(kind, HELLO)
+                line.send(REPLY, bytes(1))
+                line.connection.sendall(line.frame(LOST, rank=2, size=1 << 40)[:Line.HEAD.size])
+                self.assertNotIn("rank 2 is gone", self.end(process, 1))
 
     def refused(self, rank, size):
         """What rank 0 of three replies to one that is wrong; it goes on, and the right ones meet."""

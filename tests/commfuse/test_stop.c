@@ -63,6 +63,15 @@ static void signalled_once(int number) {
     write(STDERR_FILENO, "goes on\n", 8) == 8 ? _exit(1) : _exit(UNEXPECTED);
 }
 
+static void hung_up_under_nohup(void) {
+    signal(SIGHUP, SIG_IGN);
+    listen_as_rank_2();
+    send(SIGHUP);
+    rest(MOMENT_MS);
+    expect(0);
+    write(STDERR_FILENO, "goes on\n", 8) == 8 ? _exit(1) : _exit(UNEXPECTED);
+}
+
 static void signalled_twice(void) {
     listen_as_rank_2();
     cf_stop_waits(&awaited);
@@ -120,6 +129,12 @@ static void the_first_is_remembered(void **state) {
     ASSERT_DIES(signalled_once(SIGTERM), "\nrank 2 of 4 (", "): SIGTERM: ends after this step; a second signal ends it", "goes on");
     ASSERT_DIES(signalled_once(SIGINT), ": SIGINT: ends after", "goes on");
     ASSERT_DIES(signalled_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
+    ASSERT_DIES(signalled_once(SIGHUP), ": SIGHUP: ends after", "goes on");
+}
+
+static void nohup_is_respected(void **state) {
+    (void)state;
+    ASSERT_DIES(hung_up_under_nohup(), "goes on");
 }
 
 static void the_second_ends_the_process(void **state) {
@@ -207,8 +222,9 @@ static void products_do_not_notice_signals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_first_is_remembered),        cmocka_unit_test(the_second_ends_the_process),
-        cmocka_unit_test(what_it_waits_for_is_reported),  cmocka_unit_test(after_an_error_it_ends_in_silence),
+        cmocka_unit_test(the_first_is_remembered),           cmocka_unit_test(nohup_is_respected),
+        cmocka_unit_test(the_second_ends_the_process),       cmocka_unit_test(what_it_waits_for_is_reported),
+        cmocka_unit_test(after_an_error_it_ends_in_silence),
         cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-"""The Makefile: objects for another processor or MPI library are compiled again, not mixed with the rest; the libraries in
-build/deps go before the system's."""
+"""The Makefile: objects for another processor, MPI library or other flags are compiled again, not mixed with the rest; the
+libraries in build/deps go before the system's."""
 import os
 import re
 import pathlib
@@ -53,6 +53,44 @@ class Processor(Copy):
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), ["x86-64-v3"] * n)
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), [])
         self.assertEqual(self.compiled(), ["native"] * n)
+
+
+class Users(Copy):
+    GIVEN = dict(CFLAGS="-O2 -DMY=1", CPPFLAGS="-DPRE=2", LDFLAGS="-Lmine", LDLIBS="-lmine", CXXFLAGS="-DPLUS=3",
+                 NVCCFLAGS="-DCUDA=4")
+
+    def built(self, *words):
+        """Commands by what they make, with and without the user's flags."""
+        targets = [*(f"build/{kind}/commfuse/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.6",
+                   "build/emulated-fp32/commfuse/device_cuda.cuda.o", "build/cuda-bf16/commfuse/device_cuda.cuda.o"]
+        commands = self.make("NVCC=./cc", "CXX=./cc", "program=", *words, *targets)
+        return {re.search(r"-o (\S+)", line)[1]: line.split() for line in commands}
+
+    def check(self, plain, given):
+        self.assertEqual(set(given), set(plain))
+        for made, words in given.items():
+            with self.subTest(made):
+                needed = [word for word in plain[made] if word in words]
+                self.assertEqual(needed, plain[made])
+                host, cuda = not made.endswith(".cuda.o"), made.startswith("build/cuda")
+                object_file = made.endswith(".o")
+                self.assertEqual("-DMY=1" in words, host)
+                self.assertEqual("-DPRE=2" in words, not (cuda and not host))
+                self.assertEqual(("-DPLUS=3" in words, "-DCUDA=4" in words), (not host and not cuda, not host and cuda))
+                self.assertEqual("-Lmine" in words, not object_file)
+                if host and "-O3" in words:
+                    self.assertLess(words.index("-O3"), words.index("-O2"))
+
+    def test_their_flags_come_after_what_is_needed(self):
+        for name in "train_gpt.cu", "commfuse/device_cuda.cu":
+            shutil.copy(ROOT / name, self.folder / name)
+        plain = self.built()
+        self.assertIn("-std=gnu11", plain["build/release/train_gpt"])
+        self.check(plain, self.built(*(f"{name}={value}" for name, value in self.GIVEN.items())))
+        self.assertEqual(self.built(*(f"{name}={value}" for name, value in self.GIVEN.items())), {})
+        self.assertEqual(self.built(), plain)
+        with unittest.mock.patch.dict(os.environ, self.GIVEN):
+            self.check(plain, self.built())
 
 
 class Library(Copy):

@@ -1,13 +1,16 @@
-"""Memory that a machine, a batch system or a container leaves, as the program finds it in made-up files of /proc and
+"""Memory and cores that a machine, a batch system or a container leaves, as the program finds it in made-up files of /proc and
 /sys/fs/cgroup. They are mounted where only the program sees them, which needs root.
 
 limit: 60
 """
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEES = """
@@ -33,11 +36,48 @@ class MemoryTest(unittest.TestCase):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
 
-    def found_gib(self):
+    def banner(self):
         done = subprocess.run(["unshare", "--mount", "sh", "-c", SEES, self.root], cwd=ROOT, capture_output=True, text=True)
         if "unshare: " in done.stderr or done.returncode == 77:
             self.skipTest(f"only root can mount files: {done.stderr}")
-        return float(re.search(r"MiB per rank, of ([\d.]+) MiB", done.stdout)[1]) / 1024
+        return done.stdout
+
+    def found_gib(self):
+        return float(re.search(r"MiB per rank, of ([\d.]+) MiB", self.banner())[1]) / 1024
+
+    def assertCores(self, cores):
+        """That many, by a quota; None: by none."""
+        here, all_cores = len(os.sched_getaffinity(0)), os.cpu_count()
+        with mock.patch.dict(os.environ):
+            os.environ.pop("OMP_NUM_THREADS", None)
+            found, limit = re.search(r"(\d+) threads? of the host a rank(.*)", self.banner()).groups()
+        self.assertEqual(int(found), min(here, cores or here))
+        if cores and cores < here:
+            self.assertEqual(limit, f" (a control group's quota allows {cores} of {all_cores} cores)")
+        else:
+            self.assertNotIn("quota", limit)
+
+    def test_a_quota_of_processors(self):
+        self.write("proc/self/cgroup", "0::/slurm/job_7/step_0")
+        for quota, cores in (("max 100000", None), ("100000 100000", 1), ("50000 100000", 1), ("199999 100000", 1),
+                             ("200000 100000", 2), ("25000 20000", 1), ("6400000 100000", None)):
+            with self.subTest(quota=quota):
+                self.write("sys/fs/cgroup/slurm/job_7/cpu.max", quota)
+                self.write("sys/fs/cgroup/slurm/job_7/step_0/cpu.max", "max 100000")
+                self.assertCores(cores)
+
+    def test_a_quota_of_processors_of_version_1(self):
+        """Its directory has the name of all its controllers, or of one; cpuset is another controller."""
+        for kinds, folder, cores in (("cpu,cpuacct", "cpu,cpuacct", 1), ("cpuacct,cpu", "cpu", 1), ("cpu", "cpu", 1),
+                                     ("cpuset", "cpuset", None)):
+            with self.subTest(kinds=kinds, folder=folder):
+                self.write("proc/self/cgroup", f"5:memory:/\n3:{kinds}:/docker/abc\n0::/")
+                shutil.rmtree(self.root / "sys/fs/cgroup")
+                self.write(f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us", "100000")
+                self.write(f"sys/fs/cgroup/{folder}/cpu.cfs_period_us", "100000")
+                self.assertCores(cores)
+                self.write(f"sys/fs/cgroup/{folder}/cpu.cfs_quota_us", "-1")
+                self.assertCores(None)
 
     def test_a_machine_without_groups(self):
         self.assertEqual(self.found_gib(), 8)

@@ -56,7 +56,8 @@ class Check(unittest.TestCase):
 
     def test_a_measured_machine_is_one_that_predict_takes(self):
         def run(command, *_, **__):
-            return LAYERS if "bench_layers" in str(command) else COLLECTIVES
+            told = "device    CPU, fp32; 1 thread of the host a rank (affinity allows 3 of 4 cores)\n"
+            return told if "--dry-run" in command else LAYERS if "bench_layers" in str(command) else COLLECTIVES
 
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(measure_machine, "run", run), \
                 mock.patch.object(sys, "argv", ["measure_machine.py", "--out", f"{folder}/here.json"]):
@@ -64,6 +65,8 @@ class Check(unittest.TestCase):
             text = pathlib.Path(folder, "here.json").read_text()
             self.assertIn('"gb_per_s": 4.27', text)  # 16 MiB in 3.926 ms
             self.assertIn('"memory_gb_per_s": 20.31', text)  # 1942 MB in 95.6 ms
+            self.assertIn('"comment": "3 cores (affinity allows 3 of 4 cores), 2 ranks of 1 threads', text)
+            self.assertIn('"taken": 0.25', text)  # 3 cores for 4 threads
             found = predict_check.predict(f"{folder}/here.json", tp=2, dp=1, layers=2, channels=256, heads=4, seq=128)
         self.assertEqual(tuple(found), predict_check.MODES)
 

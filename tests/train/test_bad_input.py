@@ -638,6 +638,28 @@ class Numbers(BadInput):
                         self.assertIn("step 0", result.err, str(result))
 
 
+class Stacks(BadInput):
+    """Too small a stack is raised or refused, before a product writes beyond it."""
+
+    def test_of_threads(self):
+        for name, size in ("OMP_STACKSIZE", "1M"), ("OMP_STACKSIZE", "1200"), ("GOMP_STACKSIZE", "100k"):
+            for threads in (1, 2):
+                with self.subTest(size=size, threads=threads):
+                    result = harness.run(self.arguments(threads=threads, peak_tflops=0), env={name: size}, timeout=SOON)
+                    self.assertFails(result, "a thread has a stack of", "OMP_STACKSIZE")
+        self.assertEqual(harness.run(self.arguments(threads=2, peak_tflops=0), env=dict(OMP_STACKSIZE="2M")).status, 0)
+
+    def test_of_the_first_thread(self):
+        for limit in "-S -s 256", "-S -s 1024", "-S -s unlimited", "-s 1024":
+            with self.subTest(limit=limit):
+                wrapper = ("sh", "-c", f'ulimit {limit}; exec "$@"', "sh")
+                result = harness.run(self.arguments(threads=2, peak_tflops=0), wrapper=wrapper)
+                if result.status == 0 or "-S" in limit:
+                    self.assertEqual(result.status, 0, str(result))
+                else:
+                    self.assertFails(result, "a thread has a stack of", "ulimit -s")
+
+
 class Once(BadInput):
     """What all ranks find, rank 0 says."""
 

@@ -6,9 +6,13 @@ default a second each, and its own status is no longer that of the ranks.
 """
 # quick: test_2x1 1x2_up at_once killed second_signal without_out reads keyboard
 # limit: 240
+import contextlib
 import json
 import os
+import pty
 import signal
+import socket
+import subprocess
 import sys
 import time
 import unittest
@@ -19,6 +23,10 @@ import harness
 import launcher
 
 SAME_S = 0.5  # signals closer together are one
+
+
+def events(log, kind):
+    return harness.events(harness.read_log(log), kind)
 
 
 class Stopping(checkpoints.Case):
@@ -81,7 +89,7 @@ class Stop(Stopping):
         self.goes_on(out, log, expected, len(stops) + 1, tp=tp, dp=dp, **more)
 
     def test_1x1(self):
-        self.check_mesh([(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGUSR1, None)])
+        self.check_mesh([(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGHUP, None)])
 
     def test_2x1(self):
         self.check_mesh([(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGUSR1, None)], 2, 1)
@@ -207,6 +215,51 @@ class Stop(Stopping):
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertLess(printed.count(b"MFU"), len(self.steps_of(log)))
         self.goes_on(out, log, expected, 2)
+
+    def test_a_terminal_that_stops_reading_costs_no_time(self):
+        """Nor does what comes between steps: all is printed when it reads again, but for the steps' lines."""
+        for reader in (os.pipe, pty.openpty, lambda: [end.detach() for end in socket.socketpair()]):
+            reads, writes = reader()
+            os.set_blocking(writes, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writes, b"before\n" * 500)
+            os.set_blocking(writes, True)
+            log = self.fresh("log.jsonl")
+            options = harness.options(**self.recipe(log=log, val_every=1, steps=60))
+            started = harness.Run(options, wrapper=("sh", "-c", f'exec "$@" >&{writes}', "sh"), pass_fds=(writes,))
+            self.addCleanup(started.close)
+            os.close(writes)
+            harness.wait_until(lambda: started.ended() or events(log, "end"), 30, "its end, which nobody has read of")
+            self.assertTrue(os.get_blocking(reads))
+            steps = [step["step_ms"] for step in events(log, "step")]
+            self.assertEqual(len(steps), 60)
+            printed = b""
+            with contextlib.suppress(OSError):  # a terminal whose other end is closed
+                while more := os.read(reads, 1 << 16):
+                    printed += more
+            os.close(reads)
+            self.assertEqual(started.wait().status, 0)
+            self.assertEqual(printed.count(b"validation loss"), 61)
+            self.assertLess(sorted(steps)[30], 100)
+
+    def test_closed_streams(self):
+        """No library gets their numbers, neither in the program nor in the launcher."""
+        for closed, ranks in ("<&- >&- 2>&-", 1), ("<&- >&- 2>&-", 2), ("<&-", 1), (">&-", 2), ("2>&-", 2), ("<&- 2>&-", 2):
+            with self.subTest(closed=closed, ranks=ranks):
+                mark, log = self.fresh("mark"), self.fresh("log.jsonl")
+                line = [*([harness.MPIRUN, "-np", str(ranks)] if ranks > 1 else []), harness.PROGRAM,
+                        *harness.options(**self.recipe(ranks, 1, log=log, steps=60))]
+                process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *line], cwd=harness.ROOT,
+                                           env=harness.environment(**{harness.MARK: mark}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                self.addCleanup(process.kill)
+                harness.wait_until(lambda: process.poll() is not None or len(self.steps_of(log)) > 5, 30, "some steps")
+                for pid, _ in harness.marked(mark):
+                    for fd in range(3):
+                        file = os.readlink(f"/proc/{pid}/fd/{fd}")
+                        self.assertTrue(ranks > 1 or file == "/dev/null", f"{fd} is {file}")
+                self.assertEqual(process.wait(60), 0)
+                self.assertEqual(len(self.steps_of(log)), 60)
 
     def test_in_the_last_step_it_is_done(self):
         """A signal that comes too late to stop anything: the run ends as it would have."""

@@ -437,6 +437,31 @@ class DryRun(harness.Case):
                 self.assertEqual(result.status, 0, str(result))
                 self.assertEqual("set OMP_WAIT_POLICY=passive" in result.out, told, result.out)
 
+    def test_threads_are_what_is_allowed(self):
+        """And the banner says what allows fewer; --threads may ask for more."""
+        here, cores = sorted(os.sched_getaffinity(0)), os.cpu_count()
+        one, places = f" (affinity allows 1 of {cores} cores)", f" (OpenMP's places allow 1 of {cores} cores)"
+        if "thread" in harness.BUILD or len(here) < 2:
+            self.skipTest("one thread anyway")
+        for variables, threads, limit in (
+                ("OMP_PROC_BIND=true", len(here), None), ("OMP_PLACES=cores", None, None), ("OMP_DYNAMIC=true", len(here), None),
+                (f"GOMP_CPU_AFFINITY={here[0]}-{here[-1]}", len(here), None), (f"GOMP_CPU_AFFINITY={here[-1]}", 1, places),
+                (f"OMP_PLACES={{{here[0]}}}", 1, places), (f"OMP_PLACES={{{here[0]}}} OMP_PROC_BIND=false", len(here), None),
+                ("OMP_NUM_THREADS=1", 1, " (OMP_NUM_THREADS)"), ("OMP_THREAD_LIMIT=1", 1, " (OMP_THREAD_LIMIT)"),
+                (f"OMP_NUM_THREADS={4 * cores}", len(here), None), (f"taskset -c {here[0]}", 1, one),
+                (f"taskset -c {here[0]} env OMP_PROC_BIND=true", 1, places)):
+            with self.subTest(variables=variables):
+                wrapper = ("env", "-u", "OMP_NUM_THREADS", *variables.split())
+                result = harness.run(self.arguments(dry_run=True, threads=None), wrapper=wrapper, mpi=())
+                found, said = re.search(r"(\d+) threads? of the host a rank(.*)", result.out).groups()
+                if threads:
+                    self.assertEqual(int(found), threads)
+                if limit or len(here) == cores:
+                    self.assertEqual(said, limit or "")
+        asked = harness.run(self.arguments(dry_run=True, threads=2), wrapper=("env", "OMP_NUM_THREADS=1"))
+        self.assertIn(" 2 threads of the host a rank", asked.out)
+        self.assertFails(harness.run(self.arguments(threads=2), wrapper=("env", "OMP_THREAD_LIMIT=1")), "OMP_THREAD_LIMIT")
+
     def test_any_mesh_on_one_process(self):
         for tp, dp in ((1, 1), (2, 1), (1, 8), (12, 4)):
             with self.subTest(tp=tp, dp=dp):
@@ -446,6 +471,26 @@ class DryRun(harness.Case):
         result = harness.run(harness.options(model="d48", tp=5, dp=64, seq=1000, vocab=50257, micro_batch=8,
                                              dry_run=True), timeout=5)
         self.assertEqual(result.status, 0, str(result))
+
+    def test_the_largest_meshes(self):
+        """A million ranks: products of sizes need 64 bits."""
+        shape = dict(layers=2, channels=64, heads=16, seq=64, dry_run=True)
+        for more in (dict(overlap="none"), dict(overlap="slice", slices=1024)):
+            for strategy in "tpsp", "up":
+                with self.subTest(strategy=strategy, **more):
+                    result = harness.run(harness.options(tp=16, dp=65536, strategy=strategy, **shape, **more), timeout=20)
+                    self.assertEqual(result.status, 0, str(result)[:4000])
+
+    @unittest.skipIf("san-" in harness.BUILD, "sanitizers reserve addresses themselves")
+    def test_a_limit_on_addresses(self):
+        """What only plans takes none; what trains names the limit."""
+        wrapper, model = ("sh", "-c", 'ulimit -v 3000000; exec "$@"', "sh"), dict(model="d48", vocab=50257)
+        machine = os.path.join(harness.ROOT, "scripts/machines/h100x8.json")
+        for more in dict(dry_run=True), dict(predict=machine, dp=2):
+            result = harness.run(harness.options(**model, **more), wrapper=wrapper)
+            self.assertEqual(result.status, 0, str(result))
+        result = harness.run(harness.options(**model, steps=0), wrapper=wrapper)
+        self.assertFails(result, "no memory", "ulimit -v or -d allows 2929.7 MiB in all", "raise a limit")
 
     def test_reads_no_tokens(self):
         # A header and a hole of two gigabytes.

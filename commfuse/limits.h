@@ -1,0 +1,25 @@
+// What a process may use of its machine: launchers, batch systems, containers and OpenMP's variables may allow less than there is.
+#pragma once
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include "extern_c.h"
+
+CF_EXTERN_C_BEGIN
+
+int64_t cf_limits_memory(void); // bytes
+
+// The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound
+// the first thread before main(): from here on it, and threads that it starts, may use them all.
+void cf_limits_cores(cpu_set_t *cores);
+// How many the processes of this host may use: of those in `cores`, as many as their control group has time for. shared: other
+// processes have cores of this one, so that cf_limits_unbind() frees a thread of OpenMP from the place that theirs has, too.
+int cf_limits_local_cores(const cpu_set_t *cores, bool shared);
+void cf_limits_unbind(void);
+// Compute threads of a process whose part of the cores is `share`: as many, or fewer by OMP_NUM_THREADS or OMP_THREAD_LIMIT.
+int cf_limits_threads(int share);
+// " (a control group's quota allows 1 of 2 cores)", " (OMP_NUM_THREADS)"; "": nothing limits cores or threads.
+const char *cf_limits_text(void);
+
+CF_EXTERN_C_END
