@@ -7,6 +7,7 @@
 #include "json.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
