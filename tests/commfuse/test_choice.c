@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "commfuse/choice.h"
+#include "commfuse/schedule_check.h"
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
@@ -76,6 +77,42 @@ static void the_choice_is_monotone(void **state) {
             rounds = now;
         }
     }
+}
+
+// Recursive doubling: rank r exchanges with r ^ 1, r ^ 2, r ^ 4, …, which is no neighbour's schedule shifted.
+static bool doubling(cf_schedule *s, const void *argument) {
+    int last = -1;
+    (void)argument;
+    for (int d = 1; d < s->ranks; d *= 2)
+        for (int j = 0; j < d; j++) {
+            const int peer = s->rank ^ d, mine = s->rank / d * d + j, theirs = peer / d * d + j;
+            last =
+                cf_append_exchange(s, peer, (cf_place){CF_FULL, mine}, mine, peer, (cf_place){CF_FULL, theirs}, theirs, last, -1);
+        }
+    s->begin = s->count;
+    for (int i = 0; i < s->ranks; i++)
+        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, s->rank ^ i}, s->rank ^ i, 1, i > 0 ? last : -1);
+    return true;
+}
+
+static void a_schedule_need_not_be_its_neighbours(void **state) {
+    (void)state;
+    const cf_algorithm row = {
+        .name = "doubling", .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER), .generate = doubling, .slices = 1, .most = 1};
+    for (int ranks = 2; ranks <= 64; ranks *= 2) {
+        cf_schedule *all[64];
+        char where[CF_WHERE_TEXT];
+        for (int r = 0; r < ranks; r++) all[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &row, ranks, r, 1, false);
+        assert_null(cf_schedule_check(all, where));
+        assert_int_equal(cf_schedule_is_shifted(all[0], all[1]), ranks == 2);
+        for (int r = 0; r < ranks; r++) cf_schedule_free(all[r]);
+        const cf_work w = product(ranks, 4096, 768, 2304);
+        const double ms = cf_choice_ms((cf_choice){&row, 1}, &w, &cpu), wire_ms = 1e3 * (ranks - 1) * w.bytes / cpu.bytes_per_s;
+        assert_true(ms >= wire_ms && ms >= 1e3 * w.flops / cpu.flops_per_s);
+        assert_true(ms < wire_ms + 1e3 * w.flops / cpu.flops_per_s + 1e3 * ranks * (cpu.latency_s + cpu.message_s + cpu.piece_s));
+    }
+    const cf_work many = product(128, 4096, 768, 2304);
+    assert_true(isinf(cf_choice_ms((cf_choice){&row, 1}, &many, &cpu))); // too many to be replayed: never the choice
 }
 
 static void one_rank_needs_no_costs(void **state) {
@@ -198,6 +235,7 @@ int main(void) {
         cmocka_unit_test(small_slices_do_not),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(the_choice_is_monotone),
+        cmocka_unit_test(a_schedule_need_not_be_its_neighbours),
         cmocka_unit_test(one_rank_needs_no_costs),
         cmocka_unit_test(every_row_is_a_choice),
         cmocka_unit_test(names_of_choices),
