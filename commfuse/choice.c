@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Slices tried; ranks up to which more than one is tried (schedules grow with both).
-enum { SLICES_MOST = 4, SLICES_RANKS = 64 };
+// Slices tried; ranks up to which more than one is tried (schedules grow with both); ranks that are replayed one by one.
+enum { SLICES_MOST = 4, SLICES_RANKS = 64, REPLAYED_RANKS = 64 };
 // Costs are rough, and only rounds hide transfers on a link that is slower than assumed. So another choice, or more slices, must
 // take less than this share of the time.
 static const double WORTH = 0.9;
@@ -37,12 +37,26 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
     return 1e3 * (wire + (c->in_order && !step->joined ? c->latency_s : c->message_s));
 }
 
+static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
+    return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, rank, choice.slices, w->folds);
+}
+
+// Where peers are no shift of rank 0's, which a few ranks show, all ranks are replayed, or the choice counts as endless.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, 0, choice.slices, w->folds);
-    estimate e = {w, c};
-    cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
-    double ms = cf_replay(&s, 1, &machine).finished_ms;
-    cf_schedule_free(s);
+    const int N = w->ranks, sample[] = {1, N / 2, N - 1};
+    const estimate e = {w, c};
+    const cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
+    cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, 0)};
+    bool alike = true;
+    for (int i = 0; i < 3 && N > 1; i++) {
+        cf_schedule *other = schedule_of(choice, w, sample[i]);
+        alike &= cf_schedule_is_shifted(all[0], other);
+        cf_schedule_free(other);
+    }
+    const int replayed = alike ? 1 : N <= REPLAYED_RANKS ? N : 0;
+    for (int r = 1; r < replayed; r++) all[r] = schedule_of(choice, w, r);
+    const double ms = replayed > 0 ? cf_replay(all, replayed, &machine).finished_ms : INFINITY;
+    for (int r = 0; r == 0 || r < replayed; r++) cf_schedule_free(all[r]);
     return ms;
 }
 

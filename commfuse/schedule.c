@@ -401,6 +401,25 @@ int64_t cf_schedule_row(const cf_schedule *s, int64_t rows, int k) {
     return rows * k / s->slices;
 }
 
+static int next_exchange(const cf_schedule *s, int i) {
+    while (i < s->count && s->step[i].kind != CF_EXCHANGE) i++;
+    return i;
+}
+
+bool cf_schedule_is_shifted(const cf_schedule *a, const cf_schedule *b) {
+    const int N = a->ranks, m = a->slices, by = b->rank - a->rank + N;
+    int i = next_exchange(a, 0), j = next_exchange(b, 0);
+    for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
+        const cf_step *x = &a->step[i], *y = &b->step[j];
+        const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
+        if (y->send_to != (sends ? (x->send_to + by) % N : -1) || y->recv_from != (receives ? (x->recv_from + by) % N : -1) ||
+            (sends && y->send_slice != (x->send_slice + by * m) % (N * m)) ||
+            (receives && y->recv_slice != (x->recv_slice + by * m) % (N * m)))
+            return false;
+    }
+    return i == a->count && j == b->count;
+}
+
 // --- printing ---
 
 const char *cf_operation_name(cf_operation operation) {

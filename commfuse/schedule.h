@@ -142,6 +142,9 @@ static inline int cf_nth_wait(const cf_step *step, int n) {
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
 int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 
+// The exchanges of b are those of a, another rank's, with all ranks shifted. So one rank stands for all (replay.h).
+bool cf_schedule_is_shifted(const cf_schedule *a, const cf_schedule *b);
+
 // One readable line per step, as a malloc'ed string.
 char *cf_schedule_print(const cf_schedule *schedule);
 const char *cf_operation_name(cf_operation operation);

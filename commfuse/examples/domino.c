@@ -11,6 +11,7 @@
 static bool domino(cf_schedule *s, const void *argument) {
     (void)argument;
     const int N = s->ranks, rank = s->rank, halves = s->slices;
+    if (halves < 2) return false;      // nothing is computed next: row.otherwise
     s->stage_slots = (N - 1) * halves; // the part of rank + 1 + p arrives in slots p · halves + half
     for (int half = 0; half < halves; half++) {
         int computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, half}, half, N, -1);
@@ -23,14 +24,18 @@ static bool domino(cf_schedule *s, const void *argument) {
     }
     s->begin = s->count;
     // own += (p[0] + p[1]) + …   A half has N steps: one computes, the others exchange.
-    for (int half = 0; half < halves && N > 1; half++)
+    for (int half = 0; half < halves; half++)
         cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
                       half * N + N - 1);
     return true;
 }
 
-static const cf_algorithm domino_row = {
-    .name = "domino", .serves = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE), .generate = domino, .slices = 2, .most = 64};
+static const cf_algorithm domino_row = {.name = "domino",
+                                        .serves = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE),
+                                        .otherwise = "direct",
+                                        .generate = domino,
+                                        .slices = 2,
+                                        .most = 64};
 
 // A shard takes 1 ms to compute, an addition nothing, and a shard 0.6 ms to travel.
 static double cost_ms(const void *argument, const cf_schedule *s, const cf_step *step) {

@@ -272,12 +272,23 @@ static void check_words(const job *j, const char *expected) {
     CHECK(strstr(cf_error(), expected), "%s: '%s' does not say '%s'", describe(j), cf_error(), expected);
 }
 
-// Checks whether this rank found the fault. An all-gather that forwards slices forwards it to all later ranks.
+// The rank to which the owner sends the slice on its way to this rank.
+static int first_on_the_way(const cf_schedule *owner, int slice) {
+    for (int rank = mesh.tp_group.rank;;) {
+        cf_schedule *s = cf_schedule_create(owner->operation, owner->side, owner->algorithm, mesh.tp, rank, owner->slices, false);
+        const int source = source_of(s, slice);
+        cf_schedule_free(s);
+        if (source == owner->rank || source == rank) return rank;
+        rank = source;
+    }
+}
+
+// Checks whether this rank found the fault. An all-gather that forwards slices forwards it to all ranks that get it this way.
 static void check_found(const job *j, const cf_schedule *s, const cf_step *sent) {
     char expected[256];
     bool found = !cf_check_verdict(checked.check, checked.stream), here = sent->send_to == mesh.tp_group.rank;
     const int source = source_of(cf_fuse_schedule(j->fuse), sent->send_slice);
-    bool passed = s->operation == CF_ALLGATHER && mesh.tp_group.rank != s->rank && source != s->rank;
+    const bool passed = s->operation == CF_ALLGATHER && !here && first_on_the_way(s, sent->send_slice) == sent->send_to;
     CHECK(found == (here || passed), "%s: %s", describe(j), found ? cf_error() : "a flipped bit has gone unseen");
     if (!found) return;
     int peer = here ? s->rank : source, k = sent->send_slice % s->slices;

@@ -10,14 +10,16 @@
 #include <stdio.h>
 #include <string.h>
 #include "commfuse/choice.h"
+#include "commfuse/schedule_check.h"
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
 static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false};
 static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true};
 
-static bool is_rounds(cf_choice c) {
-    return c.algorithm->tail_free && c.algorithm->most > 1;
+// By the row whose rounds suit the transport, N − 1 transfers one after another.
+static bool is_rounds(const cf_work *w, const cf_costs *c) {
+    return cf_choose(w, c).algorithm == cf_algorithm_serving(cf_algorithm_find(c->rounds), w->operation, w->side);
 }
 
 static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
@@ -28,9 +30,11 @@ static void large_slices_travel_in_rounds(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
         cf_work w = product(ranks, 4096, 768, 2304);
-        assert_true(is_rounds(cf_choose(&w, &cpu)));
+        const cf_algorithm *chosen = cf_choose(&w, &cpu).algorithm;
+        assert_true(!chosen->native && chosen->most > 1);
         w.flops *= 1000, w.native = false; // a GPU's, by ipc
-        assert_true(is_rounds(cf_choose(&w, &gpu)));
+        chosen = cf_choose(&w, &gpu).algorithm;
+        assert_true(!chosen->native && chosen->most > 1);
     }
 }
 
@@ -38,9 +42,9 @@ static void small_slices_do_not(void **state) {
     (void)state;
     for (int ranks = 8; ranks <= 4096; ranks *= 2) {
         cf_work w = product(ranks, 512, 128, 384);
-        assert_false(is_rounds(cf_choose(&w, &cpu)));
+        assert_false(is_rounds(&w, &cpu));
         w.native = false;
-        assert_false(is_rounds(cf_choose(&w, &gpu)));
+        assert_false(is_rounds(&w, &gpu));
     }
 }
 
@@ -50,7 +54,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
         for (double bytes = 8; bytes < 1e9; bytes *= 10) {
             cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, bytes, 0, true, true, false};
             cf_choice c = cf_choose(&w, &cpu);
-            assert_false(is_rounds(c));
+            assert_true(c.algorithm->most == 1 || c.algorithm->native);
             assert_false(c.algorithm->blocking); // it is begun early
             if (bytes > 1e5) assert_false(c.algorithm->native);
             c = cf_choose(&w, &gpu);
@@ -71,11 +75,47 @@ static void the_choice_is_monotone(void **state) {
             cf_costs c = cpu;
             c.latency_s = latency;
             cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1e5, flops, false, true, false};
-            bool now = is_rounds(cf_choose(&w, &c));
+            bool now = is_rounds(&w, &c);
             assert_true(rounds || !now);
             rounds = now;
         }
     }
+}
+
+// Recursive doubling: rank r exchanges with r ^ 1, r ^ 2, r ^ 4, …, which is no neighbour's schedule shifted.
+static bool doubling(cf_schedule *s, const void *argument) {
+    int last = -1;
+    (void)argument;
+    for (int d = 1; d < s->ranks; d *= 2)
+        for (int j = 0; j < d; j++) {
+            const int peer = s->rank ^ d, mine = s->rank / d * d + j, theirs = peer / d * d + j;
+            last =
+                cf_append_exchange(s, peer, (cf_place){CF_FULL, mine}, mine, peer, (cf_place){CF_FULL, theirs}, theirs, last, -1);
+        }
+    s->begin = s->count;
+    for (int i = 0; i < s->ranks; i++)
+        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, s->rank ^ i}, s->rank ^ i, 1, i > 0 ? last : -1);
+    return true;
+}
+
+static void a_schedule_need_not_be_its_neighbours(void **state) {
+    (void)state;
+    const cf_algorithm row = {
+        .name = "doubling", .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER), .generate = doubling, .slices = 1, .most = 1};
+    for (int ranks = 2; ranks <= 64; ranks *= 2) {
+        cf_schedule *all[64];
+        char where[CF_WHERE_TEXT];
+        for (int r = 0; r < ranks; r++) all[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &row, ranks, r, 1, false);
+        assert_null(cf_schedule_check(all, where));
+        assert_int_equal(cf_schedule_is_shifted(all[0], all[1]), ranks == 2);
+        for (int r = 0; r < ranks; r++) cf_schedule_free(all[r]);
+        const cf_work w = product(ranks, 4096, 768, 2304);
+        const double ms = cf_choice_ms((cf_choice){&row, 1}, &w, &cpu), wire_ms = 1e3 * (ranks - 1) * w.bytes / cpu.bytes_per_s;
+        assert_true(ms >= wire_ms && ms >= 1e3 * w.flops / cpu.flops_per_s);
+        assert_true(ms < wire_ms + 1e3 * w.flops / cpu.flops_per_s + 1e3 * ranks * (cpu.latency_s + cpu.message_s + cpu.piece_s));
+    }
+    const cf_work many = product(128, 4096, 768, 2304);
+    assert_true(isinf(cf_choice_ms((cf_choice){&row, 1}, &many, &cpu))); // too many to be replayed: never the choice
 }
 
 static void one_rank_needs_no_costs(void **state) {
@@ -101,7 +141,8 @@ static void every_row_is_a_choice(void **state) {
                 assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->most);
                 assert_false(w.early && list[i].algorithm->blocking);
             }
-            assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find("ring"), w.operation, w.side));
+            if (w.side != CF_NO_COMPUTE)
+                assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find("ring"), w.operation, w.side));
             assert_int_equal(list[0].slices, 1);
         }
         if (row->serves && !listed) fail_msg("%s is never a choice", row->name);
@@ -198,6 +239,7 @@ int main(void) {
         cmocka_unit_test(small_slices_do_not),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(the_choice_is_monotone),
+        cmocka_unit_test(a_schedule_need_not_be_its_neighbours),
         cmocka_unit_test(one_rank_needs_no_costs),
         cmocka_unit_test(every_row_is_a_choice),
         cmocka_unit_test(names_of_choices),

@@ -932,6 +932,7 @@ static void every_row_is_whole(void **state) {
         assert_true(!row->otherwise || other); // a row that exists,
         assert_true(!row->bits || alike);      // and one that names itself
         assert_true(!alike || strcmp(alike->bits, alike->name) == 0);
+        for (int of = 0; of < KINDS; of++) assert_non_null(serving(row, kinds[of])); // --overlap is one row for all operations
         assert_false(row->blocking && !row->native);
         assert_false(row->bound && (row->serves || row->bits));
         for (int n = 0; other; other = cf_algorithm_find(other->otherwise)) assert_true(n++ < cf_algorithm_count); // no circle

@@ -82,6 +82,9 @@ class NewSchedule(harness.Case):
         shown = self.printed(dry_run=True, tp=2, overlap="domino:2")
         self.assertIn("reduce-scatter, domino, rank 0 of 2, 2 slices", shown)
         self.assertIn("all-gather, direct, rank 0 of 2, 2 slices", shown)
+        whole = self.printed(dry_run=True, tp=2, overlap="domino:1")  # the generator declines
+        self.assertIn("reduce-scatter, direct, rank 0 of 2, 1 slice", whole)
+        self.assertNotIn("domino, rank", whole)
 
     def test_it_trains_with_the_bits_of_ring(self):
         for mesh in dict(tp=2), dict(dp=2, micro_batch=2), dict(tp=2, strategy="up"):
