@@ -440,6 +440,43 @@ class Measured(Case):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(says, done.stderr)
 
+    def table(self, modes, rounds):
+        """mode → line"""
+        text = place.Place("local").run(2, [f"{training.BENCHES}/bench_train", "--modes", modes, *training.model_options(self.point),
+                                            "--rounds", rounds, "--peak-tflops", 1])
+        return [line for line in text.splitlines() if line.startswith(tuple(modes.split(",")))]
+
+    def test_rows_below_ideal_are_marked(self):
+        """Models that all are ideal: by chance some are faster than the first."""
+        marked = 0
+        for _ in range(20):
+            for line in self.table(",".join(["ideal"] * 6), 3):
+                below = float(line.split()[5]) < 1
+                self.assertEqual("below ideal" in line, below, line)
+                self.assertNotIn("does not differ", line)
+                marked += below
+            if marked:
+                return
+        self.fail("of 120 rows none was below the first")
+
+    def test_rows_that_do_not_differ_from_the_best_are_marked(self):
+        """The same schedule again and again. (One that differs: T=imagined, whose clock no other program disturbs.)"""
+        rows = self.table(",".join(["ring"] * 6), 9)
+        best = min(rows, key=lambda line: float(line.split()[1]))
+        self.assertNotIn("does not differ", best)
+        self.assertGreater(sum("does not differ from ring" in line for line in rows), 0, rows)
+
+    def test_a_policy_is_part_of_a_mode(self):
+        """Replicas send the table, or beside it rows that the tokens name; --embedding is for modes that leave it open."""
+        point, modes = {**self.point, "tp": 1, "dp": 2, "vocab": 2048}, ["ring", "ring+rows", "ring+table", "ring+end+table+ahead0"]
+        def sent(*options):
+            _, steps = training.take_turns(place.Place("local"), {**point, "modes": modes}, modes, 1, *options)
+            return {step["mode"]: step["bytes_sent_rank0"] for step in steps}
+        rows, table = sent(), sent("--embedding", "table")
+        self.assertEqual((rows["ring"], table["ring"]), (rows["ring+rows"], table["ring+table"]))
+        self.assertEqual((table["ring+rows"], table["ring+end+table+ahead0"]), (rows["ring+rows"], rows["ring+table"]))
+        self.assertGreater(rows["ring+rows"], rows["ring+table"])  # beside the gradient of the head, which is the whole table
+
     def test_a_plan_is_found_once_and_for_one_shape(self):
         def start(layers):
             options = training.model_options(self.point) + ["--layers", layers, "--rounds", 1, "--out", self.folder]
@@ -515,14 +552,14 @@ class Sweep(Case):
         self.tokens, self.file = self.folder / "tokens.bin", self.folder / "sweep.jsonl"
         write_tokens(self.tokens, 16 * 36 + 1, 101)
 
-    def command(self, launcher, *more):
+    def command(self, launcher, *more, peak=("--peak-tflops", "1")):
         return [sys.executable, ROOT / "scripts/mfu_sweep", "--launcher", launcher, "--program", PROGRAM,
-                "--models", "d6", "--train", self.tokens, "--steps", "3", "--out", self.file, *more, "--",
+                "--models", "d6", "--train", self.tokens, "--steps", "3", "--repeats", "1", "--out", self.file, *more, "--",
                 "--layers", "2", "--channels", "96", "--heads", "6", "--vocab", "101", "--seq", "36",
-                "--micro-batch", "2", "--threads", "1", "--peak-tflops", "1"]
+                "--micro-batch", "2", "--threads", "1", *peak]
 
-    def sweep(self, *more, status=0, launcher=f"{ROOT}/scripts/mpirun.sh -np {{ranks}}"):
-        done = subprocess.run(self.command(launcher, *more), capture_output=True, text=True, timeout=240)
+    def sweep(self, *more, status=0, launcher=f"{ROOT}/scripts/mpirun.sh -np {{ranks}}", **options):
+        done = subprocess.run(self.command(launcher, *more, **options), capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout
 
@@ -532,11 +569,12 @@ class Sweep(Case):
     def test_two_ranks_end_to_end_resumed_and_reported(self):
         mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,direct:2,auto"
         output = self.sweep(*mesh)
-        self.assertEqual([(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()],
-                         [(1, "tpsp", "none", "ok"), *((2, strategy, mode, "ok") for strategy in ("tpsp", "up")
-                                                       for mode in ("none", "direct:2", "auto"))])
-        config = self.rows()[2]["config"]
+        self.assertEqual({(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()},
+                         {(1, "tpsp", "none", "ok"), *((2, strategy, mode, "ok") for strategy in ("tpsp", "up")
+                                                       for mode in ("none", "direct:2", "auto"))})
+        config = next(row["config"] for row in self.rows() if row["mode"] == "direct:2")
         self.assertEqual((config["overlap"], config["gradients"]), ("direct:2", "preset"))
+        alone = next(row for row in self.rows() if row["tp"] == 1)
         self.assertIn("6 heads do not divide over --tp 4", output)
         self.assertIn("one rank: nothing travels", output)
         for row in self.rows():
@@ -545,7 +583,7 @@ class Sweep(Case):
                 self.assertTrue(2 <= row["steps"] < row["config"]["steps"] - 20, row)
                 continue
             self.assertEqual(row["steps"], 2)
-            self.assertAlmostEqual(row["loss"], self.rows()[0]["loss"], delta=1e-4)
+            self.assertAlmostEqual(row["loss"], alone["loss"], delta=1e-4)
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertGreater(row["mfu_share"], 0)
         output = self.sweep(*mesh, "--ranks-max", "2")
@@ -560,6 +598,47 @@ class Sweep(Case):
                           f"{row['step_ms']:.1f} |", text)
             self.assertIn(row["command"], text)
         self.assertTrue((self.out / "sweep.png").exists() and (self.out / "sweep.csv").exists())
+
+    def test_repeats_take_random_turns_and_share_one_measurement_of_the_peak(self):
+        starts, launcher = self.folder / "starts", self.folder / "launcher"
+        launcher.write_text(f'#!/bin/sh\necho "$@" >>{starts}\nexec {ROOT}/scripts/mpirun.sh -np "$@"\n')
+        launcher.chmod(0o755)
+        points = "--tp", "1,2", "--strategies", "tpsp", "--modes", "none,slice,ring,direct"
+        self.sweep(*points, "--repeats", "2", launcher=f"{launcher} {{ranks}}", peak=())
+        rows, point = self.rows(), lambda row: (row["tp"], row["mode"])
+        orders = [[point(row) for row in rows if row["repeat"] == repeat] for repeat in (1, 2)]
+        self.assertEqual(sorted(orders[0]), [(1, "none"), *((2, mode) for mode in ("direct", "none", "ring", "slice"))])
+        self.assertEqual(sorted(orders[0]), sorted(orders[1]))
+        self.assertNotEqual(orders[0], orders[1])
+        runs = [line for line in starts.read_text().splitlines() if "--dry-run" not in line]
+        self.assertEqual([line.split()[0] for line in runs if "--peak-tflops" not in line], ["1"])
+        self.assertEqual(len({round(row["config"]["peak_tflops_all_ranks"], 4) for row in rows}), 1)  # of all cores, for any ranks
+        output = self.sweep(*points, "--repeats", "3", peak=())  # goes on, with the peak that it has
+        self.assertEqual(output.count("already"), 10)
+        self.assertEqual(len({json.dumps(row["peak"]) for row in self.rows()}), 1)
+        table = [line for line in output.splitlines() if line.startswith("| d6 | tpsp 2x1")]
+        self.assertEqual([line.split(" | ")[4] for line in table], ["none", "slice", "ring", "direct"])
+        for line in table:
+            mine = sorted(row["step_ms"] for row in self.rows() if point(row) == (2, line.split(" | ")[4]))
+            self.assertEqual(line.split(" | ")[5:8], [f"{mine[1]:.1f}", f"{mine[0]:.1f} – {mine[2]:.1f}", "3"])
+
+    def test_rows_that_do_not_differ_are_marked(self):
+        def runs(mode, *steps, **more):
+            return [dict(zip(sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, device="CPU", status="ok", repeat=repeat,
+                         step_ms=ms, step_p10_ms=ms - 3, step_p90_ms=ms + 3, tokens_per_s=1, mfu_share=0.5, exposed_ms=0, **more)
+                    for repeat, ms in enumerate(steps, 1)]
+        rows = [*runs("ideal", 100, 101, 99), *runs("slice", 120, 118, 124), *runs("domino:2", 95, 90, 96), *runs("ring", 121, 110, 119),
+                *runs("none", 150, 149, 170)]
+        remarks = {line.split(" | ")[4]: line.split(" | ")[-1].strip(" |") for line in sweep.tables(rows).splitlines()[2:]
+                   if line.startswith("| d6")}
+        self.assertEqual(remarks, {"none": "", "slice": "does not differ from ring", "ring": "does not differ from slice", "ideal": "",
+                                   "domino:2": "**below ideal**: noise, or a wrong measurement"})
+        sweep.figures(rows, str(self.folder))  # a schedule without a colour too
+        old = [{name: value for name, value in row.items() if name != "repeat"} for row in runs("commfuse:direct", 100)]
+        self.assertIn("| commfuse:direct | 100.0 | 97.0 – 103.0 | 1 |", sweep.tables(sweep.latest(old)))
+        failed = {**old[0], "status": "failed", "reason": "no such nodes", "repeat": 2}
+        self.assertIn("| 100.0 |", sweep.tables([*old, failed]))
+        self.assertIn("**failed** no such nodes", sweep.tables([failed]))
 
     def test_files_without_runs_are_refused(self):
         report_of = [sys.executable, ROOT / "scripts/report.py", "--out", self.out, "--sweep"]
