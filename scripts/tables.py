@@ -15,9 +15,7 @@ def percent(share, digits=1):
     return number(None if share is None else 100 * share, digits)
 
 
-def remarks(name, spreads, of_ideal):
-    """What a reader must know of a row. spreads: (low, high) of each row; those that overlap do not differ. of_ideal: None: unknown."""
-    low, high = spreads[name]
-    alike = [other for other, (least, most) in spreads.items() if other != name and least <= high and low <= most]
+def remarks(alike, of_ideal):
+    """What a reader must know of a row. alike: the rows from which it does not differ. of_ideal: its multiple, None: unknown."""
     return "; ".join(["**below ideal**: noise, or a wrong measurement"] * (of_ideal is not None and of_ideal < 0.9995) +
                      [f"does not differ from {', '.join(alike)}"] * bool(alike))

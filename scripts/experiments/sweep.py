@@ -52,8 +52,9 @@ def tables(rows):
     lines = []
     for row in rows:
         ok, bound = row["status"] == "ok", bounds.get(configuration(row))
-        spreads = {other["mode"]: other["spread"] for other in rows
-                   if other["status"] == "ok" and configuration(other) == configuration(row)}
+        alike = [other["mode"] for other in rows if ok and other["status"] == "ok" and other is not row and
+                 configuration(other) == configuration(row) and
+                 other["spread"][0] <= row["spread"][1] and row["spread"][0] <= other["spread"][1]]
         lines.append({
             "model": row["model"], "mesh": f"{row['strategy']} {row['tp']}x{row['dp']}", "ranks": row["ranks"],
             "device": row["device"] if ok else "–", "mode": row["mode"],
@@ -62,7 +63,7 @@ def tables(rows):
             "tokens/s": f"{row['tokens_per_s']:.0f}" if ok else "", "MFU": f"{percent(row['mfu_share'])} %" if ok else "",
             "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
             "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else "",
-            "remarks": remarks(row["mode"], spreads, bound and row["step_ms"] / bound) if ok else ""})
+            "remarks": remarks(alike, bound and row["step_ms"] / bound) if ok else ""})
     return ("A run's step is the median of its steps after the first and the trials. Median of the repeats, and the spread from the "
             "least to the most (of a single one: 10th to 90th percentile of its steps); rows whose spreads overlap do not differ. "
             "Of ideal: the step as a multiple of the step without transfers and slices, whose losses are wrong by construction.\n\n" +
