@@ -190,6 +190,13 @@ cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
                       .native_ms = median_ms(&o->contest, find_native(o))};
 }
 
+bool cf_tuner_choice(const cf_tuner *t, int i, int k, cf_choice *choice, double *ms) {
+    const operation *o = &t->operation[i];
+    if (k >= o->contest.candidates) return false;
+    *choice = o->choice[k], *ms = median_ms(&o->contest, k);
+    return true;
+}
+
 bool cf_tuner_can(const cf_tuner *t, const char *name, cf_choice c) {
     const operation *o = find(t, name);
     return o && c.algorithm && !c.algorithm->bound && (!c.algorithm->native || cf_fuse_work(o->fuse).native);

@@ -43,6 +43,8 @@ void cf_tuner_add(cf_tuner *tuner, const char *place, cf_fuse *fuse);
 
 int cf_tuner_operations(const cf_tuner *tuner);
 cf_tuned cf_tuner_operation(const cf_tuner *tuner, int operation);
+// The i-th choice that an operation has, and its time. false: there is none.
+bool cf_tuner_choice(const cf_tuner *tuner, int operation, int i, cf_choice *choice, double *ms);
 // false: the operation's group has no native collectives, which this choice needs
 bool cf_tuner_can(const cf_tuner *tuner, const char *name, cf_choice choice);
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);

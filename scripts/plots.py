@@ -25,8 +25,8 @@ def panels(down=1, across=1, size=(8, 4.5), **options):
 
 
 def overlap(mode):
-    """The overlap of a mode of bench_train: "slice" for "slice:8"."""
-    return re.split(r"[: ]", mode)[0]
+    """The overlap of a mode of bench_train: "slice" for "slice:8", "ring" for "ring:4+end"."""
+    return re.split(r"[: +]", mode)[0]
 
 
 def shades(modes):

@@ -35,13 +35,13 @@ from runner import ROOT, Failed
 
 try:  # before hours are spent, not after them
     import matplotlib  # noqa: F401
-    from experiments import operations, sweep, timeline, training
+    from experiments import ablation, operations, sweep, timeline, training
     from experiments.place import Place
 except ImportError as error:
     sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
              "scripts/install_deps.sh installs it")
 
-EXPERIMENTS = {module.NAME: module for module in (operations, training, timeline)}  # in the order of the report
+EXPERIMENTS = {module.NAME: module for module in (operations, ablation, training, timeline)}  # in the order of the report
 NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
@@ -198,7 +198,7 @@ def options():
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a machine with other work (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
-                        help="training in the lab: transfers over the ideal step (default: %(default)s)")
+                        help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="delete earlier rows")
     parser.add_argument("--sweep", metavar="FILE", help="report only the runs that scripts/mfu_sweep has collected")
     o = parser.parse_args()

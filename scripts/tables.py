@@ -13,3 +13,9 @@ def number(value, digits=2):
 
 def percent(share, digits=1):
     return number(None if share is None else 100 * share, digits)
+
+
+def remarks(alike, of_ideal):
+    """What a reader must know of a row. alike: the rows from which it does not differ. of_ideal: its multiple, None: unknown."""
+    return "; ".join(["**below ideal**: noise, or a wrong measurement"] * (of_ideal is not None and of_ideal < 0.9995) +
+                     [f"does not differ from {', '.join(alike)}"] * bool(alike))

@@ -2,13 +2,18 @@
 import operator
 
 import plots
-from tables import markdown, number, percent
+from tables import markdown, number, percent, remarks
 
 NAME, TITLE = "sweep", "Training over meshes, strategies and modes"
 KEY = "model", "tp", "dp", "strategy", "mode", "program", "options"  # identifies a run
 
-key = operator.itemgetter(*KEY)
+point = operator.itemgetter(*KEY)
 configuration = operator.itemgetter(*(name for name in KEY if name != "mode"))
+
+
+def key(row):
+    """Of one run. (Sweeps of old have no repeats.)"""
+    return (*point(row), row.get("repeat", 1))
 
 
 def latest(rows):
@@ -16,35 +21,61 @@ def latest(rows):
     return list({key(row): row for row in rows}.values())
 
 
+def by_colour(mode):
+    """The order of modes in tables and figures; those of no colour come last."""
+    return {name: place for place, name in enumerate(plots.COLOURS)}.get(plots.overlap(mode), len(plots.COLOURS)), mode
+
+
+def merged(rows):
+    """A row for each point: its repeat of median step (of two in the middle the shorter), with the least and the most of the repeats;
+    of a single one, the tenth and the ninetieth percentile of its steps. A point whose repeats all failed is its last failure."""
+    found, meshes = [], list(dict.fromkeys(map(configuration, rows)))
+    in_order = sorted(rows, key=lambda row: (meshes.index(configuration(row)), by_colour(row["mode"])))
+    for name in dict.fromkeys(map(point, in_order)):
+        runs = [row for row in rows if point(row) == name]
+        good = sorted((row for row in runs if row["status"] == "ok"), key=operator.itemgetter("step_ms"))
+        if good:
+            low, high = ("step_p10_ms", "step_p90_ms") if len(good) == 1 else ("step_ms", "step_ms")
+            found.append({**good[(len(good) - 1) // 2], "repeats": len(good), "spread": (good[0][low], good[-1][high])})
+        else:
+            found.append(runs[-1])
+    return found
+
+
 def label(row):
     return f"{row['model']} {row['strategy']} {row['tp']}x{row['dp']}"
 
 
 def tables(rows):
+    rows = merged(rows)
     bounds = {configuration(row): row["step_ms"] for row in rows if row["mode"] == "ideal" and row["status"] == "ok"}
     lines = []
     for row in rows:
         ok, bound = row["status"] == "ok", bounds.get(configuration(row))
+        alike = [other["mode"] for other in rows if ok and other["status"] == "ok" and other is not row and
+                 configuration(other) == configuration(row) and
+                 other["spread"][0] <= row["spread"][1] and row["spread"][0] <= other["spread"][1]]
         lines.append({
             "model": row["model"], "mesh": f"{row['strategy']} {row['tp']}x{row['dp']}", "ranks": row["ranks"],
             "device": row["device"] if ok else "–", "mode": row["mode"],
             "step, ms": f"{row['step_ms']:.1f}" if ok else "**failed** " + " ".join(row["reason"].split())[:160].replace("|", "/"),
-            "spread": f"{row['step_p10_ms']:.1f} – {row['step_p90_ms']:.1f}" if ok else "",
+            "spread": "{:.1f} – {:.1f}".format(*row["spread"]) if ok else "", "repeats": row["repeats"] if ok else "",
             "tokens/s": f"{row['tokens_per_s']:.0f}" if ok else "", "MFU": f"{percent(row['mfu_share'])} %" if ok else "",
             "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
-            "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else ""})
-    return ("Median of the steps after the first and the trials; spread: 10th to 90th percentile. Last column: the step as a "
-            "multiple of the step without transfers and slices (ideal), whose losses are wrong by construction.\n\n" +
+            "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else "",
+            "remarks": remarks(alike, bound and row["step_ms"] / bound) if ok else ""})
+    return ("A run's step is the median of its steps after the first and the trials. Median of the repeats, and the spread from the "
+            "least to the most (of a single one: 10th to 90th percentile of its steps); rows whose spreads overlap do not differ. "
+            "Of ideal: the step as a multiple of the step without transfers and slices, whose losses are wrong by construction.\n\n" +
             markdown(lines))
 
 
 def figures(rows, folder):
-    good = [row for row in rows if row["status"] == "ok"]
+    good = [row for row in merged(rows) if row["status"] == "ok"]
     groups = {configuration(row): label(row) for row in good}
     if not groups:
         return []
-    order = {name: place for place, name in enumerate(plots.COLOURS)}  # others come last
-    shades = plots.shades(sorted({row["mode"] for row in good}, key=lambda mode: (order.get(plots.overlap(mode), 99), mode)))
+    shades = plots.shades(sorted({row["mode"] for row in good}, key=by_colour))
     figure, ((axes,),) = plots.panels(size=(10, 4.6))
     field, scale, unit = ("mfu_share", 100, "MFU, %") if all(row.get("mfu_share") is not None for row in good) else (
         "tokens_per_s", 1, "tokens/s")

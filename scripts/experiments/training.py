@@ -8,11 +8,9 @@ before the first round; later processes read it. The bytes of a step over the li
 (whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
 of the process before. Other work can only lengthen a step, so modes are compared by the mean of the faster half of their steps. The
 standard error is the deviation of this ratio over bootstrap samples of blocks of eight rounds. It describes one report; another
-report may differ by 1 or 2 %. Medians and percentiles are of all steps.
-
-The time of a mode beyond ideal has three parts: chunking, the cost of the slices without transfers (nowire); exposed time in the
-log, the mean over ranks, beyond that of the mode without transfers; and the rest, computation slowed down by transfers. A rank has
-two cores in every mode, one of them for transfers.
+report may differ by 1 or 2 %. Modes do not differ if two such errors of their difference are more than the difference. Medians and
+percentiles are of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks
+of what the log says. A rank has two cores in every mode, one of them for transfers.
 """
 import tempfile
 import time
@@ -23,9 +21,9 @@ import lab
 import plots
 import run_log
 from runner import ROOT, Failed
-from tables import markdown, number
+from tables import markdown, remarks
 
-from .operations import faster_half
+from .operations import faster_half, undisturbed_ms
 from .place import FREE_LINK
 
 NAME, TITLE = "training", "Training steps, end to end"
@@ -35,7 +33,7 @@ PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
 MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
-SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24)}  # layers, channels, heads
+SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 DRAWINGS = 200
@@ -74,7 +72,7 @@ def model_options(point):
     layers, channels, heads = SHAPES[point["model"]]
     return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
             point["seq"], "--strategy", point["strategy"], "--tp", point["tp"], "--dp", point["dp"], "--micro-batch",
-            point["batch"] // point["dp"], "--threads", 1]
+            point["batch"] // point["dp"], "--threads", 1, *point.get("policy", ())]
 
 
 def take_turns(place, point, modes, rounds, *options):
@@ -150,41 +148,28 @@ def undisturbed(columns, field="step_ms"):
     return float(np.mean(columns[field][faster_half(columns["step_ms"])]))
 
 
-def ratio_to_ideal(modes, mode):
-    return undisturbed(modes[mode]) / undisturbed(modes["ideal"])
-
-
-def standard_error(modes, figure):
-    """The standard deviation of figure(modes) over bootstrap samples of the rounds, in blocks of consecutive ones because
+def multiples(modes, middle=undisturbed_ms):
+    """Each mode's multiple of ideal: (all rounds, (bootstrap samples of the rounds)), in blocks of consecutive rounds because
     disturbances last longer than a round."""
     count, draw = len(modes["ideal"]["step_ms"]), np.random.default_rng(1)
     length = max(1, min(BLOCK_ROUNDS, count // 4))
-    found = []
-    for _ in range(DRAWINGS):
-        begins = draw.integers(count, size=-(-count // length))
-        rounds = ((begins[:, None] + np.arange(length)) % count).ravel()[:count]
-        found.append(figure({mode: {name: columns[name][rounds] for name in ("step_ms", "exposed_ms")}
-                             for mode, columns in modes.items()}))
-    return float(np.std(found))
+    begins = draw.integers(count, size=(DRAWINGS, -(-count // length)))
+    rounds = ((begins[:, :, None] + np.arange(length)) % count).reshape(DRAWINGS, -1)[:, :count]
+    steps = {mode: columns["step_ms"] for mode, columns in modes.items()}
+    return {mode: (float(middle(ms) / middle(steps["ideal"])), middle(ms[rounds]) / middle(steps["ideal"][rounds]))
+            for mode, ms in steps.items()}
+
+
+def remarks_of(mode, found, among):
+    """found: of multiples()."""
+    ratio, drawn = found[mode]
+    return remarks([other for other in among if other != mode and abs(found[other][0] - ratio) <= 2 * np.std(found[other][1] - drawn)],
+                   ratio)
 
 
 def loss_difference(columns, reference):
     """The largest relative difference in the first LOSS_ROUNDS steps."""
     return max(abs(columns["loss"] / reference["loss"] - 1)[columns["round"] <= LOSS_ROUNDS])
-
-
-def account(modes, mode):
-    """The parts of a mode's time beyond ideal's, in ms: (chunking, exposed, rest), see above. None: not known."""
-    exposed, ideal = undisturbed(modes[mode], "exposed_ms"), undisturbed(modes["ideal"])
-    if mode == "none":
-        same = "ideal"
-    elif plots.overlap(mode) in ("ring", "direct"):
-        same = f"nowire:{mode.rpartition(':')[2]}"
-        same = same if same in modes else "nowire"
-    else:
-        return None, exposed, None
-    chunking, exposed = undisturbed(modes[same]) - ideal, exposed - undisturbed(modes[same], "exposed_ms")
-    return chunking, exposed, undisturbed(modes[mode]) - ideal - chunking - exposed
 
 
 def compared(modes):
@@ -203,21 +188,19 @@ def problems(rows):
 
 
 def steps_table(modes):
-    lines = []
+    lines, found = [], multiples(modes)
     for mode in [mode for mode in MODES if mode in modes]:
         steps = modes[mode]
         low, middle, high = np.percentile(steps["step_ms"], [10, 50, 90])
-        chunking, exposed, rest = account(modes, mode)
         difference = loss_difference(steps, modes["none"])
         lines.append({
             "mode": mode, "step, ms": f"{middle:.1f}", "p10 – p90": f"{low:.1f} – {high:.1f}",
-            "of ideal": f"{ratio_to_ideal(modes, mode):.3f} ± "
-                        f"{standard_error(modes, lambda drawn: ratio_to_ideal(drawn, mode)):.3f}",
-            "chunking, ms": number(chunking, 1), "exposed, ms": number(exposed, 1), "rest, ms": "–" if rest is None else
-            f"{number(rest, 1)} ± {standard_error(modes, lambda drawn: account(drawn, mode)[2]):.1f}",
+            "of ideal": f"{found[mode][0]:.3f} ± {np.std(found[mode][1]):.3f}",
+            "exposed, ms": f"{undisturbed(steps, 'exposed_ms'):.1f}",
             "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
             "loss differs by": "wrong by construction" if mode not in compared(modes) else
-            "**ERROR** " * (not difference <= LOSS_TOLERANCE) + f"{difference:.0e}"})
+            "**ERROR** " * (not difference <= LOSS_TOLERANCE) + f"{difference:.0e}",
+            "remarks": remarks_of(mode, found, compared(modes) if mode in compared(modes) else ())})
     return markdown(lines)
 
 
@@ -227,7 +210,7 @@ def describe_mesh(modes):
     text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
             f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
             f"{len(ideal['step_ms'])} steps a mode, in turns. A rank sends "
-            f"{np.median(modes['ring']['bytes_sent_per_step']) / 1e6:.1f} MB a step ")
+            f"{max(np.median(steps['bytes_sent_per_step']) for steps in modes.values()) / 1e6:.1f} MB a step ")
     if not row["link_bits_per_s"]:
         return text + "through shared memory."
     rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal, "line_ms")
@@ -247,13 +230,13 @@ def figures(rows, folder):
     modes = [mode for mode in MODES if any(mode in compared(mesh) for mesh in meshes.values())]
     figure, axes = plots.panels(1, len(meshes), (10, 4.6))
     for axis, (mesh, runs) in zip(axes[0], meshes.items()):
-        ideal = undisturbed(runs["ideal"])
+        ideal, found = undisturbed(runs["ideal"]), multiples(runs)
         for i, (mode, colour) in enumerate(plots.shades(modes).items()):
             if mode in runs:
                 low, middle, high = np.percentile(runs[mode]["step_ms"], [10, 50, 90]) / ideal
                 axis.bar(i, middle, color=colour, width=0.75, label=mode)
                 axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
-                axis.annotate(f"{ratio_to_ideal(runs, mode):.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
+                axis.annotate(f"{found[mode][0]:.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
                               ha="center", fontsize=9)
         axis.axhline(1, color="black", linestyle="--", linewidth=1.2, label="ideal: whole computations, no transfers")
         axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))

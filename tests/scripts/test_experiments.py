@@ -6,6 +6,7 @@ limit: 240
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from unittest import mock
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import tables
-from experiments import operations, training
+from experiments import ablation, operations, training
 
 BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
 SMALL = dict(operation="gemm_scatter", ranks=2, T=64, B=1, C=64, columns=64, H=2)
@@ -37,7 +38,7 @@ class MadeUpPlace:
     worked out by hand."""
 
     def __init__(self, kind="lab", ranks=2):
-        self.kind, self.ranks, self.commands, self.rate, self.cores = kind, ranks, [], 40e9, 2 * ranks
+        self.kind, self.ranks, self.commands, self.rate, self.cores, self.ratio = kind, ranks, [], 40e9, 2 * ranks, 0.5
 
     def time(self, variant, slices, wire):
         return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
@@ -165,6 +166,59 @@ class TrainingTest(unittest.TestCase):
             self.assertEqual([round(row["line_ms"]) for row in mine], 8 * [250] + 8 * [300] + 8 * [350])
             self.assertAlmostEqual(mine[0]["link_bits_per_s"], 8 * 1000 / 0.25)
             self.assertAlmostEqual(mine[0]["mfu_share"], 1e9 / 0.6 / 1e12)
+
+
+class AblationTest(unittest.TestCase):
+    STEPS = {"none": 150.0, "slice:4": 120.0, "ring:4": 110.0, "direct:4": 110.4, "auto": 90.0, "ideal": 100.0, "ring:4+end": 130.0,
+             "ring:4+owners": 110.2, "ring:4+rows": 105.0, "ring:4+ahead0": 140.0, "ring:4+ahead4096": 110.0}
+
+    def rows(self, ranks=2):
+        """Steps that vary by 1 ms, at random in the modes that are nearly ring:4."""
+        near, draw = ("ring:4", "direct:4", "ring:4+owners", "ring:4+ahead4096"), random.Random(3)
+        return [{"mesh": "tpsp 2x1", "ranks": ranks, "model": "d6", "seq": 256, "batch": 4, "parameters": 1, "mode": mode,
+                 "round": number, "step_ms": ms + (draw.gauss(0, 1) if mode in near else (-1)**number), "line_ms": 50.0,
+                 "link_bits_per_s": 1e9, "exposed_ms": ms - 100, "loss": 5.0, "bytes_sent_per_step": 1e6}
+                for number in range(1, 17) for mode, ms in self.STEPS.items()]
+
+    def test_one_thing_changes_at_a_time(self):
+        for quick in (True, False):
+            points = ablation.points(MadeUpPlace(ranks=4), quick)
+            self.assertEqual([(point["strategy"], point["tp"], point["dp"]) for point in points],
+                             [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)])
+            self.assertEqual(len(ablation.points(MadeUpPlace(), quick)), 3)  # four ranks have no cores
+            for point in points:
+                self.assertEqual(point, json.loads(json.dumps(point)))  # or a report would not resume
+                self.assertEqual({mode.partition("+")[0] for mode in point["modes"]}, set(ablation.SCHEDULES))
+                self.assertEqual({mode.partition("+")[0] for mode in ablation.POLICIES}, {"ring:4"})
+                cut = [mode for mode in ablation.SCHEDULES if mode not in ("none", "auto", "ideal")]
+                self.assertEqual({mode.partition(":")[2] for mode in cut}, {"4"})
+
+    def test_all_take_turns_with_one_policy(self):
+        place = TrainingPlace()
+        point = {**ablation.points(place, True)[0], "seconds": 0}
+        rows = ablation.measure(place, point)
+        self.assertEqual({row["mode"] for row in rows}, set(self.STEPS))
+        for command in place.commands:
+            words = list(map(str, command))
+            for name, value in zip(ablation.POLICY[::2], ablation.POLICY[1::2]):
+                self.assertEqual(words[words.index(name) + 1], str(value))
+        self.assertEqual(ablation.problems(rows), [])
+
+    def test_tables(self):
+        lines = {}
+        for line in text_rows(ablation.tables(self.rows())):
+            lines.setdefault(line.split(" | ")[0].strip("| "), line.strip("| ").split(" | "))
+        self.assertEqual(set(self.STEPS), set(lines) & set(self.STEPS))
+        self.assertEqual(lines["slice:4"][1:4], ["1.200", "1.190 – 1.210", "20.0"])
+        alike = {name: line[4] for name, line in lines.items() if len(line) > 4}
+        self.assertEqual(alike["ring:4"], "does not differ from direct:4")
+        self.assertEqual(alike["ring:4+owners"], "does not differ from ring:4, ring:4+ahead4096")
+        self.assertEqual(alike["auto"], "**below ideal**: noise, or a wrong measurement")
+        self.assertFalse(set(alike) & {"none", "slice:4", "ideal", "ring:4+end", "ring:4+rows", "ring:4+ahead0"}, alike)
+
+    def test_four_ranks_that_are_missing_are_named(self):
+        self.assertIn("tp 2 x dp 2 is not measured: four ranks need 8 cores", ablation.tables(self.rows()))
+        self.assertNotIn("not measured", ablation.tables(self.rows(ranks=4)))
 
 
 class ArithmeticTest(unittest.TestCase):

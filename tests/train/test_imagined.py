@@ -29,17 +29,27 @@ class Steps(dict):
         return self[mode]["step_ms"] / self[other]["step_ms"]
 
 
-def measure(ranks, *modes, clock=None, **options):
+def printed(text):
+    """The name and the line of each row of the table."""
+    lines = text[text.index("\nmode "):].splitlines()[2:-1]
+    return [(line.split()[0], line) for line in lines]
+
+
+def measure(ranks, *modes, **options):
+    events = [json.loads(line) for line in measure_text(ranks, *modes, json=True, **options).splitlines() if line.startswith("{")]
+    return Steps({e["mode"]: e for e in events if e["event"] == "step" and e["round"] == 2})
+
+
+def measure_text(ranks, *modes, clock=None, **options):
     if not os.path.exists(PROGRAM):
         raise unittest.SkipTest(f"{PROGRAM} is not built")
     environment = harness.environment(EMULATOR_CLOCK="1", **{k: str(v) for k, v in (clock or {}).items()})
-    words = harness.options(recompute=0, peak_tflops=989, rounds=2, modes=",".join(modes), json=True, **options)
+    words = harness.options(recompute=0, peak_tflops=989, rounds=2, modes=",".join(modes), **options)
     done = subprocess.run([harness.MPIRUN, "-np", str(ranks), PROGRAM, *words], env=environment, capture_output=True,
                           text=True, timeout=200)
     if done.returncode:
         raise AssertionError(f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return Steps({e["mode"]: e for e in events if e["event"] == "step" and e["round"] == 2})
+    return done.stdout
 
 
 class Imagined(unittest.TestCase):
@@ -104,6 +114,11 @@ class Imagined(unittest.TestCase):
         first, second = once(), once()
         for mode in first:
             self.assertAlmostEqual(first[mode]["step_ms"] / second[mode]["step_ms"], 1, delta=1e-3)
+
+    def test_a_table_says_which_rows_do_not_differ(self):
+        rows = printed(measure_text(2, "none", "ring", "ring", "nowire", "ideal", tp=2, transport="auto", micro_batch=8, **WIDE))
+        self.assertEqual([name for name, line in rows if "does not differ from ring" in line], ["ring"], rows)
+        self.assertFalse([line for _, line in rows if "below ideal" in line], rows)
 
     def test_calls_of_the_host(self):
         """Where each call takes a tenth of a millisecond and nothing else takes time, a step's length counts them."""
