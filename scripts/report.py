@@ -2,7 +2,6 @@
 """make report: run the experiments that fit this machine, and write a report of them.
 
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
-    scripts/report.py --sweep FILE.jsonl [--out DIR]        report the runs that scripts/mfu_sweep has collected
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
@@ -35,7 +34,7 @@ from runner import ROOT, Failed
 
 try:  # before hours are spent, not after them
     import matplotlib  # noqa: F401
-    from experiments import ablation, operations, sweep, timeline, training
+    from experiments import ablation, operations, timeline, training
     from experiments.place import Place
 except ImportError as error:
     sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
@@ -200,7 +199,6 @@ def options():
     parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
                         help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="delete earlier rows")
-    parser.add_argument("--sweep", metavar="FILE", help="report only the runs that scripts/mfu_sweep has collected")
     o = parser.parse_args()
     o.only = o.only.split(",") if o.only else list(EXPERIMENTS)
     for name in o.only:
@@ -212,24 +210,10 @@ def options():
     return o
 
 
-def report_sweep(path, folder):
-    try:
-        rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
-        if not rows:
-            raise Problem(f"{path}, line 1: no run of a sweep")
-    except (OSError, Problem) as error:
-        refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
-    lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]
-    write_whole(folder / "report.md", section(sweep, lines, folder, "Machine and version are in each row"))
-    print(folder / "report.md")
-
-
 def main():
     o = options()
     folder = pathlib.Path(o.out)
     folder.mkdir(parents=True, exist_ok=True)
-    if o.sweep:
-        return report_sweep(o.sweep, folder)
     ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
     for number in ends:

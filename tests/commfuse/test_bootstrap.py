@@ -199,15 +199,14 @@ class Bootstrap(unittest.TestCase):
 
     def test_slurm_batch_file_says_where_rank_0_is(self):
         programs = {"scontrol": '[ "$*" = "show hostnames node[7-8]" ] && printf "node7\\nnode8\\n"',
-                    "scripts/mfu_sweep": 'echo "rank 0 is on $MASTER_ADDR, ${#COMMFUSE_SECRET}"', "scripts/find_python.sh": "echo true"}
+                    "srun": 'echo "rank 0 is on $MASTER_ADDR, ${#COMMFUSE_SECRET}"'}
         with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
-            os.mkdir(f"{folder}/scripts")
             for name, text in programs.items():
                 with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
                     file.write(f"#!/bin/sh\n{text}\n")
                 os.chmod(file.name, 0o755)
-            done = subprocess.run(["bash", f"{ROOT}/scripts/sweep.slurm"], capture_output=True, text=True, env=dict(
-                BARE, PATH=f"{folder}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=folder, SLURM_NTASKS_PER_NODE="8",
+            done = subprocess.run(["bash", f"{ROOT}/scripts/train.slurm"], capture_output=True, text=True, env=dict(
+                BARE, PATH=f"{folder}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=folder, SLURM_JOB_ID="1",
                 SLURM_CPUS_PER_TASK="2", SLURM_JOB_NODELIST="node[7-8]"))
         self.assertEqual((done.returncode, done.stdout), (0, "rank 0 is on node7, 64\n"), done.stderr)
 

@@ -6,6 +6,7 @@ Jobs are signalled by scancel --batch, which reaches the batch script as Slurm's
 # limit: 240
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,14 +47,13 @@ class Case(checkpoints.Case):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
-    def submit(self, script, *arguments, options=(), **more):
+    def submit(self, *script, options=(), **more):
         """(number, folder) of a job in a folder that looks like this tree's root."""
         folder = self.fresh("root")
         os.mkdir(folder)
         os.symlink(SCRIPTS, os.path.join(folder, "scripts"))
         os.symlink(harness.PROGRAM, os.path.join(folder, "train_gpt"))
-        command = ["env", "-C", folder, "sbatch", "--parsable", "--ntasks-per-node=2", "--cpus-per-task=2", *options,
-                   f"scripts/{script}", *arguments]
+        command = ["env", "-C", folder, "sbatch", "--parsable", "--ntasks-per-node=2", "--cpus-per-task=2", *options, *script]
         done = self.cluster.run(*command, **dict(MPI=slurm.MPI, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
                                                  OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1") | more)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -129,7 +129,7 @@ class Batch(Case):
         expected = self.undisturbed(2, 1, save_every=0)
         out, log = self.fresh("out"), self.fresh("log.jsonl")
         mark = uuid.uuid4().hex
-        job, _ = self.submit("train.slurm", *harness.options(**self.recipe(tp=2, out=out, log=log)), **{harness.MARK: mark, "MPI": mpi})
+        job, _ = self.submit("scripts/train.slurm", *harness.options(**self.recipe(tp=2, out=out, log=log)), **{harness.MARK: mark, "MPI": mpi})
         harness.wait_until(lambda: len(harness.events(harness.read_log(log), "step")) >= 5, 60,
                            lambda: f"some steps: {self.until(job, '.*')}")
         ranks = [pid for pid, _ in harness.marked(mark)]
@@ -167,25 +167,26 @@ class Batch(Case):
     def test_an_error_ends_the_job(self):
         for mpi in slurm.MPI, "mpirun":
             with self.subTest(mpi=mpi):
-                job, _ = self.submit("train.slurm", *harness.options(**self.recipe(tp=2, train="nowhere.bin")), MPI=mpi)
+                job, _ = self.submit("scripts/train.slurm", *harness.options(**self.recipe(tp=2, train="nowhere.bin")), MPI=mpi)
                 found, said = self.until(job, "FAILED|COMPLETED", "the end")
                 self.assertEqual((found["JobState"], found["ExitCode"], found["Restarts"]), ("FAILED", "1:0", "0"), said)
                 self.assertIn("no token file matches", said)
 
-    def sweep(self, *more, **environment):
+    def sweep(self, *more, mpi=slurm.MPI):
         """What the sweep's job has printed, and its rows. The launcher says of each rank where it was and with which cores."""
         options = harness.options(layers=2, channels=96, heads=6, vocab=101, seq=self.T, micro_batch=2, threads=1,
                                   peak_tflops=1)
         mesh = ["--models", "d6", "--tp", "2", "--dp", "1", "--strategies", "tpsp", "--modes", "commfuse", "--steps", "2"]
-        job, folder = self.submit("sweep.slurm", *mesh, "--train", self.tokens, *more, "--", *options,
-                                  options=["--nodes=2"], **environment)
+        launcher = f"srun --mpi={mpi} --exact --ntasks={{ranks}} --cpus-per-task=2 --distribution=block,pack"
+        command = shlex.join(["scripts/mfu_sweep", "--launcher", launcher, *mesh, "--train", self.tokens, "--out", "sweep.jsonl",
+                              *more, "--", *map(str, options)])
+        job, folder = self.submit("--wrap", command, options=["--nodes=2"])
         found, said = self.until(job, "COMPLETED|FAILED", "the end", 90)
-        path = os.path.join(folder, "sweep.jsonl")
-        rows = harness.read_log(path)
-        return found, said, rows, folder
+        rows = harness.read_log(os.path.join(folder, "sweep.jsonl"))
+        return found, said, rows
 
     def test_sweep(self):
-        """A rank has its cores, two ranks share a node, and there is a report."""
+        """A rank has its cores, two ranks share a node, and there is a table."""
         program, ranks = self.fresh("program"), self.fresh("ranks")
         with open(program, "w", encoding="utf-8") as file:
             file.write(f"""#!/bin/sh
@@ -193,22 +194,22 @@ echo $SLURM_STEP_NUM_TASKS $SLURM_PROCID $SLURMD_NODENAME $SLURM_CPUS_ON_NODE $S
 exec {harness.PROGRAM} "$@"
 """)
         os.chmod(program, 0o755)
-        found, said, rows, folder = self.sweep("--program", program)
+        found, said, rows = self.sweep("--program", program)
         self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("COMPLETED", ["ok"]), said)
         with open(ranks, encoding="utf-8") as file:
             lines = sorted(line for line in file.read().splitlines() if line.startswith("2 "))
         self.assertEqual(lines, ["2 0 n1 4 2", "2 1 n1 4 2"])
-        self.assertTrue(os.path.exists(os.path.join(folder, "report-sweep/report.md")), said)
+        self.assertIn("| d6 | tpsp 2x1 | 2 |", said)
 
     def test_sweep_with_the_wrong_mpi(self):
         """The line that says why, and nothing about a file that is not there."""
         for mpi, tells in ("none", "SLURM_STEP_NUM_TASKS is 2, but MPI"), ("nonsense", "plugin name for mpi/nonsense"):
             with self.subTest(mpi=mpi):
-                found, said, rows, _ = self.sweep(MPI=mpi)
+                found, said, rows = self.sweep(mpi=mpi)
                 self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("FAILED", ["failed"]), said)
                 self.assertIn(tells, rows[0]["reason"])
                 self.assertIn(f"failed: {rows[0]['reason']}", said)
-        found, said, rows, _ = self.sweep("--train", "nowhere.bin")
+        found, said, rows = self.sweep("--train", "nowhere.bin")
         self.assertEqual((found["JobState"], rows), ("FAILED", []), said)
         self.assertIn("skipped, no token file matches 'nowhere.bin'", said)
         self.assertNotIn("No such file", said)
