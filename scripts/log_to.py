@@ -4,13 +4,13 @@
     scripts/install_deps.sh --log-to                                          # tensorboardX, in build/venv
     build/venv/bin/python scripts/log_to.py run.jsonl --tensorboard DIR       # then: tensorboard --logdir DIR
     build/venv/bin/pip install wandb
-    build/venv/bin/python scripts/log_to.py run.jsonl --wandb PROJECT         # --offline: into ./wandb, for `wandb sync`
+    build/venv/bin/python scripts/log_to.py run.jsonl --wandb PROJECT         # WANDB_MODE=offline: into ./wandb, for `wandb sync`
              … --follow                                                       # until the run has ended
 
 All numbers of steps, validation and HellaSwag become curves over the steps done (exposed_comm_ms is the time in which ranks waited
-for each other), samples become texts, options the run's configuration. A resumed run rewrites its log: steps taken again are sent
-again. In TensorBoard they replace what was sent before, and another run replaces all; in Weights & Biases the log's run is the id,
-which later calls continue.
+for each other), samples become texts, options the run's configuration. A resumed run rewrites its log: all is sent again. In
+TensorBoard it replaces what was sent before, as another run does; in Weights & Biases the log's run is the id, which later calls
+continue.
 """
 import contextlib
 import html
@@ -31,13 +31,13 @@ class TensorBoard:
     def __init__(self, folder):
         from tensorboardX import SummaryWriter
         files = itertools.count()
-        self.writer, self.new = None, lambda step: SummaryWriter(folder, purge_step=step, flush_secs=POLL_S,
-                                                                 filename_suffix=f".{next(files):06d}")
+        self.writer, self.new = None, lambda: SummaryWriter(folder, purge_step=0, flush_secs=POLL_S,
+                                                            filename_suffix=f".{next(files):06d}")
 
-    def begin(self, _, step):
-        """Hides what was sent of this step and later ones, by earlier calls too."""
+    def begin(self, _):
+        """Hides what was sent before, by earlier calls too."""
         self.close()
-        self.writer = self.new(step)
+        self.writer = self.new()
 
     def show(self, kind, step, what):
         if kind == "numbers":
@@ -53,12 +53,12 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    def __init__(self, project, offline):
+    def __init__(self, project):
         import wandb
         self.wandb, self.run, self.name = wandb, None, None
-        self.options = dict(project=project, mode="offline" if offline else "online", resume="allow")
+        self.options = dict(project=project, resume="allow")
 
-    def begin(self, name, _):
+    def begin(self, name):
         if name != self.name:
             self.close()
             self.name, self.run = name, self.wandb.init(id=re.sub(r"[^\w-]", "-", name)[:64] or None, **self.options)
@@ -82,50 +82,40 @@ def steps_done(event):
 
 
 def changes(path, follow):
-    """Yields the events of a log, each once, with kind and steps done; before all of a run ("begin", 0, run); and ("begin", step, run)
-    before those from that step on again, because a resumed run has written another line there."""
-    log, run, sent, ended = None, None, {}, False
+    """Yields the events of a log with kind and steps done, first ("begin", 0, run); all of them again when it has been written again,
+    as by a resumed run."""
+    log, begun, ended, last = (), False, False, None
     no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
     while True:
         with run_log.readable(path):
             try:
                 if not (log and log.stay()):
-                    log, seen = run_log.Lines(path, run_log.fault), set()
+                    log, begun = run_log.Lines(path, run_log.fault), False
             except FileNotFoundError:
                 if not follow:
-                    raise
-                log = ()  # not there yet
+                    raise  # otherwise it may come later
         for event in log:
-            kind, line, key = event["event"], hash(str(event)), (event["event"], str(event.get("step")))
-            ended = kind == "end"
-            if kind == "config" and (not sent or event.get("run") != run):
-                run, sent = event.get("run"), {}
-                yield "begin", 0, run
-            elif not sent:
+            kind = event["event"]
+            if kind == "config":
+                begun = True
+                yield "begin", 0, event.get("run")
+            if not begun:
                 raise no_log
-            step = steps_done(event)
-            if key not in seen and sent.get(key, (line, step)) != (line, step) and kind in run_log.NEEDED:
-                sent = {key: what for key, what in sent.items() if what[1] < step}
-                yield "begin", step, run
-                log = None  # read again: other events of these steps may be as before
-                break
-            seen.add(key)
-            if sent.get(key) != (line, step):
-                sent[key] = line, step
-                yield kind, step, event
-        else:
-            if not (sent or follow):
-                raise no_log
-            if ended or not follow:
-                return
-            time.sleep(POLL_S)
+            if event != last:  # a line of which only the end is missing comes again
+                yield kind, steps_done(event), event
+            last, ended = event, kind == "end"
+        if not (begun or follow):
+            raise no_log
+        if ended or not follow:
+            return
+        time.sleep(POLL_S)
 
 
 def send(changes, target):
     """Sends what each kind of event holds."""
     for kind, step, event in changes:
         if kind == "begin":
-            target.begin(str(event or ""), step)
+            target.begin(str(event or ""))
         elif kind in ("config", "resume"):
             target.show("config", 0, {name: value for name, value in event.items()
                                       if name != "event" and not isinstance(value, (dict, list))})
@@ -141,13 +131,12 @@ def main():
     parser.add_argument("log", metavar="LOG")
     parser.add_argument("--tensorboard", metavar="DIR")
     parser.add_argument("--wandb", metavar="PROJECT")
-    parser.add_argument("--offline", action="store_true", help="with --wandb: send nothing, write ./wandb")
     parser.add_argument("--follow", action="store_true", help="until the run has ended; the log may come later")
     given = parser.parse_args()
     if bool(given.tensorboard) == bool(given.wandb):
         parser.error("give either --tensorboard DIR or --wandb PROJECT")
     try:
-        target = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb, given.offline)
+        target = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb)
     except ImportError as error:
         raise Problem(str(error), "scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
                       f"build/venv/bin/python {sys.argv[0]}") from None
