@@ -1,4 +1,4 @@
-"""Run commands and groups of ranks with a time limit; they end when this script ends, even by SIGKILL (Reaper).
+"""Run commands and groups of ranks with a time limit.
 
     Runner().run(["make", "all"], limit=60).status
 
@@ -10,9 +10,9 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -21,38 +21,6 @@ from command import Problem
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 GRACE_S = 10   # for a process to end after a signal: if its driver has lost the GPU, it may never end
 OTHERS_S = 8   # for the other ranks to notice that one has failed
-
-# Its input is a pipe from the script, which the kernel closes when the script ends.
-REAPER = """
-import os, shutil, signal, sys
-alive = set()
-for line in sys.stdin:
-    (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
-for group in alive:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-shutil.rmtree(sys.argv[1], True)
-"""
-
-
-class Reaper:
-    """A process that outlives this script, ends the commands that still run and removes its folder."""
-
-    def __init__(self, folder):
-        self.process = subprocess.Popen([sys.executable, "-S", "-E", "-c", REAPER, folder], stdin=subprocess.PIPE, bufsize=0,
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-    def watch(self, sign, process):
-        """sign: + to begin, - to stop."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so it is written whole or not at all
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
 
 def words_of(**options):
     """Options of train_gpt as words of a command."""
@@ -96,21 +64,19 @@ class Result:
 
 
 class Runner:
-    """gently: send SIGTERM first, so that a launcher can end its processes on other hosts. Nothing runs past `deadline`. Threads
-    may share a runner."""
+    """gently: send SIGTERM first, so that a launcher can end its processes on other hosts. bound: a command ends when this script
+    ends, even by SIGKILL. Nothing runs past `deadline`. Threads may share a runner."""
 
-    def __init__(self, log=None, reaper=None, gently=False, cwd=ROOT):
-        self.log, self.reaper, self.gently, self.cwd, self.deadline = log, reaper, gently, cwd, float("inf")
+    def __init__(self, log=None, gently=False, bound=False, cwd=ROOT):
+        self.log, self.gently, self.cwd, self.deadline = log, gently, cwd, float("inf")
+        self.prefix = ["setpriv", "--pdeathsig", "KILL", "--"] if bound and shutil.which("setpriv") else []
 
     def left(self):
         return self.deadline - time.monotonic()
 
     def start(self, command, output, errors=subprocess.STDOUT, env=None):
-        process = subprocess.Popen([str(word) for word in command], cwd=self.cwd, env=dict(os.environ, **(env or {})),
-                                   stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
-        if self.reaper:
-            self.reaper.watch("+", process)
-        return process
+        return subprocess.Popen([*self.prefix, *map(str, command)], cwd=self.cwd, env=dict(os.environ, **(env or {})),
+                                stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
 
     def end(self, *processes):
         """Stops all before it kills one, because a rank that notices the end of another would report that as the error."""
@@ -121,8 +87,6 @@ class Runner:
             for process in processes if number != signal.SIGSTOP else ():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE_S)
-        for process in processes if self.reaper else ():
-            self.reaper.watch("-", process)
 
     def run(self, command, limit=None, env=None):
         return self.ranks([command], [env or {}], limit)

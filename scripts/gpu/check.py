@@ -6,7 +6,7 @@ import tempfile
 import time
 
 from command import opened, write_whole
-from runner import ROOT, Reaper, Runner
+from runner import ROOT, Runner
 
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
 TYPES = "fp32", "bf16"
@@ -22,9 +22,8 @@ class Check:
         os.makedirs(options.out, exist_ok=True)
         self.report = opened(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
         self.log = opened(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
-        self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
-        self.reaper = Reaper(self.scratch)
-        self.runner = Runner(self.log, self.reaper)
+        self.scratch = tempfile.TemporaryDirectory(prefix="gpu-check-")
+        self.runner = Runner(self.log, bound=True)
         with contextlib.suppress(OSError):  # keeps the driver open: otherwise each program waits seconds for the GPU to start
             self.gpu = os.open("/dev/nvidia0", os.O_RDWR)
         self.rows, self.data = [], {"complete": False, "stages": {}}
@@ -59,14 +58,14 @@ class Check:
         return path
 
     def path(self, name):
-        return os.path.join(tempfile.mkdtemp(dir=self.scratch), name)
+        return os.path.join(tempfile.mkdtemp(dir=self.scratch.name), name)
 
     def save(self):
         self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
         write_whole(os.path.join(self.o.out, "results.json"), json.dumps(self.data, indent=1))
 
     def close(self):
-        self.reaper.close()  # and the scratch directory with it
+        self.scratch.cleanup()
         self.save()
         self.report.close()
         self.log.close()
