@@ -405,7 +405,7 @@ class Files(Quiet):
         os.remove(shared)
         machine.starts(self.check, "fp32")
         self.assertEqual(self.verdicts(), [OK, FAIL])
-        self.assertIn("libgone.so => not found", self.check.rows[-1][3])
+        self.assertIn("libgone.so: cannot open", self.check.rows[-1][3])
         self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
 
     def test_libraries_that_no_toolkit_has_are_named_with_the_way_to_bring_them(self):
