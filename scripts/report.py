@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """make report: run the experiments that fit this machine, and write a report of them.
 
-    scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
+    scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick]
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
 DIR (build/report) gets report.md, a CSV of all rows of each experiment, figures as PNG and SVG, and rows.jsonl: a line with the
 conditions of the measurement, then a line for each point, written as soon as it is measured. Everything else is made from that
 file. The same command resumes an interrupted report, which holds the points measured so far and says so. Rows of another machine,
-program or place do not belong in one table: give --fresh or another --out.
+program or place do not belong in one table: give another --out.
 
 An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with its approximate seconds;
 measure(place, point), which returns rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which are errors on
@@ -30,7 +30,7 @@ import lab
 import plots
 import run_log
 from command import Parser, Problem, note, opened, say, status_of, whole, write_whole
-from runner import ROOT, Failed
+from runner import ROOT
 
 try:  # before hours are spent, not after them
     import matplotlib  # noqa: F401
@@ -44,12 +44,7 @@ EXPERIMENTS = {module.NAME: module for module in (operations, ablation, training
 NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
-INTERRUPTED, REFUSED = 130, 2
-
-
-def refuse(what, hint):
-    note(f"report.py: {what}\n  {hint}")
-    sys.exit(REFUSED)
+INTERRUPTED = 130
 
 
 def setup_of(place, o):
@@ -57,7 +52,7 @@ def setup_of(place, o):
     build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
     programs = [build / name for name in PROGRAMS]
     if not all(program.exists() for program in programs):
-        refuse("build/release lacks a program", "make report builds what it needs")
+        raise Problem("build/release lacks a program", "make report builds what it needs")
     onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
                  "cc -E -P -x c - | tail -n 1")
     return {**place.describe(), "compiler": (ask("cc", "--version").splitlines() or ["unknown"])[0],
@@ -88,28 +83,23 @@ def caption(setup):
 class Rows:
     """DIR/rows.jsonl, held by one report at a time."""
 
-    def __init__(self, folder, setup, fresh):
+    def __init__(self, folder, setup):
         self.path = folder / "rows.jsonl"
         self.file = opened(self.path, "a", encoding="utf-8")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            refuse(f"{self.path} is being written by another report", "wait for it, or choose another --out DIR")
-        if fresh:
-            self.file.truncate(0)
+            raise Problem(f"{self.path} is being written by another report", "wait for it, or choose another --out DIR") from None
         run_log.drop_cut_line(self.path)
-        try:
-            first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
-        except Problem as error:
-            refuse(str(error), "repair it, or start again with --fresh or another --out DIR")
+        first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
         self.setup = first.get("setup", setup)
         if not first:
             self.append({"setup": setup})
         different = [f"{name} was {self.setup.get(name)!r} and is {setup.get(name)!r}" for name in {**self.setup, **setup}
                      if name not in NOT_OF_THE_SETUP and self.setup.get(name) != setup.get(name)]
         if different:
-            refuse(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
-                   "start again with --fresh, or choose another --out DIR")
+            raise Problem(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
+                          "remove it, or choose another --out DIR")
 
     def append(self, line):
         self.file.write(json.dumps(line) + "\n")
@@ -126,14 +116,14 @@ def run(place, names, rows, o, failures):
     for name in names:
         points = EXPERIMENTS[name].points(place, o.quick)
         if not points:
-            print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
+            note(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}")
         points = [{**point, "seconds": o.patience * point["seconds"]} for point in points]
         todo += [(name, point) for point in points if not rows.has(name, point)]
-    print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
+    note(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""))
     for number, (name, point) in enumerate(todo):
         left = sum(point["seconds"] for _, point in todo[number:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
-        print(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more", file=sys.stderr, flush=True)
+        note(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more")
         place.commands, begin = [], time.monotonic()
         try:
             found = EXPERIMENTS[name].measure(place, point)
@@ -198,7 +188,6 @@ def options():
                         help="measure points X times as long, on a machine with other work (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
                         help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="delete earlier rows")
     o = parser.parse_args()
     o.only = o.only.split(",") if o.only else list(EXPERIMENTS)
     for name in o.only:
@@ -214,26 +203,18 @@ def main():
     o = options()
     folder = pathlib.Path(o.out)
     folder.mkdir(parents=True, exist_ok=True)
-    ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    for number in ends:
+    for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.default_int_handler)
-    try:
-        place = Place(o.place, o.ratio)
-    except Failed as error:
-        refuse(str(error), "--place local measures over shared memory")
-    rows, failures, stopped = Rows(folder, setup_of(place, o), o.fresh), [], False
+    place = Place(o.place, o.ratio)
+    rows, failures, stopped = Rows(folder, setup_of(place, o)), [], False
     if doubts(rows.setup):
-        print(doubts(rows.setup), file=sys.stderr)
+        note(doubts(rows.setup))
     try:
         run(place, [name for name in EXPERIMENTS if name in o.only], rows, o, failures)
     except KeyboardInterrupt:
         stopped = True
-        print(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there",
-              file=sys.stderr)
-    for number in ends:
-        signal.signal(number, signal.SIG_DFL)
-    words = shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
+        note(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there")
+    words = shlex.join(["scripts/report.py", *sys.argv[1:]])
     path, problems = write_report(folder, rows.setup, rows.done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
     for problem in problems:
         note(f"ERROR {problem}")

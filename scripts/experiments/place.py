@@ -25,7 +25,7 @@ class Place:
     def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
         if kind == "lab" and obstacle:
-            raise Failed(obstacle)
+            raise Failed(obstacle, "--place local measures over shared memory")
         self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
         self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
         self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))

@@ -70,9 +70,9 @@ def figures(rows, folder):
 DRIVER = """
 import sys
 sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]
-import report, fake
+import command, report, fake
 report.EXPERIMENTS = {"fake": fake}
-sys.exit(report.main())
+sys.exit(command.status_of(report.main))
 """
 
 
@@ -188,20 +188,21 @@ class ReportOfAFakeExperiment(Case):
             changed = [{"setup": {**whole[0]["setup"], name: other}}, *whole[1:]]
             text = "".join(json.dumps(line) + "\n" for line in changed)
             (self.out / "rows.jsonl").write_text(text)
-            output = self.make(status=report.REFUSED)
+            output = self.make(status=1)
             self.assertIn(f"{name} was {other!r}", output)
-            self.assertIn("--fresh", output)
+            self.assertIn("another --out", output)
             self.assertEqual((self.out / "rows.jsonl").read_text(), text)
         (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
-        self.assertIn("length was 'full' and is 'quick'", self.make("--quick", status=report.REFUSED))
-        self.make("--fresh", "--quick", FAKE_POINTS="2")
+        self.assertIn("length was 'full' and is 'quick'", self.make("--quick", status=1))
+        (self.out / "rows.jsonl").unlink()
+        self.make("--quick", FAKE_POINTS="2")
         self.assertEqual([line["point"] for line in self.lines()[1:]], [{"size": i, "quick": True, "seconds": 2} for i in range(2)])
 
     def test_patience_measures_longer_and_does_not_mix(self):
         self.make("--patience", "3", FAKE_POINTS="2")
         self.assertEqual([line["point"]["seconds"] for line in self.lines()[1:]], [6, 6])
         self.assertEqual(self.lines()[0]["setup"]["length"], "full, patience 3")
-        self.make(FAKE_POINTS="2", status=report.REFUSED)
+        self.make(FAKE_POINTS="2", status=1)
         self.assertIn("not a positive number", self.make("--patience", "0", status=2))
 
     def test_a_point_that_fails_is_reported_and_the_others_go_on(self):
@@ -216,13 +217,13 @@ class ReportOfAFakeExperiment(Case):
         self.make(FAKE_POINTS="1")
         with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
             file.write("<<<<<<<\n")
-        self.assertIn("line 3: not a JSON object", self.make(status=report.REFUSED))
+        self.assertIn("line 3: not a JSON object", self.make(status=1))
 
     def test_two_reports_do_not_write_one_file(self):
         (self.folder / "hold").write_text("0")
         first = self.start()
         wait_until(lambda: self.begun(), "the first report has begun")
-        self.assertIn("another report", self.make(status=report.REFUSED))
+        self.assertIn("another report", self.make(status=1))
         (self.folder / "hold").unlink()
         first.communicate(timeout=120)
         self.assertEqual(first.returncode, 0)
