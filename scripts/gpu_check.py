@@ -1,6 +1,6 @@
 """Check and measure the GPU program on a machine with one NVIDIA GPU, in stages with a time budget each.
 
-    scripts/gpu_check.sh [--out results/gpu] [--budget 540] [--only STAGE[,STAGE]] [--plan]
+    scripts/gpu_check.sh [--out results/gpu] [--budget 540] [--only STAGE[,STAGE]]
 
     build      build the programs, the twins tool and the benchmarks for both element types, and start the programs
     device     describe GPU, driver, CUDA, cuDNN, NCCL; measure the facilities that the transports rely on
@@ -49,7 +49,6 @@ def parse(words=None):
     parser.add_argument("--budget", type=float, default=540, help="seconds for everything (default 540)")
     parser.add_argument("--only", default="", metavar="STAGES",
                         help="these stages, with commas between them; build comes with all but device")
-    parser.add_argument("--plan", action="store_true", help="print the stages and their times, run nothing")
     parser.add_argument("--builds", default="build/cuda", metavar="PREFIX",
                         help="folders of the programs, before -fp32 and -bf16 (default build/cuda; without a GPU: build/emulated)")
     return parser.parse_args(words)
@@ -100,13 +99,7 @@ def summary(check):
 def main():
     options = parse()
     os.chdir(ROOT)
-    stages, end = selected(options.only), 0
-    if options.plan:
-        for i, stage in enumerate(stages):
-            end += (seconds := first_share(stages[i:], options.budget - end))
-            print(f"{stage:<10} {seconds:5.0f} s, ends by second {end:.0f}")
-        return 0
-    check = Check(options)
+    stages, check = selected(options.only), Check(options)
 
     def give_up(number, _):
         check.runner.deadline = float("-inf")  # threads of a stage start no more commands, so the end does not wait for them
