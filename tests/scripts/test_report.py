@@ -572,18 +572,16 @@ class Sweep(Case):
         return [json.loads(line) for line in self.file.read_text().splitlines()]
 
     def test_two_ranks_end_to_end_and_resumed(self):
-        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,direct:2,auto"
+        mesh = "--tp", "1,2", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,direct:2,auto"
         output = self.sweep(*mesh)
         self.assertEqual({(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()},
                          {(1, "tpsp", "none", "ok"), *((2, strategy, mode, "ok") for strategy in ("tpsp", "up")
-                                                       for mode in ("none", "direct:2", "auto"))})
+                                                       for mode in ("none", "direct:2", "auto"))})  # others of one rank are alike
         config = next(row["config"] for row in self.rows() if row["mode"] == "direct:2")
         self.assertEqual((config["overlap"], config["gradients"]), ("direct:2", "preset"))
         alone = next(row for row in self.rows() if row["tp"] == 1)
-        self.assertIn("6 heads do not divide over --tp 4", output)
-        self.assertIn("one rank: nothing travels", output)
         for row in self.rows():
-            self.assertEqual((row["device"], row["config"]["ranks"]), ("CPU", row["ranks"]))
+            self.assertEqual(row["config"]["ranks"], row["ranks"])
             if row["mode"] == "auto":  # steps of trials are not counted
                 self.assertTrue(2 <= row["steps"] < row["config"]["steps"] - 20, row)
                 continue
@@ -591,12 +589,11 @@ class Sweep(Case):
             self.assertAlmostEqual(row["loss"], alone["loss"], delta=1e-4)
             self.assertGreater(row["tokens_per_s"], 0)
             self.assertGreater(row["mfu_share"], 0)
-        output = self.sweep(*mesh, "--ranks-max", "2")
+        output = self.sweep(*mesh)
         self.assertEqual(len(self.rows()), 7)
         self.assertEqual(output.count("already"), 7)
-        self.assertIn("more than --ranks-max 2", output)
         for row in self.rows():
-            self.assertIn(f"| d6 | {row['strategy']} {row['tp']}x1 | {row['ranks']} | CPU | {row['mode']} | "
+            self.assertIn(f"| d6 | {row['strategy']} {row['tp']}x1 | {row['ranks']} | {row['mode']} | "
                           f"{row['step_ms']:.1f} |", output)
 
     def test_repeats_take_random_turns(self):
@@ -610,21 +607,21 @@ class Sweep(Case):
         output = self.sweep(*points, "--repeats", "3")  # goes on
         self.assertEqual(output.count("already"), 10)
         table = [line for line in output.splitlines() if line.startswith("| d6 | tpsp 2x1")]
-        self.assertEqual({line.split(" | ")[4] for line in table}, {"none", "slice", "ring", "direct"})
-        steps = [float(line.split(" | ")[5]) for line in table]
+        self.assertEqual({line.split(" | ")[3] for line in table}, {"none", "slice", "ring", "direct"})
+        steps = [float(line.split(" | ")[4]) for line in table]
         self.assertEqual(steps, sorted(steps))
         for line in table:
-            mine = sorted(row["step_ms"] for row in self.rows() if point(row) == (2, line.split(" | ")[4]))
-            self.assertEqual(line.split(" | ")[5:8], [f"{mine[1]:.1f}", f"{mine[0]:.1f} – {mine[2]:.1f}", "3"])
+            mine = sorted(row["step_ms"] for row in self.rows() if point(row) == (2, line.split(" | ")[3]))
+            self.assertEqual(line.split(" | ")[4:7], [f"{mine[1]:.1f}", f"{mine[0]:.1f} – {mine[2]:.1f}", "3"])
 
     def test_rows_that_do_not_differ_are_marked(self):
         def runs(mode, *steps, **more):
-            return [dict(zip(mfu_sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, device="CPU", status="ok", repeat=repeat,
+            return [dict(zip(mfu_sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, status="ok", repeat=repeat,
                          step_ms=ms, step_p10_ms=ms - 3, step_p90_ms=ms + 3, tokens_per_s=1, mfu_share=0.5, exposed_ms=0, **more)
                     for repeat, ms in enumerate(steps, 1)]
         rows = [*runs("ideal", 100, 101, 99), *runs("slice", 120, 118, 124), *runs("domino:2", 95, 90, 96), *runs("ring", 121, 110, 119),
                 *runs("none", 150, 149, 170)]
-        remarks = {line.split(" | ")[4]: line.split(" | ")[-1].strip(" |") for line in mfu_sweep.table(rows).splitlines()[2:]
+        remarks = {line.split(" | ")[3]: line.split(" | ")[-1].strip(" |") for line in mfu_sweep.table(rows).splitlines()[2:]
                    if line.startswith("| d6")}
         self.assertEqual(remarks, {"none": "", "slice": "does not differ from ring", "ring": "does not differ from slice", "ideal": "",
                                    "domino:2": "**below ideal**: noise, or a wrong measurement"})
@@ -643,10 +640,11 @@ class Sweep(Case):
 
     def test_a_run_that_fails_is_kept_with_its_reason_and_tried_again(self):
         broken = self.folder / "launcher"
-        broken.write_text('#!/bin/sh\n[ "$1" = 1 ] || { echo "error: no such nodes"; exit 3; }\nshift\nexec "$@"\n')
+        broken.write_text('#!/bin/sh\necho "error: no such nodes"\nexit 3\n')
         broken.chmod(0o755)
         mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "ring"
-        output = self.sweep(*mesh, status=1, launcher=f"{broken} {{ranks}}")
+        output = self.sweep(*mesh, "--repeats", "2", status=1, launcher=f"{broken} {{ranks}}")
+        self.assertIn("ring, repeat 2: failed before", output)
         self.assertIn("**failed** error: no such nodes", output)
         self.assertEqual([row["status"] for row in self.rows()], ["failed"])
         self.sweep(*mesh)
@@ -655,8 +653,7 @@ class Sweep(Case):
 
     def test_an_end_from_outside_ends_the_run_too(self):
         slow, began = self.folder / "launcher", self.folder / "began"
-        slow.write_text('#!/bin/sh\n[ "$1" = 1 ] && shift && exec "$@"\n'
-                        f'echo $$ > {began}.new\nmv {began}.new {began}\nexec sleep 100\n')
+        slow.write_text(f'#!/bin/sh\necho $$ > {began}.new\nmv {began}.new {began}\nexec sleep 100\n')
         slow.chmod(0o755)
         command = self.command(f"{slow} {{ranks}}", "--tp", "2", "--strategies", "tpsp", "--modes", "none")
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

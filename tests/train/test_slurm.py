@@ -210,8 +210,8 @@ exec {harness.PROGRAM} "$@"
                 self.assertIn(tells, rows[0]["reason"])
                 self.assertIn(f"failed: {rows[0]['reason']}", said)
         found, said, rows = self.sweep("--train", "nowhere.bin")
-        self.assertEqual((found["JobState"], rows), ("FAILED", []), said)
-        self.assertIn("skipped, no token file matches 'nowhere.bin'", said)
+        self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("FAILED", ["failed"]), said)
+        self.assertIn("failed: no token file matches 'nowhere.bin'", said)
         self.assertNotIn("No such file", said)
 
 
