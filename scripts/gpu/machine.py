@@ -1,28 +1,12 @@
 """The stages build (the programs of the other stages) and device (the machine)."""
-import contextlib
 import os
 import platform
 import re
-import tempfile
 
 from .check import FAIL, TYPES
 
 WIRES = "tests/bench/bench_wires"
 REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any library
-
-
-@contextlib.contextmanager
-def memory_in_use(check):
-    """A list, filled at the end: MiB in use on the GPU, twice a second. Empty: unknown."""
-    seen, look = [], "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
-    with tempfile.TemporaryFile() as output:
-        process = check.runner.start(["sh", "-c", f"while {look}; do sleep 0.5; done"], output)
-        try:
-            yield seen
-        finally:
-            check.runner.end(process)
-            output.seek(0)
-            seen += [int(word) for word in output.read().split() if word.isdigit()]
 
 
 def build(check):

@@ -18,10 +18,8 @@ from runner import ROOT, Late, Runner
 from tokens import write_tokens
 
 from .check import FAIL, LATE, OK, SKIP
-from .machine import memory_in_use
 from .training import (ACCUMULATION, CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train)
 
-GEMM_SIZES = 4096, 8192, 16384
 SEVERAL = f", {ACCUMULATION} micro-batches a step"
 INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
 ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
@@ -35,8 +33,7 @@ LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 def measure(check, program, model, step, tokens):
     """A row of the table, or None; and the Result."""
     before, counted = step.repeated
-    with memory_in_use(check) as memory:
-        steps, config, result = train(check, program, limit=60, train=tokens, steps=before + counted, **step.options(model))
+    steps, config, result = train(check, program, limit=60, train=tokens, steps=before + counted, **step.options(model))
     if result.status or len(steps) < before + counted:
         return None, result
     if why := implausible([s["loss"] for s in steps]):
@@ -46,13 +43,13 @@ def measure(check, program, model, step, tokens):
     timed = steps[before:]
     times = [s["step_ms"] for s in timed]
     ms = statistics.median(times)
-    at = min(timed, key=lambda s: abs(s["step_ms"] - ms))
-    mfu, peak = at["mfu"] and at["mfu"] * at["step_ms"] / ms, config.get("peak_tflops_all_ranks")
+    memory = re.search(r"^memory +([\d.]+) MiB", result.output, re.MULTILINE)
     return {"model": model.name, "program": "recompute" if step.recompute else "commfuse", "batch": step.batch,
             "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
-            "tokens_per_s": step.tokens / ms * 1e3, "mfu": mfu, "tflops": mfu and peak and mfu * peak,
-            "memory_mib": max(memory, default=None), "first_step_ms": steps[0]["step_ms"],
-            "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3, "peak_tflops": peak,
+            "tokens_per_s": step.tokens / ms * 1e3, "mfu": timed[0]["mfu"] and statistics.median(s["mfu"] for s in timed),
+            "memory_mib": float(memory[1]) if memory else None, "first_step_ms": steps[0]["step_ms"],
+            "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3,
+            "peak_tflops": config.get("peak_tflops_all_ranks"),
             "losses": [s["loss"] for s in steps]}, result
 
 
@@ -69,30 +66,26 @@ def measure_torch(check, python, model, step, peak_tflops):
     before, counted = step.repeated
     command = [python, "tests/bench/torch_gpt.py", model.layers, model.channels, model.heads, step.batch, SEQ, "--vocab",
                VOCABULARY_PADDED, "--steps", counted, "--warmup", before, "--accumulate", step.accumulation]
-    with memory_in_use(check) as memory:
-        result = check.runner.run(command, LIMIT_S, ENVIRONMENT)
+    result = check.runner.run(command, LIMIT_S, ENVIRONMENT)
     if result.status:
         return None, result
     row = run_log.printed(result.output)[-1]
     tflops = row["tokens_per_s"] * row["flops_per_token"] * 1e-12
-    return dict(row, model=model.name, program="torch", accumulation=step.accumulation, tflops=tflops,
-                mfu=tflops / peak_tflops if peak_tflops else None, memory_mib=max(memory, default=None),
-                start_s=result.seconds), result
+    return dict(row, model=model.name, program="torch", accumulation=step.accumulation, memory_mib=row["allocated_mib"],
+                mfu=tflops / peak_tflops if peak_tflops else None, start_s=result.seconds), result
 
 
 # --- the table ---
 
-FORMAT = "{:<5} {:<9} {:>5} {:>5} {:>9} {:>7} {:>10} {:>7} {:>8} {:>8} {:>7}"
-HEAD = FORMAT.format("model", "program", "batch", "accum", "step ms", "spread", "tokens/s", "MFU", "of GEMM", "mem GiB", "start s")
+FORMAT = "{:<5} {:<9} {:>5} {:>5} {:>9} {:>7} {:>10} {:>7} {:>8} {:>7}"
+HEAD = FORMAT.format("model", "program", "batch", "accum", "step ms", "spread", "tokens/s", "MFU", "mem GiB", "start s")
 
 
-def line(check, row):
-    def share(part, whole):
-        return f"{100 * part / whole:.1f} %" if part and whole else "n/a"
+def line(row):
+    mfu = f"{100 * row['mfu']:.1f} %" if row["mfu"] else "n/a"
     memory = f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] is not None else "n/a"
     return FORMAT.format(row["model"], row["program"], row["batch"], row["accumulation"], f"{row['step_ms']:.1f}",
-                         f"{100 * row['spread']:.1f}%", f"{row['tokens_per_s']:.0f}", share(row["mfu"], 1),
-                         share(row["tflops"], check.data["gemm_tflops"]), memory, f"{row['start_s']:.1f}")
+                         f"{100 * row['spread']:.1f}%", f"{row['tokens_per_s']:.0f}", mfu, memory, f"{row['start_s']:.1f}")
 
 
 def table(check):
@@ -101,11 +94,11 @@ def table(check):
         return []
     (before, counted), (before_long, counted_long) = Step(1).repeated, Step(1, ACCUMULATION).repeated
     torch = next((row for row in check.data["times"] if row["program"] == "torch"), None)
-    return [HEAD, *(line(check, row) for row in check.data["times"]),
+    return [HEAD, *map(line, check.data["times"]),
             f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
             f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
             "commfuse keeps what backward needs, as PyTorch does; recompute: backward computes GELU and layer norms again.",
-            f"of GEMM: of the {check.data['gemm_tflops'] or 0:.0f} TFLOP/s of large products here. mem: most in use on the GPU.",
+            "mem: what the program has allocated, PyTorch at most.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
             *(f"PyTorch's step over ours{SEVERAL * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
@@ -113,7 +106,7 @@ def table(check):
 
 
 def add_row(check, row):
-    check.show([line(check, row)])
+    check.show([line(row)])
     check.data["times"].append(row)
     check.save()
 
@@ -181,24 +174,11 @@ def for_each(check, what, models, work):
             return
 
 
-def gemm_rate(check):
-    """TFLOP/s of large products on this GPU, of which a step reaches a share; None: not known."""
-    bench = check.program("bf16", "tests/bench/bench_gpu")
-    result = check.runner.run([bench, "gemm", *GEMM_SIZES], limit=40) if bench else None
-    best = re.search(r"^best ([\d.e+-]+) TFLOP/s", result.output, re.M) if result else None
-    if best and result.status == 0:
-        check.show([line for line in result.output.splitlines() if "TFLOP/s" in line])
-        return float(best.group(1))
-    if bench:
-        check.verdict("large products", FAIL, result.reason)
-    return None
-
-
 def run(check):
     program = check.program("bf16")
     if not program:
         return
-    check.data.update(times=[], gemm_tflops=gemm_rate(check))
+    check.data["times"] = []
     tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
     write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
     check.show([HEAD])
