@@ -21,7 +21,7 @@ It needs a CUDA toolkit, a C compiler, make, Python and small libraries. For a m
 missing, that part is skipped and reported. Environment variables connect the ranks, so MPI is not needed. PyTorch's compiled code
 is kept in build/inductor for the next call.
 
---out gets report.txt (everything printed), results.json (all figures, rewritten after each stage and each line of a table, so that
+--out gets report.txt (everything printed), results.json (verdicts and figures, rewritten after each stage and each line of a table, so that
 nothing is lost if this script is killed) and commands.log (each command and its output). Failures and times are printed again at
 the end. The exit status is 1 if a check failed.
 """

@@ -1,7 +1,7 @@
 // What one training step is made of: every kernel of it at the sizes of a model, timed on the device, and what cutting
 // it into slices costs.
 //
-//     bench_gpu L C H B T V [repetitions] [JSON]         default 12 768 12 16 1024 50304 12: d12, 16 sequences
+//     bench_gpu L C H B T V [repetitions]                default 12 768 12 16 1024 50304 12: d12, 16 sequences
 //     bench_gpu gemm [N ...]                             only what square products of N reach; default 4096 8192 16384
 //
 // The first table has a line for each kernel of a step of one rank: time of a call, calls in a step, their time in the
@@ -60,7 +60,6 @@ typedef struct sizes {
 typedef struct bench {
     sizes s;
     cf_stream *stream;
-    FILE *json;
     double peak, copy_gbs; // FLOP/s; GB/s
     int turn;              // of the pool
     double enqueue_ms;     // of a call of the last sample
@@ -375,11 +374,6 @@ static void report(bench *b, const char *name, work *run, const int64_t *numbers
     if (bytes > 0) printf(" %*.0f %6.1f%%", flops > 0 ? 8 : 25, bytes / t.ms * 1e-6, 100 * bytes / t.ms * 1e-6 / b->copy_gbs);
     printf("\n");
     fflush(stdout);
-    if (b->json)
-        fprintf(b->json,
-                "{\"kernel\":\"%s\",\"ms\":%.6g,\"spread\":%.4g,\"calls\":%.6g,\"step_ms\":%.6g,\"tflops\":%.6g,"
-                "\"gb_per_s\":%.6g}\n",
-                name, t.ms, t.spread, calls, t.ms * calls, flops / t.ms * 1e-9, bytes / t.ms * 1e-6);
 }
 
 // A step takes forward and dgrad without GELU, unless told that it takes them with it.
@@ -464,9 +458,6 @@ static void report_fused(bench *b, const char *name, work *fused, work *apart, i
     snprintf(shape, sizeof shape, "%s (%lld, %lld, %lld)", name, (long long)b->s.R, (long long)IC, (long long)OC);
     printf("%-40s %9.4f %9.4f %7.3f %6.0f%%\n", shape, ms[0], ms[1], ms[0] / ms[1], 100 * spread);
     fflush(stdout);
-    if (b->json)
-        fprintf(b->json, "{\"fused\":\"%s\",\"fused_ms\":%.6g,\"apart_ms\":%.6g,\"ratio\":%.4g}\n", shape, ms[0], ms[1],
-                ms[0] / ms[1]);
 }
 
 static void report_all_fused(bench *b) {
@@ -493,9 +484,6 @@ static choice report_choice(bench *b, const char *name, work *run, int64_t IC, i
     }
     printf("%-28s %9.4f %9.4f %7.3f   number %d\n", name, ms[0], ms[1], ms[0] / ms[1], number + 1);
     fflush(stdout);
-    if (b->json)
-        fprintf(b->json, "{\"product\":\"%s\",\"first_ms\":%.6g,\"taken_ms\":%.6g,\"ratio\":%.4g,\"taken\":%d}\n", name, ms[0],
-                ms[1], ms[0] / ms[1], number + 1);
     return (choice){ms[0], ms[1]};
 }
 
@@ -529,9 +517,6 @@ static void report_all_choices(bench *b) {
         step.first += (double)products[i].calls * c.first, step.taken += (double)products[i].calls * c.taken;
     }
     printf("%-28s %9.3f %9.3f %7.3f\n", "all of a step", step.first, step.taken, step.first / step.taken);
-    if (b->json)
-        fprintf(b->json, "{\"products\":\"of a step\",\"first_ms\":%.6g,\"taken_ms\":%.6g,\"ratio\":%.4g}\n", step.first,
-                step.taken, step.first / step.taken);
 }
 
 // --- chunking loss ---
@@ -616,11 +601,6 @@ static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
     if (whole.host || slices.host) printf("  host-bound: %s", whole.host ? "both" : "slices");
     printf("\n");
     fflush(stdout);
-    if (b->json)
-        fprintf(b->json,
-                "{\"operation\":\"%s\",\"ranks\":%lld,\"seq\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,"
-                "\"loss\":%.4g,\"host_bound\":%s}\n",
-                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss, whole.host || slices.host ? "true" : "false");
 }
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
@@ -659,8 +639,8 @@ static sizes sizes_from(int count, char **words) {
     int64_t number[] = {12, 768, 12, 16, 1024, 50304, 12};
     for (int i = 1; i < count && i <= 7; i++) number[i - 1] = strtoll(words[i], NULL, 10);
     for (int i = 0; i < 7; i++)
-        if (number[i] < 1 || number[i] > 1 << 24 || count > 9)
-            cf_die("usage: bench_gpu [L C H B T V] [repetitions] [JSON]", "bench_gpu: bad argument");
+        if (number[i] < 1 || number[i] > 1 << 24 || count > 8)
+            cf_die("usage: bench_gpu [L C H B T V] [repetitions]", "bench_gpu: bad argument");
     sizes s = {number[0], number[1], number[2], number[3], number[4], number[5], number[6], 0, 0, 0, 0};
     if (s.C % s.H || s.repetitions < REPETITIONS_MIN || s.repetitions > REPETITIONS_MAX)
         cf_die("C must be a multiple of H, repetitions from 10 to 1000", "bench_gpu: C %lld, H %lld, repetitions %lld",
@@ -726,9 +706,6 @@ int main(int count, char **words) {
         cf_stream_free(b.stream);
         return 0;
     }
-    b.json = count > 8 ? fopen(words[8], "w") : NULL;
-    if (count > 8 && !b.json) cf_die("choose another file", "cannot write %s", words[8]);
-    if (b.json) setvbuf(b.json, NULL, _IOLBF, 0); // whoever ends this process finds the lines written so far
     b.peak = peak_flops(&source, 1, NULL, b.stream);
     make_buffers(&b);
     b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(precise)) / time_of(&b, large_copy, NULL).ms * 1e-6;
@@ -736,7 +713,6 @@ int main(int count, char **words) {
            cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T,
            (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);
     all_tables(&b);
-    if (b.json && fclose(b.json) != 0) cf_die("free space on its disk", "%s cannot be written", words[8]);
     cf_stream_free(b.stream);
     return 0;
 }
