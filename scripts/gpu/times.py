@@ -2,7 +2,7 @@
 
 Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
 larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
-less; then with recomputation in backward. PyTorch has the same order, with a run of this program right after each.
+less. PyTorch has the same order, with a run of this program right after each.
 """
 import dataclasses
 import os
@@ -42,7 +42,7 @@ def measure(check, program, model, step, tokens):
     times = [s["step_ms"] for s in timed]
     ms = statistics.median(times)
     memory = re.search(r"^memory +([\d.]+) MiB", result.output, re.MULTILINE)
-    return {"model": model.name, "program": "recompute" if step.recompute else "commfuse", "batch": step.batch,
+    return {"model": model.name, "program": "commfuse", "batch": step.batch,
             "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
             "tokens_per_s": step.tokens / ms * 1e3, "mfu": timed[0]["mfu"] and statistics.median(s["mfu"] for s in timed),
             "memory_mib": float(memory[1]) if memory else None, "first_step_ms": steps[0]["step_ms"],
@@ -95,7 +95,6 @@ def table(check):
     return [HEAD, *map(line, check.data["times"]),
             f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
             f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
-            "commfuse keeps what backward needs, as PyTorch does; recompute: backward computes GELU and layer norms again.",
             "mem: what the program has allocated, PyTorch at most.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
@@ -182,8 +181,6 @@ def run(check):
     check.show([HEAD])
     for_each(check, "ours", MODELS, lambda model: search(check, program, model, tokens))
     for_each(check, "ours" + SEVERAL, MODELS, lambda model: accumulated(check, program, model, tokens))
-    for_each(check, "recomputing", CLOSER,
-             lambda model: one_more(check, program, model, tokens, Step(model.torch_batch, recompute=1)))
     python = find_torch()
     if not python:
         check.verdict("PyTorch", SKIP, "no Python here has it")

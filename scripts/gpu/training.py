@@ -42,7 +42,6 @@ FIRST_LOSS_BAND = 0.5  # random weights add C · 0.02² / 2 to the loss: 0.32 fo
 class Step:
     batch: int  # sequences of a micro-batch
     accumulation: int = 1  # micro-batches, whose gradients are summed before the update
-    recompute: int = 0
 
     @property
     def name(self):
@@ -61,7 +60,7 @@ class Step:
     def options(self, model):
         """The options of train_gpt."""
         return dict(model=model.name, seq=SEQ, vocab=VOCABULARY, micro_batch=self.batch, batch=self.accumulation * self.batch,
-                    recompute=self.recompute)
+                    recompute=0)
 
 
 def implausible(losses):
