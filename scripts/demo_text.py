@@ -11,32 +11,34 @@ import re
 import sys
 import urllib.request
 
-from command import Problem, status_of, whole
+from command import Problem, note, status_of, whole
 
 NAME = "tinyshakespeare.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 
-def say(text):
-    print(f"text: {text}", file=sys.stderr, flush=True)
+def shakespeare(place):
+    """Its bytes, or None."""
+    try:
+        data = urllib.request.urlopen(URL, timeout=10).read(10_000_000) if place is URL else place.read_bytes()
+    except OSError as error:  # URLError and timeouts are OSErrors
+        return note(f"text: no tiny Shakespeare from {place} ({error})")
+    right = hashlib.sha256(data).hexdigest() == SHA256
+    note(f"text: {'tiny Shakespeare' if right else 'not tiny Shakespeare, and not used'}, {len(data):,} bytes, from {place}")
+    return data if right else None
 
 
-def shakespeare(*paths):
-    """None: not available."""
-    for place in (*paths, URL):
-        try:
-            data = urllib.request.urlopen(URL, timeout=10).read(10_000_000) if place is URL else place.read_bytes()
-        except FileNotFoundError:
-            continue
-        except OSError as error:  # URLError and timeouts are OSErrors
-            say(f"no tiny Shakespeare from {place} ({error})")
-            continue
-        if hashlib.sha256(data).hexdigest() == SHA256:
-            say(f"tiny Shakespeare, {len(data):,} bytes, from {place}")
-            return data
-        say(f"{place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256) and is not used")
-    return None
+def documentation(path):
+    """Python's language reference."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise Problem("no English on this machine", f"save {URL} as {path}") from None
+    # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
+    chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
+    note("text: Python's language reference instead")
+    return re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
 
 
 def main():
@@ -45,17 +47,10 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    data = shakespeare(pathlib.Path("../shared/data", NAME), path)
+    places = [place for place in (pathlib.Path("../shared/data", NAME), path, URL) if place is URL or place.exists()]
+    data = next(filter(None, map(shakespeare, places)), None)
     if data is None:
-        try:
-            from pydoc_data.topics import topics
-        except ImportError:
-            raise Problem("no English on this machine", f"save {URL} as {path}") from None
-        # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
-        chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
-        data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
-        path = folder / "documentation.txt"
-        say(f"Python's language reference instead, {len(data):,} bytes")
+        data, path = documentation(path), folder / "documentation.txt"
     with whole(path, "wb") as file:
         file.write(data)
     print(path)
