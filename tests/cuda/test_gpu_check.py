@@ -182,15 +182,6 @@ class Meshes(Quiet):
             ranks.ranks_over(self.check, "nccl", ranks.meshes("nccl")[:6], "tokens", {"fp32": [4.0], "bf16": [4.0]}, {})
         return train.call_count
 
-    def test_a_transport_is_given_up_after_two_hangs(self):
-        good, crash = ([{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)), ([], {}, Result(1, "error: broken", 2))
-        ended, own_timeout = ([], {}, Result(-9, "error: ended after 35 s", 35, True)), ([], {}, Result(1, "error: nothing came", 22))
-        self.assertEqual(self.ran([good, ended, crash, own_timeout]), 4)
-        self.assertEqual(self.check.rows[-1][1:], ("2 of 6 meshes over nccl", LATE, "not run, nccl has hung 2 times"))
-        self.assertEqual([len(row["losses"]) for row in self.check.data["ranks"]], [1, 0, 0, 0])
-        self.assertEqual(self.ran([good] * 3 + [ended] + [crash] * 2), 6)
-        self.assertNotEqual(self.verdicts()[-1], LATE)
-
     def test_meshes_for_which_there_is_no_time_are_counted(self):
         good = [{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)
         self.assertEqual(self.ran([good, good, Late]), 3)
