@@ -21,9 +21,8 @@ It needs a CUDA toolkit, a C compiler, make, Python and small libraries. For a m
 missing, that part is skipped and reported. Environment variables connect the ranks, so MPI is not needed. PyTorch's compiled code
 is kept in build/inductor for the next call.
 
---out gets report.txt (everything printed), results.json (verdicts and figures, rewritten after each stage and each line of a table, so that
-nothing is lost if this script is killed) and commands.log (each command and its output). Failures and times are printed again at
-the end. The exit status is 1 if a check failed.
+--out gets report.txt (everything printed, as soon as it is) and commands.log (each command and its output). Failures and times are
+printed again at the end. The exit status is 1 if a check failed.
 """
 import collections
 import os
@@ -79,13 +78,12 @@ def run_stage(check, name, seconds):
     except Exception as error:  # the other stages still run
         check.verdict(name, FAIL, f"{type(error).__name__}: {error}")
         traceback.print_exc(file=check.log)
-    check.data["stages"][name] = time.monotonic() - begin
-    check.save()
+    check.seconds[name] = time.monotonic() - begin
 
 
 def summary(check):
     """The failures and the table of times again."""
-    seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())
+    seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.seconds.items())
     failures = [f"{verdict:<5} {stage}: {what}   {detail}".splitlines()[0][:200]
                 for stage, what, verdict, detail in check.rows if verdict in (FAIL, LATE)]
     if len(failures) > 25:
@@ -109,7 +107,6 @@ def main():
     try:
         for i, stage in enumerate(stages):
             run_stage(check, stage, first_share(stages[i:], check.begin + options.budget - time.monotonic()))
-        check.data["complete"] = True
     finally:  # also after a signal
         check.say(summary(check))
         check.close()

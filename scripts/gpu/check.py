@@ -1,11 +1,10 @@
 """The state of a check: options, programs, and findings, which are always on the disk."""
 import contextlib
-import json
 import os
 import tempfile
 import time
 
-from command import opened, write_whole
+from command import opened
 from runner import ROOT, Runner
 
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
@@ -13,8 +12,8 @@ TYPES = "fp32", "bf16"
 
 
 class Check:
-    """A stage is a function that gets a Check, reports by verdict(), say() and show(), and puts its figures in `data`, which
-    becomes results.json. When its time is over, the runner raises Late."""
+    """A stage is a function that gets a Check and reports by verdict(), say() and show(). When its time is over, the runner raises
+    Late. times: rows of its table."""
 
     def __init__(self, options):
         self.o = options
@@ -26,9 +25,8 @@ class Check:
         self.runner = Runner(self.log, bound=True)
         with contextlib.suppress(OSError):  # keeps the driver open: otherwise each program waits seconds for the GPU to start
             self.gpu = os.open("/dev/nvidia0", os.O_RDWR)
-        self.rows, self.data = [], {"complete": False, "stages": {}}
+        self.rows, self.seconds, self.times, self.torch_over_ours = [], {}, [], {}
         self.begin, self.stage = time.monotonic(), ""
-        self.save()
 
     def say(self, text=""):
         print(text, flush=True)
@@ -60,12 +58,7 @@ class Check:
     def path(self, name):
         return os.path.join(tempfile.mkdtemp(dir=self.scratch.name), name)
 
-    def save(self):
-        self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
-        write_whole(os.path.join(self.o.out, "results.json"), json.dumps(self.data, indent=1))
-
     def close(self):
         self.scratch.cleanup()
-        self.save()
         self.report.close()
         self.log.close()

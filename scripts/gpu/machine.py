@@ -50,12 +50,10 @@ def device(check):
     facts = {"gpu": gpu, "nvcc": nvcc[1] if nvcc else "",
              "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
              "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
-    check.data["device"] = facts
     for name, value in facts.items():
         check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
     check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
     if wires:
         result = check.runner.run([wires], limit=40)
-        check.data["wires"] = result.output.splitlines()
-        check.show(check.data["wires"])
+        check.show(result.output.splitlines())
         check.judge("wires measured", result.status == 0, result.reason if result.status else "")

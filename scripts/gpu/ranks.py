@@ -70,14 +70,13 @@ def meshes(transport):
 def run(check):
     tokens, alone, bits, transports = check.path("tokens.bin"), {}, {}, ("ipc", "auto", "nccl")
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
-    check.data["ranks"], end_of_stage = [], check.runner.deadline
+    end_of_stage = check.runner.deadline
     ranks_over(check, "auto", [Mesh.of("auto", f"tpsp 1 1 ring {kind} {again}") for kind in TYPES if check.program(kind)
                                for again in ("", "again")], tokens, alone, bits)
     for i, transport in enumerate(transports):  # each gets its share of the time left
         plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
         check.runner.deadline = time.monotonic() + (end_of_stage - time.monotonic()) / (len(transports) - i)
         ranks_over(check, transport, plan, tokens, alone, bits)
-        check.save()
     check.runner.deadline = end_of_stage
 
 
@@ -91,7 +90,6 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
             check.verdict(f"{len(plan) - number} of {len(plan)} meshes over {transport}", LATE, "not run, time is over")
             return
         losses = [s["loss"] for s in steps]
-        check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=losses, seconds=result.seconds))
         if result.status == 0 and len(losses) == RANKS_MODEL["steps"]:
             alone.setdefault(mesh.kind, losses)
         judge_mesh(check, mesh, steps, result, alone.get(mesh.kind, ()), bits)

@@ -45,10 +45,9 @@ def measure(check, program, model, step, tokens):
     return {"model": model.name, "program": "commfuse", "batch": step.batch,
             "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
             "tokens_per_s": step.tokens / ms * 1e3, "mfu": timed[0]["mfu"] and statistics.median(s["mfu"] for s in timed),
-            "memory_mib": float(memory[1]) if memory else None, "first_step_ms": steps[0]["step_ms"],
+            "memory_mib": float(memory[1]) if memory else None,
             "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3,
-            "peak_tflops": config.get("peak_tflops_all_ranks"),
-            "losses": [s["loss"] for s in steps]}, result
+            "peak_tflops": config.get("peak_tflops_all_ranks")}, result
 
 
 def find_torch():
@@ -87,25 +86,24 @@ def line(row):
 
 
 def table(check):
-    """The lines of the table with the meaning of its columns; [] before the stage has begun."""
-    if "times" not in check.data:
+    """The lines of the table with the meaning of its columns; [] if there is none."""
+    if not check.times:
         return []
     (before, counted), (before_long, counted_long) = Step(1).repeated, Step(1, ACCUMULATION).repeated
-    torch = next((row for row in check.data["times"] if row["program"] == "torch"), None)
-    return [HEAD, *map(line, check.data["times"]),
+    torch = next((row for row in check.times if row["program"] == "torch"), None)
+    return [HEAD, *map(line, check.times),
             f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
             f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
             "mem: what the program has allocated, PyTorch at most.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
             *(f"PyTorch's step over ours{SEVERAL * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
-              for many, found in check.data.get("torch_over_ours", {}).items())]
+              for many, found in check.torch_over_ours.items())]
 
 
 def add_row(check, row):
     check.show([line(row)])
-    check.data["times"].append(row)
-    check.save()
+    check.times.append(row)
 
 
 # --- the order of the runs ---
@@ -134,7 +132,7 @@ def search(check, program, model, tokens):
 
 def accumulated(check, program, model, tokens):
     """Runs the best micro-batch of the search several times a step."""
-    rows = [row for row in check.data["times"] if (row["model"], row["accumulation"]) == (model.name, 1)]
+    rows = [row for row in check.times if (row["model"], row["accumulation"]) == (model.name, 1)]
     best = max(rows, key=lambda row: row["tokens_per_s"], default=None)
     if best:
         one_more(check, program, model, tokens, Step(best["batch"], ACCUMULATION))
@@ -142,7 +140,7 @@ def accumulated(check, program, model, tokens):
 
 def beside_torch(check, program, python, model, tokens, accumulation):
     """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
-    peak = next((row["peak_tflops"] for row in check.data["times"] if row["program"] == "commfuse"), None)
+    peak = next((row["peak_tflops"] for row in check.times if row["program"] == "commfuse"), None)
     step = Step(model.torch_batch, accumulation)
     theirs, result = measure_torch(check, python, model, step, peak)
     if not theirs:
@@ -154,7 +152,7 @@ def beside_torch(check, program, python, model, tokens, accumulation):
         return
     ratio = theirs["step_ms"] / row["step_ms"]
     many = theirs["compiled"] == "blocks" and theirs["graphs"] > 3
-    check.data.setdefault("torch_over_ours", {}).setdefault(accumulation, {})[model.name] = ratio
+    check.torch_over_ours.setdefault(accumulation, {})[model.name] = ratio
     check.verdict(f"{model.name}: PyTorch's step over ours, {step.name}", OK, f"{ratio:.2f}" + (
         f"; layers did not share what was compiled: {theirs['graphs']} graphs" if many else ""))
 
@@ -175,7 +173,6 @@ def run(check):
     program = check.program("bf16")
     if not program:
         return
-    check.data["times"] = []
     tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
     write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
     check.show([HEAD])

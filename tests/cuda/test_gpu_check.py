@@ -177,7 +177,6 @@ class Judgement(unittest.TestCase):
 class Meshes(Quiet):
     def ran(self, results):
         """How many meshes are trained over NCCL where training gives these results, one after another."""
-        self.check.data["ranks"] = []
         with mock.patch.object(ranks, "train", side_effect=results) as train:
             ranks.ranks_over(self.check, "nccl", ranks.meshes("nccl")[:6], "tokens", {"fp32": [4.0], "bf16": [4.0]}, {})
         return train.call_count
@@ -296,9 +295,8 @@ sys.exit(gpu_check.main())"""
             self.assertEqual(script.returncode, 128 + number)
             self.assertEqual(printed.splitlines()[-1], "1 ok, 0 failed, 0 late, 0 skipped")
             self.assertEqual(os.path.getsize(begun), 1)
-            with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
-                results = json.load(file)
-            self.assertEqual(([row["what"] for row in results["checks"]], results["complete"]), (["a thing"], False))
+            with open(os.path.join(folder, "report.txt"), encoding="utf-8") as file:
+                self.assertEqual([line.split() for line in file if "a thing" in line], [["ok", "a", "thing"]])
             os.remove(begun)
 
 
@@ -360,15 +358,6 @@ class Files(Quiet):
         self.assertLess(max(counts), 50257)
         self.assertTrue(0.03 < counts.most_common(1)[0][1] / count < 0.08, counts.most_common(3))
         self.assertGreater(len(counts), 2000)
-
-    def test_results_are_whole_from_the_first_moment_on(self):
-        path = os.path.join(self.folder, "results.json")
-        with open(path, encoding="utf-8") as file:
-            self.assertFalse(json.load(file)["complete"])
-        self.check.verdict("a thing", OK)
-        self.check.save()
-        with open(path, encoding="utf-8") as file:
-            self.assertEqual([row["what"] for row in json.load(file)["checks"]], ["a thing"])
 
     def test_paths_are_never_given_twice(self):
         paths, threads = [], []
@@ -448,7 +437,6 @@ class Times(Quiet):
     def setUp(self):
         super().setUp()
         self.runs, self.full = [], {}
-        self.check.data["times"] = []
 
     def our_time(self, check, program, model, step, tokens):
         self.runs.append(("ours", model.name, step))
@@ -492,7 +480,7 @@ class Times(Quiet):
                          [(who, name) for name in [*order, *order[:2]] for who in ("torch", "ours")])
         self.assertTrue(all(a[2] == b[2] for a, b in zip(after[::2], after[1::2])), "other steps")
         self.assertEqual([run[2].accumulation for run in after[::2]], [1, 1, 1, 1, 4, 4])
-        self.assertEqual(self.check.data["torch_over_ours"], {1: dict.fromkeys(order, 3.0), 4: dict.fromkeys(order[:2], 1.5)})
+        self.assertEqual(self.check.torch_over_ours, {1: dict.fromkeys(order, 3.0), 4: dict.fromkeys(order[:2], 1.5)})
 
     def test_steps_of_several_micro_batches_come_after_all_of_one_and_before_pytorch(self):
         self.stage()
@@ -525,7 +513,7 @@ print(json.dumps(words))
             row, result = times.measure(self.check, program, training.MODELS[1], step, "tokens")
             words = json.loads(result.output.splitlines()[0])
             self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
-            self.assertEqual((words["--model"], len(row["losses"])), ("d48", steps))
+            self.assertEqual((words["--model"], words["--steps"]), ("d48", str(steps)))
             self.assertEqual((row["batch"], row["accumulation"], row["step_ms"]), (8, step.accumulation, 1000))
             self.assertEqual(row["tokens_per_s"], 8 * step.accumulation * 1024)
             self.assertEqual((row["mfu"], row["spread"]), (0.5, 0))  # of the timed steps alone
@@ -558,7 +546,6 @@ with open(words["--log"], "w") as log:
                 return steps, {}, Result(0, "", 1)
             with mock.patch.object(training, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
                     mock.patch.object(training, "write_tokens"):
-                self.check.data["losses"] = {}
                 training.large_against_parts(self.check)
             self.assertEqual(self.verdicts()[-1], verdict)
 
