@@ -24,7 +24,6 @@ heading "1/5 dependencies and build"
 scripts/install_deps.sh || fail "a package is missing, see above"
 [ -e ../shared/data/tinyshakespeare.txt ] || [ -e $demo/tinyshakespeare.txt ] || scripts/install_deps.sh --download ||
     echo "going on without downloads"
-unset MAKEFLAGS MFLAGS MAKELEVEL # of `make demo`: this make is not its child
 make --no-print-directory -s -O -j"$(nproc)" train_gpt $bench || fail "the build failed"
 python=$(scripts/find_python.sh)
 

@@ -1,4 +1,4 @@
-# Reports, demo, configuration, lint, format. Included by the Makefile.
+# Reports, configuration, lint, format. Included by the Makefile.
 
 experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
@@ -7,10 +7,6 @@ lab: all $(benches) ## the same experiments on two hosts made of one machine, ov
 	@$(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
 predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
 	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
-demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
-	@scripts/demo.sh
-deps: ## install what is missing (as root or through sudo)
-	@scripts/install_deps.sh
 
 # $(call look,HEADERS): prints "found", or how to install
 look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)
@@ -45,4 +41,4 @@ format: ## clang-format every C and CUDA file
 format-check: ## print what `make format` would change
 	@clang-format --dry-run --Werror $(formatted)
 
-.PHONY: predict-check report lab demo deps config lint format format-check
+.PHONY: predict-check report lab config lint format format-check
