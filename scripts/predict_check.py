@@ -44,10 +44,9 @@ def predict(machine, **options):
 
 
 def compared(what, rows):
-    """A table of rows (names, measured, predicted), and the pairs (measured, predicted)."""
+    """A table of rows (names, measured, predicted)."""
     return tables.markdown([{**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
-                             "error": f"{100 * (predicted / measured - 1):+.1f} %"} for names, measured, predicted in rows]), \
-        [pair for _, *pair in rows]
+                             "error": f"{100 * (predicted / measured - 1):+.1f} %"} for names, measured, predicted in rows])
 
 
 def published(_):
@@ -77,7 +76,7 @@ def scaling(o):
         text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
     axes[0][0].legend()
     plots.write(figure, o.out / "scaling.png")
-    return text, []
+    return text
 
 
 # --- steps measured by bench_train ---
@@ -120,13 +119,12 @@ def here(o):
     obstacle, before = lab.obstacle(), measure("before")
     local, remote = measured_steps(**options), [] if obstacle else measured_steps(**options, rate=f"{HOSTS_GBIT}gbit")
     drift = measure("after") / before - 1
-    table, points = compared_steps("measured", local, shape, *machines)
     text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products. The peak after "
-            f"training was {100 * drift:+.0f} % of that before.\n\n{table}")
+            f"training was {100 * drift:+.0f} % of that before.\n\n{compared_steps('measured', local, shape, *machines)}\n")
     if obstacle:
-        return f"{text}\nNo hosts: {obstacle}\n", points
-    table, more = compared_steps("measured", remote, shape, *hosts)
-    return f"{text}\nTwo hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{table}", points + more
+        return f"{text}No hosts: {obstacle}\n"
+    return (f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n"
+            f"{compared_steps('measured', remote, shape, *hosts)}")
 
 
 def report(o):
@@ -165,7 +163,7 @@ def emulated(o):
     """On the GPUs of tests/emulator/clock.cc."""
     program = "build/emulated-bf16/tests/bench/bench_train"
     if not os.path.exists(f"{ROOT}/{program}"):
-        return f"Skipped: {program} is not built (make {program})\n", []
+        return f"Skipped: {program} is not built (make {program})\n"
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
     meshes = dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")
     steps = measured_steps(program, shape, meshes, MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
@@ -185,22 +183,12 @@ def main():
     o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
     plots.pyplot()  # before minutes are spent, not after them
-    text, points = "# Predictions beside measurements\n", {}
+    text = "# Predictions beside measurements\n"
     for name in o.only.split(","):
-        table, points[name] = PARTS[name](o)
+        table = PARTS[name](o)
         text += f"\n## {name}\n\n{table}"
         print(f"{name}\n{table}", flush=True)
     write_whole(o.out / "predict.md", text)
-    points = {name: pairs for name, pairs in points.items() if pairs}
-    if points:
-        figure, ((axis,),) = plots.panels(size=(5, 5))
-        for name, pairs in points.items():
-            axis.loglog(*zip(*pairs), "o", ms=3, alpha=0.6, label=name)
-        ends = [pick(value for pairs in points.values() for pair in pairs for value in pair) for pick in (min, max)]
-        axis.loglog(ends, ends, color="#17202a", lw=1)
-        axis.set(xlabel="measured, ms a step", ylabel="predicted, ms a step")
-        axis.legend()
-        plots.write(figure, o.out / "predict.png")
     print(f"{o.out}/predict.md")
 
 
