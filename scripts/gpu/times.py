@@ -12,13 +12,12 @@ import statistics
 import sys
 
 import run_log
-from runner import ROOT, Late, Runner
+from runner import ROOT, Runner
 from tokens import write_tokens
 
-from .check import FAIL, LATE, OK, SKIP
+from .check import FAIL, OK, SKIP
 from .training import (ACCUMULATION, CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train)
 
-SEVERAL = f", {ACCUMULATION} micro-batches a step"
 INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
 ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
                    TORCHINDUCTOR_FX_GRAPH_CACHE="1", TORCHINDUCTOR_AUTOGRAD_CACHE="1", TORCHINDUCTOR_COMPILE_THREADS="4")
@@ -97,7 +96,7 @@ def table(check):
             "mem: what the program has allocated, PyTorch at most.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
-            *(f"PyTorch's step over ours{SEVERAL * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
+            *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
               for many, found in check.torch_over_ours.items())]
 
 
@@ -121,21 +120,15 @@ def one_more(check, program, model, tokens, step, can_be_full=True):
 
 
 def search(check, program, model, tokens):
-    """Tries larger and larger micro-batches until they do not pay."""
-    best = 0
-    for step in map(Step, model.batches):
-        row = one_more(check, program, model, tokens, step, best > 0)
-        if not row or step.batch >= model.torch_batch and row["tokens_per_s"] < 1.01 * best:
-            return
-        best = max(best, row["tokens_per_s"])
-
-
-def accumulated(check, program, model, tokens):
-    """Runs the best micro-batch of the search several times a step."""
-    rows = [row for row in check.times if (row["model"], row["accumulation"]) == (model.name, 1)]
-    best = max(rows, key=lambda row: row["tokens_per_s"], default=None)
-    if best:
-        one_more(check, program, model, tokens, Step(best["batch"], ACCUMULATION))
+    """Tries larger and larger micro-batches until they do not pay. Returns the best; None: none runs."""
+    found = {}  # tokens/s → micro-batch
+    for batch in model.batches:
+        row, best = one_more(check, program, model, tokens, Step(batch), bool(found)), max(found, default=0)
+        if row:
+            found.setdefault(row["tokens_per_s"], batch)
+        if not row or batch >= model.torch_batch and row["tokens_per_s"] < 1.01 * best:
+            break
+    return found[max(found)] if found else None
 
 
 def beside_torch(check, program, python, model, tokens, accumulation):
@@ -157,18 +150,6 @@ def beside_torch(check, program, python, model, tokens, accumulation):
         f"; layers did not share what was compiled: {theirs['graphs']} graphs" if many else ""))
 
 
-def for_each(check, what, models, work):
-    """Reports the models that have not been reached when time is up."""
-    for i, model in enumerate(models):
-        try:
-            if check.runner.left() <= 0:
-                raise Late
-            work(model)
-        except Late:
-            check.verdict(f"{what}: {', '.join(m.name for m in models[i:])}", LATE, "the stage's time is over")
-            return
-
-
 def run(check):
     program = check.program("bf16")
     if not program:
@@ -176,15 +157,16 @@ def run(check):
     tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
     write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
     check.show([HEAD])
-    for_each(check, "ours", MODELS, lambda model: search(check, program, model, tokens))
-    for_each(check, "ours" + SEVERAL, MODELS, lambda model: accumulated(check, program, model, tokens))
+    best = {model: search(check, program, model, tokens) for model in MODELS}
+    for model in filter(best.get, MODELS):
+        one_more(check, program, model, tokens, Step(best[model], ACCUMULATION))
     python = find_torch()
     if not python:
         check.verdict("PyTorch", SKIP, "no Python here has it")
         return
-    for_each(check, "beside PyTorch", MODELS, lambda model: beside_torch(check, program, python, model, tokens, 1))
-    for_each(check, "beside PyTorch" + SEVERAL, CLOSER,
-             lambda model: beside_torch(check, program, python, model, tokens, ACCUMULATION))
+    for accumulation, models in (1, MODELS), (ACCUMULATION, CLOSER):
+        for model in models:
+            beside_torch(check, program, python, model, tokens, accumulation)
 
 
 def kernels(check):

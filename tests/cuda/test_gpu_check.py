@@ -467,9 +467,6 @@ class Times(Quiet):
     def names_of(self, runs):
         return list(dict.fromkeys(name for _, name, _ in runs))
 
-    def late(self):
-        return [row[1] for row in self.check.rows if row[2] == LATE]
-
     def test_pytorch_comes_after_all_of_ours_and_each_beside_one_of_ours(self):
         self.stage()
         first = next(i for i, run in enumerate(self.runs) if run[0] == "torch")
@@ -578,31 +575,16 @@ with open(words["--log"], "w") as log:
         self.assertEqual(verdicts["d24, micro-batch 16"], SKIP)
         self.assertEqual(verdicts["d36, micro-batch 16"], FAIL)
 
-    def test_what_there_is_no_time_for_is_named(self):
-        def late(*_):
-            raise Late
-        self.torch_time = late
-        self.stage()
-        self.assertEqual(self.late(), ["beside PyTorch: d12, d48, d24, d36",
-                                       "beside PyTorch, 4 micro-batches a step: d12, d48"])
-
     def test_time_that_ends_leaves_out_what_counts_least(self):
         def until_several(check, program, model, step, tokens):
             if step.accumulation == 4 and model.name == "d24":
-                check.runner.deadline = time.monotonic()
                 raise Late
             return take(check, program, model, step, tokens)
         take, self.our_time = self.our_time, until_several
-        self.stage()
-        self.assertEqual(self.late(), ["ours, 4 micro-batches a step: d24, d36",
-                                       "beside PyTorch: d12, d48, d24, d36",
-                                       "beside PyTorch, 4 micro-batches a step: d12, d48"])
-        self.assertEqual([run[0] for run in self.runs if run[0] == "torch"], [])
-
-    def test_without_any_time_every_part_is_named(self):
-        self.check.runner.deadline = time.monotonic()
-        self.stage()
-        self.assertEqual((len(self.late()), self.runs), (4, []))
+        with self.assertRaises(Late):
+            self.stage()
+        self.assertEqual(self.names_of(self.runs), ["d12", "d48", "d24", "d36"])
+        self.assertEqual([run[:2] for run in self.runs[-2:]], [("ours", "d12"), ("ours", "d48")])
 
     def test_failures_and_the_table_come_last(self):
         self.stage()
