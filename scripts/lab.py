@@ -23,11 +23,10 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 
-from command import Parser
+from command import Parser, Problem, status_of
 
 CORES_PER_RANK = 2  # one computes, one makes progress
 SHARED = ("cores are shared: threads that move bytes take time from those that compute, so steps with transfers take longer, "
@@ -173,7 +172,7 @@ def main():
     if not o.rate:
         parser.error("--rate is 0")
     if reason := obstacle():
-        sys.exit(f"lab: {reason}")
+        raise Problem(reason)
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     if why := shortage(o.hosts, len(cores)):  # one core for both, and perhaps for other hosts
         print(f"lab: {why}: {SHARED}", file=sys.stderr)
@@ -193,8 +192,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(status_of(main))

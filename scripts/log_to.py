@@ -82,8 +82,8 @@ def steps_done(event):
 
 
 def changes(path, follow):
-    """Yields the events of a log with kind and steps done, first ("begin", 0, run); all of them again when it has been written again,
-    as by a resumed run."""
+    """Yields the events of a log with kind and steps done, first ("begin", 0, run); all of them again when it has been written
+    again, as by a resumed run."""
     log, begun, ended, last = (), False, False, None
     no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
     while True:

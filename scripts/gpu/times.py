@@ -96,7 +96,8 @@ def table(check):
             "mem: what the program has allocated, PyTorch at most.",
             *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
                "every run, ours the same), fused AdamW."] if torch else []),
-            *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " + ", ".join(f"{name} {x:.2f}" for name, x in found.items())
+            *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " +
+              ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
               for many, found in check.torch_over_ours.items())]
 
 
