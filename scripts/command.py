@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def status_of(work, where=""):
+def status_of(work, where="", interrupted="interrupted"):
     """Does the work and returns the exit status. Prints errors, with WHERE if they have no file name."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` removes unfinished files
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -62,7 +62,7 @@ def status_of(work, where=""):
         note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it; "
              f'"$(scripts/find_python.sh)" {sys.argv[0]} uses a Python that has it')
     except KeyboardInterrupt:
-        note("interrupted")
+        note(interrupted)
         return 130
     return 1
 
