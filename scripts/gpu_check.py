@@ -13,13 +13,10 @@
     kernels    the time of each kernel of a step and its share of the peak; the cost of slicing and fusing
 
 A stage that exceeds its time is cut short and reported as such; the others still run. Unused time goes to later stages. All stages
-but device imply build, which takes a second if everything is built. Several calls cover more than one: --only
-build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
+but device imply build, which takes a second if everything is built.
 
-It needs a CUDA toolkit, a C compiler, make, Python and small libraries. For a machine without network, scripts/install_deps.sh
---carry elsewhere copies cJSON, OpenSSL, xxHash and make to build/deps. The reference needs numpy, the comparison PyTorch; if one is
-missing, that part is skipped and reported. Environment variables connect the ranks, so MPI is not needed. PyTorch's compiled code
-is kept in build/inductor for the next call.
+The reference needs numpy, the comparison PyTorch; if one is missing, that part is skipped and reported. Environment variables
+connect the ranks, so MPI is not needed. PyTorch's compiled code is kept in build/inductor for the next call.
 
 --out gets report.txt (everything printed, as soon as it is) and commands.log (each command and its output). Failures and times are
 printed again at the end. The exit status is 1 if a check failed.

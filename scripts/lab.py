@@ -16,7 +16,7 @@ work, the receiver's included, on the sender's core: in /proc/softirqs, 99 % of 
 link itself does not slow down computation. With fewer cores, a rank's threads share them (SHARED), and every report says so.
 
 Limits: like every token bucket, an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s); the
-rate includes headers, about 1 %. --delay needs the kernel's netem.
+rate includes headers, about 1 %.
 """
 import argparse
 import math

@@ -1,11 +1,7 @@
 """The place of an experiment: the hosts of a lab (scripts/lab.py), or this machine over shared memory.
 
-    place = Place("auto")
-    place.rate = 2e9
-    output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
-
-Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it
-has two cores, one to compute and one to move bytes, or shares them (lab.SHARED).
+Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it has two cores, one to compute
+and one to move bytes, or shares them (lab.SHARED).
 """
 import os
 import platform
