@@ -44,11 +44,8 @@ def device(check):
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
     program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)
-    nvcc = re.search(r"release ([\d.]+)", check.runner.printed("nvcc", "--version") or
-                     check.runner.printed("/usr/local/cuda/bin/nvcc", "--version"))
     version = re.search(r"^commfuse (\S+):", check.runner.printed(program, "--dry-run") if program else "", re.M)
-    facts = {"gpu": gpu, "nvcc": nvcc[1] if nvcc else "",
-             "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
+    facts = {"gpu": gpu, "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
              "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
     for name, value in facts.items():
         check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
