@@ -22,6 +22,7 @@ ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 GRACE_S = 10   # for a process to end after a signal: if its driver has lost the GPU, it may never end
 OTHERS_S = 8   # for the other ranks to notice that one has failed
 
+
 def words_of(**options):
     """Options of train_gpt as words of a command."""
     return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]

@@ -1,7 +1,7 @@
 """The place of an experiment: the hosts of a lab (scripts/lab.py), or this machine over shared memory.
 
-Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it has two cores, one to compute
-and one to move bytes, or shares them (lab.SHARED).
+Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it has two cores, one to
+compute and one to move bytes, or shares them (lab.SHARED).
 """
 import os
 import platform
@@ -23,7 +23,8 @@ class Place:
         if kind == "lab" and obstacle:
             raise Failed(obstacle, "--place local measures over shared memory")
         self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
-        self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
+        self.cores, self.runner = len(os.sched_getaffinity(0)), Runner(gently=True, bound=True)
+        self.rate, self.commands = FREE_LINK, []
         self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
 
     def describe(self):
