@@ -16,6 +16,7 @@ import contextlib
 import html
 import itertools
 import json
+import os
 import re
 import sys
 import time
@@ -87,13 +88,9 @@ def changes(path, follow):
     log, begun, ended, last = (), False, False, None
     no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
     while True:
-        with run_log.readable(path):
-            try:
-                if not (log and log.stay()):
-                    log, begun = run_log.Lines(path, run_log.fault), False
-            except FileNotFoundError:
-                if not follow:
-                    raise  # otherwise it may come later
+        there = os.path.exists(path) or not follow  # otherwise it may come later
+        if there and not (log and log.stay()):
+            log, begun = run_log.Lines(path, run_log.fault), False
         for event in log:
             kind = event["event"]
             if kind == "config":

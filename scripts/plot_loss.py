@@ -26,9 +26,8 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
-    with run_log.readable(log):
-        events = list(run_log.Lines(log, run_log.fault))
-        (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
+    events = list(run_log.Lines(log, run_log.fault))
+    (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
         raise Problem(f"no step with a loss in log {log}", "wait until the run has taken steps, then plot")
     figure, ((axes,),) = plots.panels()

@@ -1,5 +1,4 @@
 """One JSON object a line: the log of a run (train_gpt --log), what benchmarks print, and rows that other scripts collect."""
-import contextlib
 import json
 import os
 
@@ -15,7 +14,11 @@ class Lines:
 
     def __init__(self, path, fault, hint=HINT):
         self.path, self.fault, self.hint = path, fault, hint
-        self.file, self.number, self.last = opened(path), 0, b""  # bytes, because a cut may split a character
+        self.number, self.last = 0, b""  # bytes, because a cut may split a character
+        try:
+            self.file = opened(path)
+        except OSError as error:
+            raise Problem(f"cannot read {path}: {error.strerror}", "name a file that train_gpt --log has written") from None
 
     def __iter__(self):
         while line := self.file.readline(LONGEST_LINE):
@@ -80,15 +83,6 @@ def turns(text):
     events = printed(text)
     config = {name: value for event in events if event["event"] != "step" for name, value in event.items()}
     return config, [event for event in events if event["event"] == "step" and event["round"] > 0]
-
-
-@contextlib.contextmanager
-def readable(path):
-    """Adds a hint if a log cannot be read."""
-    try:
-        yield
-    except OSError as error:
-        raise Problem(f"cannot read log {path}: {error.strerror}", "name a file that train_gpt --log has written") from None
 
 
 def drop_cut_line(path):

@@ -179,7 +179,7 @@ class LogTo(unittest.TestCase):
             self.assertIn("Once &lt;b&gt;\nupon", file.read())
 
     def test_what_is_no_log(self):
-        self.assertIn("cannot read log", self.run_to_end("--tensorboard", self.to, status=1))
+        self.assertIn("cannot read", self.run_to_end("--tensorboard", self.to, status=1))
         self.write(LINES[1:])
         self.assertIn("does not begin with a run's options", self.run_to_end("--tensorboard", self.to, status=1))
         self.assertIn("give either", self.run_to_end(status=2))
