@@ -29,6 +29,11 @@ def overlap(mode):
     return re.split(r"[: +]", mode)[0]
 
 
+def order(mode):
+    """A key to sort modes by; those of no colour come last."""
+    return [*COLOURS, overlap(mode)].index(overlap(mode)), mode
+
+
 def shades(modes):
     """Mode → colour; modes of the same overlap get paler shades of its colour."""
     from matplotlib.colors import to_rgba

@@ -1,4 +1,4 @@
-"""Tables and figures of the runs that scripts/mfu_sweep has collected."""
+"""The table of the runs that scripts/mfu_sweep has collected."""
 import operator
 
 import plots
@@ -21,16 +21,11 @@ def latest(rows):
     return list({key(row): row for row in rows}.values())
 
 
-def by_colour(mode):
-    """The order of modes in tables and figures; those of no colour come last."""
-    return {name: place for place, name in enumerate(plots.COLOURS)}.get(plots.overlap(mode), len(plots.COLOURS)), mode
-
-
 def merged(rows):
-    """A row for each point: its repeat of median step (of two in the middle the shorter), with the least and the most of the repeats;
-    of a single one, the tenth and the ninetieth percentile of its steps. A point whose repeats all failed is its last failure."""
+    """A row for each point: its repeat of median step (the shorter of two in the middle), with the least and the most of the repeats,
+    or, of a single one, the tenth and the ninetieth percentile of its steps. If all repeats failed, the last failure."""
     found, meshes = [], list(dict.fromkeys(map(configuration, rows)))
-    in_order = sorted(rows, key=lambda row: (meshes.index(configuration(row)), by_colour(row["mode"])))
+    in_order = sorted(rows, key=lambda row: (meshes.index(configuration(row)), plots.order(row["mode"])))
     for name in dict.fromkeys(map(point, in_order)):
         runs = [row for row in rows if point(row) == name]
         good = sorted((row for row in runs if row["status"] == "ok"), key=operator.itemgetter("step_ms"))
@@ -64,26 +59,7 @@ def tables(rows):
             "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
             "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else "",
             "remarks": remarks(alike, bound and row["step_ms"] / bound) if ok else ""})
-    return ("A run's step is the median of its steps after the first and the trials. Median of the repeats, and the spread from the "
-            "least to the most (of a single one: 10th to 90th percentile of its steps); rows whose spreads overlap do not differ. "
-            "Of ideal: the step as a multiple of the step without transfers and slices, whose losses are wrong by construction.\n\n" +
+    return ("A run's step is the median of its steps after the first and the trials. Median of the repeats, and from the least to the "
+            "most (of a single one: 10th to 90th percentile of its steps); rows whose spreads overlap do not differ. Of ideal: the "
+            "step as a multiple of one without transfers and slices, whose losses are wrong by construction.\n\n" +
             markdown(lines))
-
-
-def figures(rows, folder):
-    good = [row for row in merged(rows) if row["status"] == "ok"]
-    groups = {configuration(row): label(row) for row in good}
-    if not groups:
-        return []
-    shades = plots.shades(sorted({row["mode"] for row in good}, key=by_colour))
-    figure, ((axes,),) = plots.panels(size=(10, 4.6))
-    field, scale, unit = ("mfu_share", 100, "MFU, %") if all(row.get("mfu_share") is not None for row in good) else (
-        "tokens_per_s", 1, "tokens/s")
-    for i, (mode, colour) in enumerate(shades.items()):
-        at = {list(groups).index(configuration(row)): row[field] * scale for row in good if row["mode"] == mode}
-        axes.bar([x + (i - (len(shades) - 1) / 2) * 0.8 / len(shades) for x in at], at.values(), 0.8 / len(shades), color=colour,
-                 label=mode)
-    axes.set_xticks(range(len(groups)), groups.values(), rotation=30, ha="right", fontsize=8)
-    axes.set_ylabel(unit)
-    axes.legend(ncol=len(shades), loc="lower left", bbox_to_anchor=(0, 1))
-    return plots.save(figure, folder, NAME)

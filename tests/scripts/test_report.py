@@ -435,7 +435,8 @@ class Measured(Case):
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
                               (["--modes", "slice:0"], "no mode slice:0"), (["--modes", "ring+end+owners"], "no word owners"),
-                              (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring:2+ahead-1"], "no word ahead-1"), (["--rounds"], "needs a value"),
+                              (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring+ahead-1"], "no word ahead-1"),
+                              (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
             done = subprocess.run([f"{training.BENCHES}/bench_train", *map(str, training.model_options(self.point)),
                                    *options], capture_output=True, text=True, timeout=60)
@@ -444,8 +445,8 @@ class Measured(Case):
 
     def table(self, modes, rounds):
         """mode → line"""
-        text = place.Place("local").run(2, [f"{training.BENCHES}/bench_train", "--modes", modes, *training.model_options(self.point),
-                                            "--rounds", rounds, "--peak-tflops", 1])
+        text = place.Place("local").run(2, [f"{training.BENCHES}/bench_train", "--modes", modes, "--rounds", rounds,
+                                            *training.model_options(self.point), "--peak-tflops", 1])
         return [line for line in text.splitlines() if line.startswith(tuple(modes.split(",")))]
 
     def test_rows_below_ideal_are_marked(self):
@@ -599,7 +600,7 @@ class Sweep(Case):
             self.assertIn(f"| d6 | {row['strategy']} {row['tp']}x1 | {row['ranks']} | CPU | {row['mode']} | "
                           f"{row['step_ms']:.1f} |", text)
             self.assertIn(row["command"], text)
-        self.assertTrue((self.out / "sweep.png").exists() and (self.out / "sweep.csv").exists())
+        self.assertTrue((self.out / "sweep.csv").exists())
 
     def test_repeats_take_random_turns_and_share_one_measurement_of_the_peak(self):
         starts, launcher = self.folder / "starts", self.folder / "launcher"
@@ -629,13 +630,12 @@ class Sweep(Case):
             return [dict(zip(sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, device="CPU", status="ok", repeat=repeat,
                          step_ms=ms, step_p10_ms=ms - 3, step_p90_ms=ms + 3, tokens_per_s=1, mfu_share=0.5, exposed_ms=0, **more)
                     for repeat, ms in enumerate(steps, 1)]
-        rows = [*runs("ideal", 100, 101, 99), *runs("slice", 120, 118, 124), *runs("domino:2", 95, 90, 96), *runs("ring", 121, 110, 119),
-                *runs("none", 150, 149, 170)]
+        rows = [*runs("ideal", 100, 101, 99), *runs("slice", 120, 118, 124), *runs("domino:2", 95, 90, 96),
+                *runs("ring", 121, 110, 119), *runs("none", 150, 149, 170)]
         remarks = {line.split(" | ")[4]: line.split(" | ")[-1].strip(" |") for line in sweep.tables(rows).splitlines()[2:]
                    if line.startswith("| d6")}
-        self.assertEqual(remarks, {"none": "", "slice": "does not differ from ring", "ring": "does not differ from slice", "ideal": "",
-                                   "domino:2": "**below ideal**: noise, or a wrong measurement"})
-        sweep.figures(rows, str(self.folder))  # a schedule without a colour too
+        self.assertEqual(remarks, {"none": "", "slice": "does not differ from ring", "ring": "does not differ from slice",
+                                   "ideal": "", "domino:2": "**below ideal**: noise, or a wrong measurement"})
         old = [{name: value for name, value in row.items() if name != "repeat"} for row in runs("commfuse:direct", 100)]
         self.assertIn("| commfuse:direct | 100.0 | 97.0 – 103.0 | 1 |", sweep.tables(sweep.latest(old)))
         failed = {**old[0], "status": "failed", "reason": "no such nodes", "repeat": 2}
