@@ -475,7 +475,7 @@ class DryRun(harness.Case):
     def test_the_largest_meshes(self):
         """A million ranks: products of sizes need 64 bits."""
         shape = dict(layers=2, channels=64, heads=16, seq=64, dry_run=True)
-        for more in (dict(overlap="none"), dict(overlap="slice", slices=1024)):
+        for more in (dict(overlap="none"), dict(overlap="slice:1024")):
             for strategy in "tpsp", "up":
                 with self.subTest(strategy=strategy, **more):
                     result = harness.run(harness.options(tp=16, dp=65536, strategy=strategy, **shape, **more), timeout=20)
