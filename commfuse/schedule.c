@@ -89,14 +89,14 @@ static int last_on_stream(const cf_schedule *s) {
     return i;
 }
 
-// Generators note in s->sent[i · m + k] the exchange that they post for slice k in round i.
-static int *sent(const cf_schedule *s, int round, int k) {
-    return &s->sent[round * s->slices + k];
+// Generators note in s->posted[i · m + k] the exchange that they post for slice k in round i.
+static int *posted(const cf_schedule *s, int round, int k) {
+    return &s->posted[round * s->slices + k];
 }
 
 // That of the round before; -1: none.
-static int sent_before(const cf_schedule *s, int round, int k) {
-    return round > 0 ? *sent(s, round - 1, k) : -1;
+static int posted_before(const cf_schedule *s, int round, int k) {
+    return round > 0 ? *posted(s, round - 1, k) : -1;
 }
 
 // An exchange that sends slice `number` of FULL.
@@ -114,15 +114,17 @@ static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
     const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
-            int by = ring ? 1 : i + 1, to = right(s, by), owner = left(s, i + 1);
-            int send = slice(s, ring ? left(s, i) : gather ? s->rank : to, k), recv = slice(s, gather ? owner : s->rank, k);
-            *sent(s, i, k) = exchange(s, to, send, left(s, by), (cf_place){arrival, slice(s, owner, k)}, recv,
-                                      sent_before(s, i, ring ? k : s->slices - 1), -1);
+            const int by = ring ? 1 : i + 1, to = right(s, by), from = left(s, by), source = left(s, i + 1); // of what arrives
+            const int wait = posted_before(s, i, ring ? k : s->slices - 1);
+            // all-gather: slices are named by their owner, and a ring forwards what the round before has brought
+            int leaves = slice(s, ring ? left(s, i) : s->rank, k), arrives = slice(s, source, k);
+            if (!gather) leaves = slice(s, to, k), arrives = slice(s, s->rank, k); // by their destination
+            *posted(s, i, k) = exchange(s, to, leaves, from, (cf_place){arrival, slice(s, source, k)}, arrives, wait, -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++)
-            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), sent_before(s, i, k));
+            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), posted_before(s, i, k));
 }
 
 // --- reduce-scatter (Algorithms 2–4) ---
@@ -152,16 +154,16 @@ static void ring_reduce_scatter(cf_schedule *s) {
     s->stage_slots = s->ranks > 1 ? s->slices : 0;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
-            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = sent_before(s, i, k);
+            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = posted_before(s, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices are completed last, below
             if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
-            *sent(s, i, k) =
+            *posted(s, i, k) =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, sent_before(s, s->ranks - 1, k), -1);
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, posted_before(s, s->ranks - 1, k), -1);
 }
 
 // The stage slot where the part of a round arrives.
@@ -172,7 +174,7 @@ static cf_place window_slot(const cf_schedule *s, int round, int window, int k) 
 
 // sum += the part of that round
 static void add_part(cf_schedule *s, int round, int window, int k) {
-    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *sent(s, round, k), *sent(s, 0, k));
+    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *posted(s, round, k), *posted(s, 0, k));
 }
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in a
@@ -191,13 +193,14 @@ static void direct_reduce_scatter(cf_schedule *s) {
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round that used this slot last
             if (before > 0) add_part(s, before, window, k);
-            *sent(s, i, k) = exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
+            *posted(s, i, k) =
+                exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
         }
     s->begin = s->count;
     const bool all = window == N - 1;
     for (int k = 0; k < m && N > 1; k++) {
         for (int i = N - window; i <= N - 2 && !all; i++) add_part(s, i, window, k);
-        finish_own(s, k, all ? window : 1, *sent(s, 0, k), *sent(s, N - 2, k));
+        finish_own(s, k, all ? window : 1, *posted(s, 0, k), *posted(s, N - 2, k));
     }
 }
 
@@ -212,12 +215,12 @@ static void alltoall(cf_schedule *s) {
             bool own = i == s->ranks - 1;
             compute_before(s, own ? CF_RESULT : CF_FULL, slice(s, to, k));
             if (!own)
-                *sent(s, i, k) = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                          slice(s, s->rank, k), last_on_stream(s), -1);
+                *posted(s, i, k) = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
+                                            slice(s, s->rank, k), last_on_stream(s), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), sent_before(s, i, k));
+        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), posted_before(s, i, k));
 }
 
 // --- all at once: any operation whose slices hide nothing ---
@@ -282,11 +285,11 @@ static bool native(cf_schedule *s, const void *argument) {
         if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
             computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
-        *sent(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
+        *posted(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
     }
     s->begin = s->count;
     for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *sent(s, 0, k));
+        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *posted(s, 0, k));
     if (reduce && !s->bound) s->result = (cf_place){CF_RESULT, 0};
     return true;
 }
@@ -364,9 +367,9 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) 
     if (s->operation == CF_REDUCE_SCATTER) s->result = (cf_place){CF_FULL, s->rank * s->slices};
     if (s->operation == CF_ALLTOALL) s->result = (cf_place){CF_RESULT, 0};
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
-    s->sent = cf_host_alloc((int64_t)s->ranks * s->slices, sizeof *s->sent, "a schedule");
+    s->posted = cf_host_alloc((int64_t)s->ranks * s->slices, sizeof *s->posted, "a schedule");
     const bool made = a->generate && a->generate(s, a->argument);
-    free(s->sent), s->sent = NULL;
+    free(s->posted), s->posted = NULL;
     if (made) return s;
     cf_schedule_free(s);
     return NULL;

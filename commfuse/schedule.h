@@ -75,7 +75,7 @@ typedef struct cf_schedule {
     int count;
     cf_step *step;
     int64_t room; // steps that `step` has room for
-    int *sent;    // [N · m] for the generator's notes; NULL once it is done
+    int *posted;  // [N · m] for the generator's notes; NULL once it is done
 } cf_schedule;
 
 // --- how schedules are made ---

@@ -140,21 +140,15 @@ char *plan_text(const run_plan *p) {
     return p->tuner && p->known ? print(p) : NULL;
 }
 
-// A line for each operation: the time of every choice that was tried.
-static void log_trials(const run_plan *p, logfile *log, int64_t step) {
-    for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
-        cf_choice choice = cf_tuner_operation(p->tuner, i).choice;
-        char name[CF_CHOICE_NAME + 3];
-        double ms;
-        if (isnan(cf_tuner_operation(p->tuner, i).first_ms)) continue; // only plans were compared
-        cf_choice_print(choice, name);
-        log_begin(log, "trial");
-        LOG_ADD(log, FIELD("step", step), FIELD("operation", cf_tuner_operation(p->tuner, i).name), FIELD("taken", name));
-        for (int k = 0; cf_tuner_choice(p->tuner, i, k, &choice, &ms); k++) {
-            cf_choice_print(choice, name);
-            LOG_ADD(log, FIELD(isfinite(ms) ? strcat(name, "_ms") : NULL, ms));
-        }
-        log_end(log);
+// Adds the time of every choice that was tried for an operation: "forward all-gather att.qkv ring:2_ms".
+static void log_trials(const cf_tuner *t, int operation, logfile *log) {
+    char choice[CF_CHOICE_NAME], field[160];
+    cf_choice c;
+    double ms;
+    for (int i = 0; cf_tuner_choice(t, operation, i, &c, &ms); i++) {
+        cf_choice_print(c, choice);
+        snprintf(field, sizeof field, "%s %s_ms", cf_tuner_operation(t, operation).name, choice);
+        LOG_ADD(log, FIELD(isfinite(ms) ? field : NULL, ms));
     }
 }
 
@@ -180,9 +174,9 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
         if (!isnan(o.ms)) cf_print(stdout, " %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
         cf_print(stdout, "\n");
         LOG_ADD(log, FIELD(o.name, choice));
+        log_trials(t, i, log);
     }
     log_end(log);
-    log_trials(p, log, step);
     fflush(stdout);
     problem why;
     char *text = *p->path ? print(p) : NULL;

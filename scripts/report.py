@@ -11,7 +11,7 @@ file. The same command resumes an interrupted report, which holds the points mea
 program or place do not belong in one table: give another --out.
 
 An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with its approximate seconds;
-measure(place, point), which returns rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which are errors on
+measure(place, point), which returns rows; tables(rows); and perhaps figures(rows, folder), and problems(rows), which are errors on
 any machine.
 """
 import csv
@@ -147,7 +147,7 @@ def section(module, lines, folder, where):
         table.writeheader()
         table.writerows(rows)
     text = [f"## {module.TITLE}", "", module.tables(rows).strip(), ""]
-    for name in module.figures(rows, str(folder)):
+    for name in getattr(module, "figures", lambda *_: [])(rows, str(folder)):
         if name.endswith(".png"):
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]

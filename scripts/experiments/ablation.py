@@ -1,14 +1,14 @@
 """What the order of operations alone gains, and what else travels, and when.
 
-In the experiment `training` a mode has the policy that is usual for its schedule, so that two things differ at once. Here one of
-them is fixed: first the policy (gradients when they are ready, weights four layers ahead, the whole table of the embedding), with
-slices in four for every schedule that takes some; then the schedule, ring:4, with one part of the policy changed at a time: gradients
-at the end of backward (end) or owner by owner (owners), rows of the table beside it (rows), weights just before they are needed
-(ahead0) or all at once (ahead4096). On two ranks direct:4 is ring:4: that they do not differ shows how small a difference can be seen.
+In the experiment `training` a mode has the policy that is usual for its schedule: two things differ at once. Here one of them is
+fixed: first the policy (gradients when they are ready, weights four layers ahead, the whole table of the embedding), with slices in
+four for every schedule that takes some; then the schedule, ring:4, with one part of the policy changed at a time: gradients at the
+end of backward (end) or owner by owner (owners), rows of the table (rows), weights just before they are needed (ahead0) or all at
+once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how small a difference can be seen.
 
-Measured as `training` is: all of them in turns in one process, over a link whose transfers take half as long as the ideal step. The
-ideal step computes whole operations, without transfers. Medians, from the tenth to the ninetieth percentile, as multiples of the
-median of ideal. Rows of a table do not differ if two standard errors of their difference, by bootstrap, are more than the difference.
+Measured as `training` is: all in turns in one process, over a link whose transfers take half as long as the ideal step (whole
+operations, no transfers). Medians, and from the tenth to the ninetieth percentile, as multiples of the median of ideal. Rows of a
+table do not differ if the difference is within two standard errors of it, by bootstrap.
 """
 import functools
 
@@ -53,10 +53,6 @@ def tables(rows):
         text += [f"### {mesh}", "", training.describe_mesh(modes), "", table(modes, SCHEDULES, "schedule"),
                  table(modes, POLICIES, "policy")]
     if not any(row["ranks"] == 4 for row in rows):
-        text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes "
-                 "while another waits, and nothing is left to hide.", ""]
+        text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes while "
+                 "another waits, and nothing is left to hide.", ""]
     return "\n".join(text)
-
-
-def figures(rows, folder):
-    return []

@@ -8,9 +8,9 @@ before the first round; later processes read it. The bytes of a step over the li
 (whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
 of the process before. Other work can only lengthen a step, so modes are compared by the mean of the faster half of their steps. The
 standard error is the deviation of this ratio over bootstrap samples of blocks of eight rounds. It describes one report; another
-report may differ by 1 or 2 %. Modes do not differ if two such errors of their difference are more than the difference. Medians and
-percentiles are of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks
-of what the log says. A rank has two cores in every mode, one of them for transfers.
+report may differ by 1 or 2 %. Modes do not differ if their difference is within two such errors of it. Medians and percentiles are of
+all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
+says. A rank has two cores in every mode, one of them for transfers.
 """
 import tempfile
 import time
@@ -163,8 +163,7 @@ def multiples(modes, middle=undisturbed_ms):
 def remarks_of(mode, found, among):
     """found: of multiples()."""
     ratio, drawn = found[mode]
-    return remarks([other for other in among if other != mode and abs(found[other][0] - ratio) <= 2 * np.std(found[other][1] - drawn)],
-                   ratio)
+    return remarks([name for name in among if name != mode and abs(found[name][0] - ratio) <= 2 * np.std(found[name][1] - drawn)], ratio)
 
 
 def loss_difference(columns, reference):
@@ -227,17 +226,15 @@ def tables(rows):
 
 def figures(rows, folder):
     meshes = by_mesh(rows)
-    modes = [mode for mode in MODES if any(mode in compared(mesh) for mesh in meshes.values())]
+    shades = plots.shades([mode for mode in MODES if any(mode in compared(mesh) for mesh in meshes.values())])
     figure, axes = plots.panels(1, len(meshes), (10, 4.6))
     for axis, (mesh, runs) in zip(axes[0], meshes.items()):
         ideal, found = undisturbed(runs["ideal"]), multiples(runs)
-        for i, (mode, colour) in enumerate(plots.shades(modes).items()):
-            if mode in runs:
-                low, middle, high = np.percentile(runs[mode]["step_ms"], [10, 50, 90]) / ideal
-                axis.bar(i, middle, color=colour, width=0.75, label=mode)
-                axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
-                axis.annotate(f"{found[mode][0]:.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
-                              ha="center", fontsize=9)
+        for mode in [mode for mode in shades if mode in runs]:
+            low, middle, high = np.percentile(runs[mode]["step_ms"], [10, 50, 90]) / ideal
+            bar = axis.bar(list(shades).index(mode), middle, color=shades[mode], width=0.75, label=mode, capsize=3,
+                           yerr=[[middle - low], [high - middle]])
+            axis.bar_label(bar, [f"{found[mode][0]:.2f}"], padding=3, fontsize=9)
         axis.axhline(1, color="black", linestyle="--", linewidth=1.2, label="ideal: whole computations, no transfers")
         axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
     axes[0][0].set_ylabel("times the ideal step: median, p10 to p90")

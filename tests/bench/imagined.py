@@ -2,6 +2,7 @@
 """Steps of the GPU program on several imagined GPUs: how much of its transfers it would expose, before there are such GPUs.
 
     make imagined                                                       the meshes below, over both transports
+    tests/bench/imagined.py --ablation                                  the schedule alone, then the policy alone
     tests/bench/imagined.py --ranks 8 --gbps 50 -- --tp 4 --dp 2 --channels 2048 --heads 16 --layers 2 --micro-batch 16
 
 bench_train's ranks run here, in the bf16 program for GPUs, with its streams, events and transports. Kernels, products and copies
@@ -31,6 +32,12 @@ WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as 
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
           (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW))
+# As scripts/experiments/ablation.py: one policy for all schedules, then one schedule with one part of the policy changed at a time.
+POLICY = "--gradients ready --prefetch 4 --embedding table "
+SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "once", "auto"
+POLICIES = "direct:4", *(f"direct:4+{word}" for word in ("end", "owners", "rows", "ahead0", "ahead4096"))
+ABLATION = tuple((ranks, POLICY + mesh + NARROW) for ranks, mesh in
+                 ((2, "--tp 2 "), (2, "--tp 2 --strategy up "), (2, "--dp 2 "), (4, "--tp 2 --dp 2 ")))
 CLOCK = {"tflops": "of the best products", "gbps": "GB/s of a GPU's link, each way", "host_gpus": "GPUs of a host, over NCCL",
          "hosts_gbps": "GB/s between hosts, a GPU, each way"}  # else as tests/emulator/clock.cc has it
 COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 1 --timeout 600".split()
@@ -76,6 +83,22 @@ def print_row(name, steps):
     print_line("  exposed, ms", (f"{steps[mode]['exposed_comm_ms']:.2f}" for mode in SHOWN))
 
 
+def ablation(o):
+    for modes in SCHEDULES, POLICIES:
+        for transport in o.transports.split(","):
+            print("%-22s" % "step / ideal, exposed" + "".join(f"{mode:>20}" for mode in modes))
+            for ranks, words in ABLATION:
+                steps = measure_modes(o, ranks, words.split(), transport, (*modes, "ideal"))
+                cells = (f"{steps[m]['step_ms'] / steps['ideal']['step_ms']:.3f} {steps[m]['exposed_comm_ms']:8.2f} ms" for m in modes)
+                print(f"{name_of(words, transport):<22}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+
+
+def name_of(words, transport):
+    given = dict(zip(words.split()[::2], words.split()[1::2]))
+    mesh = f"{given.get('--strategy', 'tpsp')} {given.get('--tp', 1)}x{given.get('--dp', 1)}, {given.get('--channels', '')}"
+    return f"{mesh}, {'ipc' if transport == 'auto' else transport}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/emulated-bf16")
@@ -83,17 +106,18 @@ def main():
     for name, what in CLOCK.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, help=what)
     parser.add_argument("--transports", default="nccl,auto")
+    parser.add_argument("--ablation", action="store_true", help="what the schedule alone, and what the policy alone, changes")
     parser.add_argument("options", nargs="*", help="of bench_train")
     o = parser.parse_args()
     if (o.ranks is None) != (not o.options):
         parser.error("--ranks and options of bench_train belong together")
     print("imagined GPUs: bf16, T 1024")
+    if o.ablation:
+        return ablation(o)
     print_line("", map(short, SHOWN), "  nowire   ideal  auto / best")
     for ranks, words in [(o.ranks, " ".join(o.options))] if o.ranks else MESHES:
-        given = dict(zip(words.split()[::2], words.split()[1::2]))
-        mesh = f"{given.get('--strategy', 'tpsp')} {given.get('--tp', 1)}x{given.get('--dp', 1)}, {given.get('--channels', '')}"
         for transport in o.transports.split(","):
-            print_row(f"{mesh}, {'ipc' if transport == 'auto' else transport}", measure(o, ranks, words.split(), transport))
+            print_row(name_of(words, transport), measure(o, ranks, words.split(), transport))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def bench_counts(build):
     print("\nd12, vocabulary 50257: what rank 0 posts in a step; exchanges of a unit travel at the same time\n"
           f"{'replicas':>8}{'auto: exchanges':>18}{'units':>8}{'collectives':>13}{'ring: exchanges':>22}{'units':>8}")
     for dp in (2, 4, 8, 16, 32, 64, 128, 256, 512):
-        counts = [traffic.posted(f"{build}/train_gpt", "--dp", dp, "--vocab", VOCAB, "--overlap", mode) for mode in ("auto", "ring")]
+        counts = [traffic.posted(f"{build}/train_gpt", "--dp", dp, "--vocab", VOCAB, "--overlap", name) for name in ("auto", "ring")]
         print(f"{dp:8}{counts[0][0]:18}{counts[0][1]:8}{counts[0][2]:13}{counts[1][0]:22}{counts[1][1]:8}", flush=True)
 
 

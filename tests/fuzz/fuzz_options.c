@@ -1,8 +1,13 @@
 // The command line, an argument a line. Values that are taken come out the same when they are given again.
 #include "tests/fuzz/fuzz.h"
+#include "commfuse/schedule.h"
 #include "data/options.h"
 
 enum { ARGUMENTS = 64, VALUE = 8192 };
+
+// The names of schedules are printed by --help alone.
+const cf_algorithm cf_algorithms[] = {{.name = "none"}};
+const int cf_algorithm_count = 1;
 
 static int split(char *text, char **argv) {
     static char program[] = "train_gpt";

@@ -438,7 +438,8 @@ class Measured(Case):
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
                               (["--modes", "slice:0"], "no mode slice:0"), (["--modes", "ring+end+owners"], "no word owners"),
-                              (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring:2+ahead-1"], "no word ahead-1"), (["--rounds"], "needs a value"),
+                              (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring+ahead-1"], "no word ahead-1"),
+                              (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
             done = subprocess.run([f"{training.BENCHES}/bench_train", *map(str, training.model_options(self.point)),
                                    *options], capture_output=True, text=True, timeout=60)
@@ -447,8 +448,8 @@ class Measured(Case):
 
     def table(self, modes, rounds):
         """mode → line"""
-        text = place.Place("local").run(2, [f"{training.BENCHES}/bench_train", "--modes", modes, *training.model_options(self.point),
-                                            "--rounds", rounds, "--peak-tflops", 1])
+        text = place.Place("local").run(2, [f"{training.BENCHES}/bench_train", "--modes", modes, "--rounds", rounds,
+                                            *training.model_options(self.point), "--peak-tflops", 1])
         return [line for line in text.splitlines() if line.startswith(tuple(modes.split(",")))]
 
     def test_rows_below_ideal_are_marked(self):

@@ -16,8 +16,8 @@ import harness
 
 ROOT, B = pathlib.Path(harness.ROOT), "build/release"
 TESTS = f"{B}/tests/commfuse"
-ROW = """    {.name = "domino", .serves = SUMS, .otherwise = "direct", .generate = domino, .bits = "ring", .slices = 2, .most = MOST,
-     .help = "Domino: all partial sums of a part travel while the next is computed"},
+ROW = """    {.name = "domino", .serves = SUMS, .otherwise = "direct", .generate = domino, .bits = "ring", .slices = 2,
+     .most = MOST, .help = "Domino: the partial sums of a part travel while the next is computed"},
 """
 LINES = 40  # that a new schedule may take
 
@@ -52,9 +52,9 @@ class NewSchedule(harness.Case):
         schedule.write_text(add_row(before), encoding="utf-8")
         cls.lines = len(schedule.read_text(encoding="utf-8").splitlines()) - len(before.splitlines())
         programs = f"{B}/train_gpt", *(f"{TESTS}/{name}" for name in ("test_schedule", "test_fuse", "test_choice", "tool_rows"))
-        cls.made = subprocess.run(["make", "-j2", *programs], cwd=cls.tree, text=True, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, check=False,
-                                  env={name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))})
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        cls.made = subprocess.run(["make", "-j2", *programs], cwd=cls.tree, env=environment, text=True, check=False,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert cls.made.returncode == 0, cls.made.stdout
         cls.program = str(cls.tree / B / "train_gpt")
 

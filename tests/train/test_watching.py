@@ -21,8 +21,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 
-OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap gradients prefetch embedding plan
-    batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
+OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap gradients
+    prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
     verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every resume force export
     export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
@@ -475,7 +475,7 @@ class DryRun(harness.Case):
     def test_the_largest_meshes(self):
         """A million ranks: products of sizes need 64 bits."""
         shape = dict(layers=2, channels=64, heads=16, seq=64, dry_run=True)
-        for more in (dict(overlap="none"), dict(overlap="slice", slices=1024)):
+        for more in (dict(overlap="none"), dict(overlap="slice:1024")):
             for strategy in "tpsp", "up":
                 with self.subTest(strategy=strategy, **more):
                     result = harness.run(harness.options(tp=16, dp=65536, strategy=strategy, **shape, **more), timeout=20)
