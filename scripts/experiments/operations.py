@@ -165,10 +165,6 @@ def threshold(row):
 # --- tables and the figure ---
 
 
-def cell(row):
-    return f"{percent(row['hidden_share'])} ± {percent(row['hidden_error_share'])}, {number(row['chunking_ms'])}"
-
-
 def beside_the_paper(rows):
     """In this comparison the cost of slices counts as exposed."""
     lines = []
@@ -201,7 +197,9 @@ def tables(rows):
                     "ranks": row["ranks"], "columns of each": row["columns"] // row["ranks"]}
             if operation in ("gather_gemm", "gemm_scatter"):
                 line["e·F/(2B)"] = f"{threshold(row):.0f}"
-            lines.append(line | {name: cell(one) for name, one in by.items() if one["hidden_share"] is not None})
+            lines.append(line | {
+                name: f"{percent(one['hidden_share'])} ± {percent(one['hidden_error_share'])}, {number(one['chunking_ms'])}"
+                for name, one in by.items() if one["hidden_share"] is not None})
         text += [f"### {title}", "", markdown(lines)] if lines else []
     return "\n".join([*text, *beside_the_paper(rows)])
 

@@ -26,11 +26,9 @@ def build(check):
 
 
 def trouble(result):
-    lost = sorted(set(re.findall(r"(\w+/cJSON\.h|xxhash\.h|openssl/\w+\.h): No such file", result.output)))
-    if not lost:
-        return "\n".join(result.output.splitlines()[-20:])
-    return (f"{' and '.join(lost)} missing; hint: scripts/install_deps.sh; without a network here, "
-            "scripts/install_deps.sh --carry elsewhere, and bring its build/deps")
+    hint = ("\nhint: scripts/install_deps.sh; without a network here, scripts/install_deps.sh --carry elsewhere, and bring its "
+            "build/deps") if re.search(r"(cJSON|xxhash|openssl/\w+)\.h: No such file", result.output) else ""
+    return "\n".join(result.output.splitlines()[-20:]) + hint
 
 
 def starts(check, kind):
