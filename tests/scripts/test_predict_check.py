@@ -70,8 +70,15 @@ class Check(unittest.TestCase):
             found = predict_check.predict(f"{folder}/here.json", tp=2, dp=1, layers=2, channels=256, heads=4, seq=128)
         self.assertEqual(tuple(found), predict_check.MODES)
 
+    def test_without_megatrons_runs_the_check_is_skipped(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = subprocess.run([sys.executable, ROOT / "scripts/predict_check.py", "--only", "megatron", "--megatron",
+                                     f"{folder}/nowhere", "--out", folder], capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(pathlib.Path(folder, "predict.md").read_text(), "Skipped: .*nowhere is not here")
+
     def test_options_that_cannot_be_are_refused(self):
-        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only nonsense: there are published, emulated"),
+        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only nonsense: there are published, megatron"),
                            (("measure_machine.py", "--out", "/dev/null", "--ranks", "1"), "--ranks 1: messages between ranks")):
             result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
                                     check=False)
@@ -123,6 +130,17 @@ class Check(unittest.TestCase):
                 if script.name not in ("command.py", "tokens.py"):
                     self.assertNotRegex(script.read_text(encoding="utf-8"),
                                         r"[^.\w]open\([^)]*\"[wax]|write_text|write_bytes|savefig\((?!file)")
+
+    def test_all_reduces_and_the_host_bound_a_step(self):
+        """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
+        run = dict(gpus=16, global_batch=64, micro_batch=2, channels=1024, heads=16, layers=12, seq=1024, tp=4, dp=4)
+        parts, constants = dict(products=10.0, attention=2.0, memory=3.0), predict_check.START
+        base = predict_check.megatron_ms(run, parts, constants)
+        for i in range(3, 6):
+            more = [2 * c if k == i else c for k, c in enumerate(constants)]
+            self.assertLessEqual(predict_check.megatron_ms(run, parts, more), base)
+        slow_host = predict_check.megatron_ms(run, parts, (*constants[:6], 100, 0))
+        self.assertAlmostEqual(slow_host, 8 * 1200, delta=0.1 * slow_host)
 
 
 if __name__ == "__main__":
