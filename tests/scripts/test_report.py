@@ -597,6 +597,16 @@ class Sweep(Case):
             self.assertIn(f"| d6 | {row['strategy']} {row['tp']}x1 | {row['ranks']} | {row['mode']} | "
                           f"{row['step_ms']:.1f} |", output)
 
+    def test_the_peak_is_measured_once(self):
+        command = self.command(f"{ROOT}/scripts/mpirun.sh -np {{ranks}}", "--tp", "2", "--strategies", "tpsp", "--modes", "none,ring",
+                               "--repeats", "2")
+        del command[command.index("--peak-tflops"):]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        configs = [row["config"] for row in self.rows()]
+        self.assertEqual(len({config["peak_tflops_all_ranks"] for config in configs}), 1)
+        self.assertEqual([config["peak_source"] == "--peak-tflops" for config in configs], [False, True, True, True])
+
     def test_repeats_take_random_turns(self):
         points = "--tp", "1,2", "--strategies", "tpsp", "--modes", "none,slice,ring,direct"
         self.sweep(*points, "--repeats", "2")
