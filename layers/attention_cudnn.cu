@@ -23,7 +23,7 @@
 // if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
-#if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
+#if defined(REAL_IS_BF16) && defined(__NVCC__)
 
 #include <cudnn.h>
 #include <initializer_list>
@@ -516,16 +516,9 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     return true;
 }
 
-#else // fp32, or no cuDNN where it was compiled
-
-#include "../commfuse/die.h"
-#include <stdio.h>
+#else // fp32, or the emulator
 
 bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
-    static bool reported;
-    if (REAL_DTYPE == CF_BF16 && !reported && cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by this program's kernels: it was compiled without cuDNN\n");
-    reported = true;
     return false;
 }
 
