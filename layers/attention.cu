@@ -59,9 +59,6 @@ int64_t attention_channels_max(void) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
-    if (D > WIDTH) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, WIDTH);
-    if (t0 + n > INT32_MAX || B * H > INT32_MAX)
-        cf_die("use more ranks", "attention: %ld time steps, %ld heads in all", t0 + n, B * H);
     shape s = {};
     s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
     s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
