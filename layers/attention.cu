@@ -1,19 +1,16 @@
 // Causal attention on the GPU.
 //
-// There are two implementations. bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see
-// that). The kernels here are for fp32, which cuDNN does not support, and for all that it refuses; they compute in float for both
-// element types.
+// bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see that). The kernels here are for fp32,
+// which cuDNN does not support, and for all that it refuses; they compute in float for both element types.
 //
 // All three kernels have one structure. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or keys (dk
 // and dv). It loops over the other kind in tiles of OTHERS rows, and for each tile does
 //   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
 //   a function of the scores, element by element, in registers; its result goes to shared memory as weights
-//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
-// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds 4 consecutive rows and 4 or WIDTH / 16
-// columns, so that per step it reads 8 floats from shared memory for 16 multiply-adds, or 12 for 32. Operands are staged in shared
-// memory transposed, row index last, with PAD floats between channels.
-//
-// Heads of fewer than WIDTH channels are padded with zeros; ROWS·WIDTH = 4096 keeps the sums of a thread at 32 registers.
+//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of ROWS other rows
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or COLUMNS columns,
+// and reads 8 floats from shared memory for 16 multiply-adds, or 12 for 32. Operands are staged there transposed, row index last,
+// with PAD floats between channels. Narrow heads are padded with zeros to WIDTH.
 //
 // Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward computes
 // delta = sum of dout ∘ out first, then

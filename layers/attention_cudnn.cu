@@ -1,26 +1,25 @@
 // Attention by cuDNN.
 //
-// cuDNN gets a graph of small operations on tensors that mostly never exist in memory (product, scale, mask, softmax, product),
-// recognises the pattern and makes one fused kernel of it. So the graphs below have the form that cuDNN looks for, operation by
-// operation. They use the public C interface (cudnnBackend…) and no other header.
+// cuDNN gets a graph of small operations on tensors that mostly never exist in memory, recognises the pattern and makes one fused
+// kernel of it. So the graphs below have the form that cuDNN looks for, operation by operation. They use the public C interface
+// (cudnnBackend…) and no other header.
 //
 //   forward   S = Q·Kᵀ · scale, masked; m = max S, l = sum of exp(S − m); stats = m + log l;
 //             O = (exp(S − m) / l)·V
 //   backward  delta = sum(dO ∘ O); P = exp(S − stats); dV = Pᵀ·dO; dS = P ∘ (dO·Vᵀ − delta) · scale;
 //             dK = dSᵀ·Q; dQ = dS·K
 //
-// Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the
-// bottom right corner. Where the range starts at 0, keys = n and the shift is left out.
+// Mask: query row r of the range may see column c if r + keys − n >= c. Where the range starts at 0, keys = n and the shift is left
+// out.
 //
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
-// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes; engines that cuDNN marks as
-// not deterministic come last.
+// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
 //
 // Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward.
 //
-// A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends, and so is one
-// workspace per stream, as large as the largest plan's. If cuDNN is not used, rank 0 prints each reason once on standard error;
-// if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+// A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends. If cuDNN is not
+// used, rank 0 prints each reason once on standard error; if it is, kernels in a profile have sdpa in their names, and
+// CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__)

@@ -4,22 +4,17 @@
 // own transpose there: so the factors change places and nothing is moved. A bias, one value for each of our columns, is one for
 // each row of cuBLASLt's, as its epilogue expects.
 //
-// GELU and its derivative are applied in epilogues too (the tanh approximation, like ours) if cuBLASLt has them: the widest
-// activation is then written once instead of written, read and written. Otherwise kernels follow. The gradient of a bias is
-// always a kernel: epilogues store it, ours is added to an fp32 sum.
+// GELU (the tanh approximation, like ours) and its derivative are applied in epilogues too if cuBLASLt has them: the widest
+// activation is then written once instead of written, read and written. The gradient of a bias is always a kernel: epilogues store
+// it, ours is added to an fp32 sum. real = float computes in fp32 throughout, without TF32.
 //
-// Sums are in fp32. real = float computes in fp32 throughout, without TF32; real = bf16 reads bf16 and writes bf16 (forward,
-// dgrad) or fp32 (wgrad, straight into the gradient).
+// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed at
+// the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
+// times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's products, 10 % of d48's.) The inner dimension may only be
+// split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need multiprocessors a product uses
+// fewer (cf_cuda_left), with the same algorithm.
 //
-// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses (odd leading dimensions are
-// allowed). The algorithms of its list are timed at the first call; of those that give the bits of the first, the fastest is
-// used: so bits are the same in every run, whatever the times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's
-// products, 10 % of d48's.) Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a
-// fixed order. During transfers whose kernels need multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
-//
-// Each stream has a workspace. It also holds the partial sums of a bias gradient, which is enqueued on the same stream and so
-// never runs during a product.
-//
+// Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream.
 // Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>

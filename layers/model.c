@@ -18,9 +18,6 @@
 // block's input; in the first block it always does, to hide the transfers of the embedding's backward (all-gather ▸ scatter-add,
 // then rows to their owners), which has begun by then.
 //
-// Layer norms and GELU may be computed again in backward: they cost little compared with the products that read them, and would
-// take more than a third of the activation memory.
-//
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
 #include "../commfuse/die.h"
