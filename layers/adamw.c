@@ -20,11 +20,6 @@ void adamw_update(real *w, precise *master, precise *m, precise *v, const precis
     for (int64_t i = 0; i < (master ? n : 0); i++) w[i] = real_of(master[i]);
 }
 
-void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++) master[i] = precise_of(w[i]);
-}
-
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
     const int64_t block = ceil_div(n, BLOCKS);
 #pragma omp parallel for if (n >= PARALLEL_MIN)
