@@ -400,13 +400,10 @@ static plan *plan_for(const problem *of) {
 
 // A reason not to ask cuDNN; NULL: none.
 static const char *objection(const problem *p) {
-    static int major = -1;
     const size_t version = cudnnGetVersion();
-    if (major < 0) {
-        int device = 0;
-        CF_CUDA(cudaGetDevice(&device));
-        CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    }
+    int device = 0, major = 0;
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (version < 90600 || version == 91000 || version == 91001) return "this version is wrong for it";
     if (p->D % 8 != 0 || p->D > 128) return "channels per head are not a multiple of 8 up to 128";
     if (p->n < 2) return "a range of one query";
