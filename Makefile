@@ -59,14 +59,13 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 
 # --- sources and objects ---
 
-gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
 # Not in the GPU program, beside the twins of .cu files.
 cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
 # The third twin of device, transport and kernels records what the program would do (--predict).
 planned  := commfuse/planned.c layers/kernels_planned.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16.c $(planned),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
 layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(planned),$(wildcard layers/*.c)))
 program  := $(commfuse) $(layers) $(data)

@@ -3,12 +3,10 @@
 // Sums are over a fixed number of blocks, whose sums are added in order, so their bits do not depend on the number of threads.
 #include "adamw.h"
 #include "math_real.h"
-#include "../commfuse/die.h"
 
 enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
 
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    if (!master && REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
     precise *restrict weight = master ? master : (precise *)(void *)w; // or weights that are their own masters
     const adamw_factors f = adamw_factors_of(a);
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
@@ -20,11 +18,6 @@ void adamw_update(real *w, precise *master, precise *m, precise *v, const precis
     }
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < (master ? n : 0); i++) w[i] = real_of(master[i]);
-}
-
-void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++) master[i] = precise_of(w[i]);
 }
 
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {

@@ -35,17 +35,6 @@ void adamw_update(real *w, precise *master, precise *m, precise *v, const precis
     each(update_map{w, master, m, v, g, adamw_factors_of(a)}, n, packable(0, w, master, m, v, g), stream);
 }
 
-struct master_map {
-    precise *master;
-    const real *w;
-
-    template <int W> __device__ void at(int64_t i) const { store<W>(master + i, load<W>(w + i)); }
-};
-
-void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-    each(master_map{master, w}, n, packable(0, master, w), stream);
-}
-
 static __device__ inline double square(float x) {
     return (double)x * (double)x;
 }

@@ -29,8 +29,6 @@ static inline adamw_factors adamw_factors_of(adamw a) {
 // w, master, m, v (n): one step on n elements. m and v: first and second moments. master: the weights in full
 // precision, of which w is the rounded copy; NULL: w itself is as precise.
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream);
-// master (n) = w, after weights were initialised or read.
-void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream);
 // *sum += the sum of squares in double, in an order that does not depend on the number of threads. sum and scratch
 // (SQUARES_SCRATCH) are device memory.
 enum { SQUARES_SCRATCH = 1024 };

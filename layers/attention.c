@@ -19,7 +19,6 @@
 #include "attention.h"
 #include "gemm.h"
 #include "math_real.h"
-#include "../commfuse/die.h"
 
 enum {
     QUERY_TILE = 64,                   // rows of scores at once
@@ -53,7 +52,6 @@ int64_t attention_channels_max(void) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    if (D > PACK_QUERY) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, PACK_QUERY);
     shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
     s.pairs = B * H;
     s.qkv_row = B * 3 * H * D;

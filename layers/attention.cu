@@ -1,28 +1,22 @@
 // Causal attention on the GPU.
 //
-// There are two implementations. bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see
-// that). The kernels here are for fp32, which cuDNN does not support, and for all that it refuses; they compute in float for both
-// element types.
+// bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see that). The kernels here are for fp32,
+// which cuDNN does not support, and for all that it refuses; they compute in float for both element types.
 //
 // All three kernels have one structure. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or keys (dk
 // and dv). It loops over the other kind in tiles of OTHERS rows, and for each tile does
 //   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
 //   a function of the scores, element by element, in registers; its result goes to shared memory as weights
-//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
-// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or WIDTH / 16
-// columns, so that per step it reads 4 + PER floats from shared memory for 4·PER multiply-adds. Operands are staged in shared
-// memory transposed, row index last, with PAD floats between channels.
-//
-// WIDTH is the head's number of channels rounded up to 64 or 128, padded with zeros; ROWS·WIDTH = 4096 keeps the sums of a thread
-// at 32 registers.
+//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of ROWS other rows
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or COLUMNS columns,
+// and reads 8 floats from shared memory for 16 multiply-adds, or 12 for 32. Operands are staged there transposed, row index last,
+// with PAD floats between channels. Narrow heads are padded with zeros to WIDTH.
 //
 // Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward computes
 // delta = sum of dout ∘ out first, then
 //   P = exp(scale · q·k − lse), dS = P ∘ (dout·v − delta) · scale, dv = Pᵀ·dout, dk = dSᵀ·q, dq = dS·k
 // with dq in one kernel and dk, dv in another: one block alone sums each gradient, tile after tile in order of time, so nothing is
 // added atomically and every run gives the same bits. For this P is computed twice.
-//
-// P is kept in shared memory while dout·v is computed: so three blocks fit on a multiprocessor, which hides the time of reads.
 //
 // Tiles that the mask hides are skipped. Blocks with the longest loop start first.
 #include "attention.h"
@@ -36,10 +30,14 @@ enum {
     OTHERS = 64,              // rows of the other kind at once
     CHUNK = 32,               // channels at once
     PAD = 4,
-    PACK = 4,    // channels read by one instruction
-    SUMS = 4096, // ROWS · WIDTH, and elements of other rows staged by accumulate
-    WIDTH_MAX = 128
+    PACK = 4,                // channels read by one instruction
+    WIDTH = 128,             // channels of a head, at most
+    PER = 4,                 // rows of a thread, read by one instruction
+    ROWS = PER * GROUPS,     // of a block
+    COLUMNS = WIDTH / LANES, // columns of a thread's sums, four in a row
+    SUMS = ROWS * WIDTH,     // of a block; so many floats hold ROWS other rows, or what multiply() stages
 };
+static_assert(CHUNK * (ROWS + OTHERS + 2 * PAD) <= SUMS, "operands of multiply");
 
 struct alignas(PACK * sizeof(real)) pack {
     real value[PACK];
@@ -54,13 +52,10 @@ typedef struct shape {
 } shape;
 
 int64_t attention_channels_max(void) {
-    return WIDTH_MAX;
+    return WIDTH;
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
-    if (D > WIDTH_MAX) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, WIDTH_MAX);
-    if (t0 + n > INT32_MAX || B * H > INT32_MAX)
-        cf_die("use more ranks", "attention: %ld time steps, %ld heads in all", t0 + n, B * H);
     shape s = {};
     s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
     s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
@@ -93,11 +88,6 @@ static __device__ matrix part_of(const real *qkv, int part, int pair, const shap
     return {qkv + part_at(part, pair, s), s.qkv_row, s.end, s.D, s.packs};
 }
 
-// One head of out (T, B, H, D).
-static __device__ matrix head_of(const real *out, int pair, const shape &s) {
-    return {out + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
-}
-
 // PACK channels of row t from channel d on, zeros beyond the matrix.
 static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
     const real *from = m.first + t * m.row + d;
@@ -109,20 +99,6 @@ static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
     }
 #pragma unroll
     for (int i = 0; i < PACK; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
-}
-
-template <int WIDTH> struct tile {
-    enum {
-        ROWS = SUMS / WIDTH,
-        PER = ROWS / GROUPS,     // rows of a thread
-        COLUMNS = WIDTH / LANES, // columns of its sums, four in a row
-        STAGED = SUMS / WIDTH,   // other rows that accumulate stages at once
-        STAGE = CHUNK * (ROWS + OTHERS + 2 * PAD) > SUMS ? CHUNK *(ROWS + OTHERS + 2 * PAD) : SUMS
-    };
-};
-
-static int64_t rows_of_block(int64_t D) {
-    return D <= 64 ? (int64_t)tile<64>::ROWS : (int64_t)tile<128>::ROWS;
 }
 
 static __device__ int row_group() {
@@ -171,8 +147,8 @@ template <int N> static __device__ void stage_transposed(float *to, const matrix
     }
 }
 
-// to (STAGED, WIDTH) = rows t …
-template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &m, int t) {
+// to (ROWS, WIDTH) = rows t …
+static __device__ void stage_rows(float *to, const matrix &m, int t) {
 #pragma unroll 4
     for (int step = 0; step < SUMS / PACK / THREADS; step++) {
         const int i = (step * THREADS + threadIdx.x) * PACK;
@@ -183,10 +159,7 @@ template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &
 }
 
 // score (PER, 4) of each thread = rows t … of `own` times rows u … of `other`. Begins with a barrier.
-template <int WIDTH>
-static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stage, const matrix &own, int t, const matrix &other,
-                                int u) {
-    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+static __device__ void multiply(float (&score)[PER][4], float *stage, const matrix &own, int t, const matrix &other, int u) {
     float *a = stage, *b = stage + CHUNK * (ROWS + PAD);
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -199,8 +172,7 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
 #pragma unroll 4
         for (int c = 0; c < CHUNK; c++) {
             float x[PER], y[4];
-#pragma unroll
-            for (int i = 0; i < PER; i += 4) read_floats<4>(x + i, a + c * (ROWS + PAD) + row_group() * PER + i);
+            read_floats<PER>(x, a + c * (ROWS + PAD) + row_group() * PER);
             read_floats<2>(y, b + c * (OTHERS + PAD) + score_column(0));
             read_floats<2>(y + 2, b + c * (OTHERS + PAD) + score_column(2));
 #pragma unroll
@@ -212,45 +184,24 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
 }
 
 // weights (OTHERS, ROWS + PAD): transposed. Call it when all threads are done with the previous ones.
-template <int WIDTH> static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
-    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+static __device__ void keep_weights(float *weights, const float (&score)[PER][4]) {
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int i = 0; i < PER; i += 4) {
-            const float four[4] = {score[i][j], score[i + 1][j], score[i + 2][j], score[i + 3][j]};
-            write_four(weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i, four);
-        }
-}
-
-// Reads back what the thread has kept.
-template <int WIDTH> static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
-    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int i = 0; i < PER; i += 4) {
-            float four[4];
-            read_floats<4>(four, weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i);
-            for (int e = 0; e < 4; e++) score[i + e][j] = four[e];
-        }
+    for (int j = 0; j < 4; j++) {
+        const float column[PER] = {score[0][j], score[1][j], score[2][j], score[3][j]};
+        write_four(weights + score_column(j) * (ROWS + PAD) + row_group() * PER, column);
+    }
 }
 
 // sum (PER, COLUMNS) of each thread += weights · rows u … of `other`. Begins with a barrier.
-template <int WIDTH>
-static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage, const float *weights,
-                                  const matrix &other, int u) {
-    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER, COLUMNS = tile<WIDTH>::COLUMNS };
-    enum { STAGED = tile<WIDTH>::STAGED };
-    for (int k = 0; k < OTHERS; k += STAGED) {
+static __device__ void accumulate(float (&sum)[PER][COLUMNS], float *stage, const float *weights, const matrix &other, int u) {
+    for (int k = 0; k < OTHERS; k += ROWS) {
         __syncthreads();
-        stage_rows<WIDTH>(stage, other, u + k);
+        stage_rows(stage, other, u + k);
         __syncthreads();
 #pragma unroll 4
-        for (int r = 0; r < STAGED; r++) {
+        for (int r = 0; r < ROWS; r++) {
             float w[PER], x[COLUMNS];
-#pragma unroll
-            for (int i = 0; i < PER; i += 4) read_floats<4>(w + i, weights + (k + r) * (ROWS + PAD) + row_group() * PER + i);
+            read_floats<PER>(w, weights + (k + r) * (ROWS + PAD) + row_group() * PER);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 4) read_floats<4>(x + j, stage + r * WIDTH + sum_column(j));
 #pragma unroll
@@ -275,12 +226,11 @@ static __device__ float row_total(float x) {
 
 // Scores become exp(scale · score − maximum), zero for keys that the query must not see; a new maximum rescales the row's sum of
 // exponentials and its sums. Every row sees key 0, so the maximum is finite from the first tile on.
-template <int WIDTH>
-static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
-                               float *maximum, float *total, int t, int u, float scale) {
+static __device__ void softmax(float (&score)[PER][4], float (&sum)[PER][COLUMNS], float *maximum, float *total, int t, int u,
+                               float scale) {
 #pragma unroll
-    for (int i = 0; i < tile<WIDTH>::PER; i++) {
-        const int query = t + row_group() * tile<WIDTH>::PER + i;
+    for (int i = 0; i < PER; i++) {
+        const int query = t + row_group() * PER + i;
         float highest = -INFINITY, added = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -296,33 +246,31 @@ static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)
         total[i] = total[i] * correction + row_total(added);
         maximum[i] = now;
 #pragma unroll
-        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) sum[i][j] *= correction;
+        for (int j = 0; j < COLUMNS; j++) sum[i][j] *= correction;
     }
 }
 
-template <int WIDTH>
 static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, precise *lse, const real *qkv, shape s) {
-    typedef tile<WIDTH> size;
-    alignas(16) __shared__ float stage[size::STAGE];
-    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
-    const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
-    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS; // the longest rows first
+    alignas(16) __shared__ float stage[SUMS];
+    alignas(16) __shared__ float weights[OTHERS * (ROWS + PAD)];
+    const int tiles = (s.n + ROWS - 1) / ROWS, pair = blockIdx.x % s.pairs;
+    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * ROWS; // the longest rows first
     const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s), v = part_of(qkv, VALUE, pair, s);
-    float sum[size::PER][size::COLUMNS] = {}, score[size::PER][4], maximum[size::PER], total[size::PER];
-    for (int i = 0; i < size::PER; i++) maximum[i] = -INFINITY, total[i] = 0;
-    for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
-        multiply<WIDTH>(score, stage, q, t, k, u);
-        softmax<WIDTH>(score, sum, maximum, total, t, u, s.scale);
-        keep_weights<WIDTH>(weights, score);
-        accumulate<WIDTH>(sum, stage, weights, v, u);
+    float sum[PER][COLUMNS] = {}, score[PER][4], maximum[PER], total[PER];
+    for (int i = 0; i < PER; i++) maximum[i] = -INFINITY, total[i] = 0;
+    for (int u = 0; u < t + ROWS && u < s.end; u += OTHERS) {
+        multiply(score, stage, q, t, k, u);
+        softmax(score, sum, maximum, total, t, u, s.scale);
+        keep_weights(weights, score);
+        accumulate(sum, stage, weights, v, u);
     }
 #pragma unroll
-    for (int i = 0; i < size::PER; i++) {
-        const int query = t + row_group() * size::PER + i;
+    for (int i = 0; i < PER; i++) {
+        const int query = t + row_group() * PER + i;
         if (query >= s.end) continue;
         if (lane() == 0) lse[(int64_t)query * s.pairs + pair] = maximum[i] + logf(total[i]);
 #pragma unroll
-        for (int j = 0; j < size::COLUMNS; j++)
+        for (int j = 0; j < COLUMNS; j++)
             if (sum_column(j) < s.D) out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
     }
 }
@@ -333,9 +281,8 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
     shape s = shape_of(t0, n, B, H, D);
     s.packs = can_pack(&s, qkv, qkv);
-    const int64_t rows = rows_of_block(D);
-    const dim3 blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
-    cf_launch(D <= 64 ? forward_rows<64> : forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
+    const dim3 blocks((unsigned)(ceil_div(n, ROWS) * s.pairs)), threads(THREADS);
+    cf_launch(forward_rows, blocks, threads, stream, out, lse, qkv, s);
 }
 
 // cuDNN's statistics and delta, (B, H, T) each, padded to 256 bytes; or delta alone
@@ -343,11 +290,11 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t) {
     return 2 * ceil_div(T * B * H, 64) * 64;
 }
 
-// delta (n, B, H) = sum over D of dout · out; a warp for each element.
+// delta (T, B, H) = sum over D of dout · out; a warp for each element.
 static __global__ void output_dot_gradient(float *delta, const real *dout, const real *out, shape s) {
     const int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (i >= (int64_t)s.n * s.pairs) return;
-    const int64_t first = s.t0 * s.out_row + i * s.D;
+    const int64_t first = i * s.D;
     float sum = 0;
     for (int d = threadIdx.x % 32; d < s.D; d += 32) sum = fmaf((float)dout[first + d], (float)out[first + d], sum);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
@@ -357,8 +304,7 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
 // What both backward kernels read.
 struct backward {
     const real *dout, *qkv;
-    const precise *lse, *delta; // (T, B, H), (n, B, H)
-    bool first;                 // gradients are written, not added
+    const precise *lse, *delta; // (T, B, H)
 };
 
 // One probability of the softmax, zero if the query must not see the key or does not exist.
@@ -367,94 +313,75 @@ static __device__ float probability(float score, int query, int key, int pair, c
 }
 
 static __device__ float delta_of(int query, int pair, const backward &a, const shape &s) {
-    return query < s.end ? a.delta[(int64_t)(query - s.t0) * s.pairs + pair] : 0;
+    return query < s.end ? a.delta[(int64_t)query * s.pairs + pair] : 0;
 }
 
 // Gradients of rows t … of one head, from the sums of a block's threads.
-template <int WIDTH>
-static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], int part, int t,
-                                      int pair, bool first, const shape &s) {
+static __device__ void write_gradient(real *dqkv, const float (&sum)[PER][COLUMNS], int part, int t, int pair, const shape &s) {
 #pragma unroll
-    for (int i = 0; i < tile<WIDTH>::PER; i++) {
-        const int time = t + row_group() * tile<WIDTH>::PER + i;
+    for (int i = 0; i < PER; i++) {
+        const int time = t + row_group() * PER + i;
         real *to = dqkv + time * s.qkv_row + part_at(part, pair, s);
 #pragma unroll
-        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) {
+        for (int j = 0; j < COLUMNS; j++) {
             const int d = sum_column(j);
-            if (time < s.end && d < s.D) to[d] = (real)(first ? sum[i][j] : (float)to[d] + sum[i][j]);
+            if (time < s.end && d < s.D) to[d] = (real)sum[i][j];
         }
     }
 }
 
 // The block's rows are queries, or KEYS, and it loops over the other kind: scores are (rows, others).
-template <int WIDTH, bool KEYS>
-static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
-    typedef tile<WIDTH> size;
-    alignas(16) __shared__ float stage[size::STAGE];
-    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
-    const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + size::ROWS - 1) / size::ROWS;
-    const int t = KEYS ? number * size::ROWS : s.t0 + (tiles - 1 - number) * size::ROWS; // first keys, last queries: most work
-    const int begin = !KEYS ? 0 : t > s.t0 ? s.t0 + (t - s.t0) / OTHERS * OTHERS : s.t0; // queries before all keys see none
-    const int end = KEYS || t + size::ROWS > s.end ? s.end : t + size::ROWS;
+template <bool KEYS> static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
+    alignas(16) __shared__ float stage[SUMS];
+    alignas(16) __shared__ float weights[OTHERS * (ROWS + PAD)];
+    const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + ROWS - 1) / ROWS;
+    const int t = (KEYS ? number : tiles - 1 - number) * ROWS; // first keys, last queries: most work
+    const int begin = KEYS ? t / OTHERS * OTHERS : 0;          // queries before all keys see none
+    const int end = KEYS || t + ROWS > s.end ? s.end : t + ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
-                 dout = head_of(a.dout, pair, s);
-    float sum[size::PER][size::COLUMNS] = {}, dv[KEYS ? size::PER : 1][size::COLUMNS] = {}; // dq or dk, dv
-    float score[size::PER][4], dscore[size::PER][4];
+                 dout = {a.dout + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
+    float sum[PER][COLUMNS] = {}, dv[KEYS ? PER : 1][COLUMNS] = {}; // dq or dk, dv
+    float score[PER][4], dscore[PER][4];
     for (int u = begin; u < end; u += OTHERS) {
-        multiply<WIDTH>(score, stage, KEYS ? k : q, t, KEYS ? q : k, u);
+        multiply(score, stage, KEYS ? k : q, t, KEYS ? q : k, u);
 #pragma unroll
-        for (int i = 0; i < size::PER; i++)
+        for (int i = 0; i < PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const int row = t + row_group() * size::PER + i, other = u + score_column(j);
+                const int row = t + row_group() * PER + i, other = u + score_column(j);
                 score[i][j] = probability(score[i][j], KEYS ? other : row, KEYS ? row : other, pair, a, s);
             }
-        keep_weights<WIDTH>(weights, score);
-        if constexpr (KEYS) accumulate<WIDTH>(dv, stage, weights, dout, u);
-        multiply<WIDTH>(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
-        recall_weights<WIDTH>(score, weights); // rather than keep 4·PER registers
+        if constexpr (KEYS) {
+            keep_weights(weights, score);
+            accumulate(dv, stage, weights, dout, u);
+        }
+        multiply(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
 #pragma unroll
-        for (int i = 0; i < size::PER; i++)
+        for (int i = 0; i < PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const float delta = delta_of(KEYS ? u + score_column(j) : t + row_group() * size::PER + i, pair, a, s);
+                const float delta = delta_of(KEYS ? u + score_column(j) : t + row_group() * PER + i, pair, a, s);
                 dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
             }
-        keep_weights<WIDTH>(weights, dscore);
-        accumulate<WIDTH>(sum, stage, weights, KEYS ? q : k, u);
+        keep_weights(weights, dscore);
+        accumulate(sum, stage, weights, KEYS ? q : k, u);
     }
-    write_gradient<WIDTH>(dqkv, sum, KEYS ? KEY : QUERY, t, pair, a.first, s);
-    if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
-}
-
-// dq of dqkv (rows, 3, H·D) = 0; a block for each row.
-static __global__ void zero_queries(real *dqkv, int64_t HD) {
-    real *row = dqkv + (int64_t)blockIdx.x * 3 * HD;
-    for (int64_t i = threadIdx.x; i < HD; i += THREADS) row[i] = (real)0.f;
-}
-
-// Zeroes what a first call does not write: dq before the range, everything after it.
-static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD, cf_stream *stream) {
-    const int64_t row = B * 3 * HD, end = t0 + n;
-    cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);
-    cf_zero(dqkv + end * row, (T - end) * row * (int64_t)sizeof(real), stream);
+    write_gradient(dqkv, sum, KEYS ? KEY : QUERY, t, pair, s);
+    if constexpr (KEYS) write_gradient(dqkv, dv, VALUE, t, pair, s);
 }
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
-    if (B * H * D == 0) return;
-    if (first && n == T && attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
-    if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
-    if (n == 0) return;
-    shape s = shape_of(t0, n, B, H, D);
+    if (T * B * H * D == 0) return;
+    if (!first || t0 > 0 || n < T) cf_die(NULL, "internal error: attention's backward in ranges, which is for CPUs");
+    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
+    shape s = shape_of(0, T, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
-    const backward a = {dout, qkv, lse, scratch, first};
-    const int64_t rows = rows_of_block(D);
-    const dim3 query_blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
-    const dim3 key_blocks((unsigned)(ceil_div(s.end, rows) * s.pairs));
-    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
-    cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, key_blocks, threads, stream, dqkv, a, s);
-    cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, query_blocks, threads, stream, dqkv, a, s);
+    const backward a = {dout, qkv, lse, scratch};
+    const dim3 blocks((unsigned)(ceil_div(T, ROWS) * s.pairs)), threads(THREADS);
+    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(T * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
+    cf_launch(backward_rows<true>, blocks, threads, stream, dqkv, a, s);
+    cf_launch(backward_rows<false>, blocks, threads, stream, dqkv, a, s);
 }
 
 bool attention_backward_by_ranges(void) {

@@ -1,29 +1,28 @@
 // Attention by cuDNN.
 //
-// cuDNN gets a graph of small operations on tensors that mostly never exist in memory (product, scale, mask, softmax, product),
-// recognises the pattern and makes one fused kernel of it. So the graphs below have the form that cuDNN looks for, operation by
-// operation. They use the public C interface (cudnnBackend…) and no other header.
+// cuDNN gets a graph of small operations on tensors that mostly never exist in memory, recognises the pattern and makes one fused
+// kernel of it. So the graphs below have the form that cuDNN looks for, operation by operation. They use the public C interface
+// (cudnnBackend…) and no other header.
 //
 //   forward   S = Q·Kᵀ · scale, masked; m = max S, l = sum of exp(S − m); stats = m + log l;
 //             O = (exp(S − m) / l)·V
 //   backward  delta = sum(dO ∘ O); P = exp(S − stats); dV = Pᵀ·dO; dS = P ∘ (dO·Vᵀ − delta) · scale;
 //             dK = dSᵀ·Q; dQ = dS·K
 //
-// Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the
-// bottom right corner. Where the range starts at 0, keys = n and the shift is left out.
+// Mask: query row r of the range may see column c if r + keys − n >= c. Where the range starts at 0, keys = n and the shift is left
+// out.
 //
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
-// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes; engines that cuDNN marks as
-// not deterministic come last.
+// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
 //
 // Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward.
 //
-// A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends, and so is one
-// workspace per stream, as large as the largest plan's. If cuDNN is not used, rank 0 prints each reason once on standard error;
-// if it is, kernels in a profile have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+// A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends. If cuDNN is not
+// used, rank 0 prints each reason once on standard error; if it is, kernels in a profile have sdpa in their names, and
+// CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
-#if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
+#if defined(REAL_IS_BF16) && defined(__NVCC__)
 
 #include <cudnn.h>
 #include <initializer_list>
@@ -163,7 +162,6 @@ static descriptor scalar(graph *g, int64_t name, cudnnDataType_t type) {
 static const cudnnDataType_t PRECISION = CUDNN_DATA_FLOAT;
 
 static void add_operation(graph *g, cudnnBackendDescriptorType_t type, std::initializer_list<attribute> attributes) {
-    if (g->operations == OPERATIONS_MAX) cf_die(NULL, "attention: more than %d operations", OPERATIONS_MAX);
     g->operation[g->operations++] = make(g, type, attributes);
 }
 
@@ -402,13 +400,10 @@ static plan *plan_for(const problem *of) {
 
 // A reason not to ask cuDNN; NULL: none.
 static const char *objection(const problem *p) {
-    static int major = -1;
     const size_t version = cudnnGetVersion();
-    if (major < 0) {
-        int device = 0;
-        CF_CUDA(cudaGetDevice(&device));
-        CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    }
+    int device = 0, major = 0;
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (version < 90600 || version == 91000 || version == 91001) return "this version is wrong for it";
     if (p->D % 8 != 0 || p->D > 128) return "channels per head are not a multiple of 8 up to 128";
     if (p->n < 2) return "a range of one query";
@@ -516,16 +511,9 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     return true;
 }
 
-#else // fp32, or no cuDNN where it was compiled
-
-#include "../commfuse/die.h"
-#include <stdio.h>
+#else // fp32, or the emulator
 
 bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
-    static bool reported;
-    if (REAL_DTYPE == CF_BF16 && !reported && cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by this program's kernels: it was compiled without cuDNN\n");
-    reported = true;
     return false;
 }
 

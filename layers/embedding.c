@@ -21,11 +21,6 @@ static void add_precise(precise *restrict to, const real *restrict from, int64_t
     for (int64_t i = 0; i < count; i++) to[i] += precise_of(from[i]);
 }
 
-static void add_sums(precise *restrict to, const precise *restrict from, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] += from[i];
-}
-
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream) {
     size_t bytes = (size_t)C * sizeof(real);
@@ -38,18 +33,17 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-// Adds rows of precise, dout (R, C), or if that is NULL of real.
-static void scatter(precise *dwte, const real *reals, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
+// Adds rows of precise, `sums` (R, C), or if that is NULL of real.
+static void scatter(precise *dwte, const real *reals, const precise *sums, const int32_t *tokens, int64_t first, int64_t count,
                     int64_t R, int64_t C) {
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
             if (!held(tokens[r], first, count)) continue;
-            precise *to = dwte + (tokens[r] - first) * C + c;
-            if (dout)
-                add_sums(to, dout + r * C + c, smaller(C - c, STRIP));
-            else
-                add_precise(to, reals + r * C + c, smaller(C - c, STRIP));
+            precise *restrict to = dwte + (tokens[r] - first) * C + c;
+            const int64_t from = r * C + c, columns = smaller(C - c, STRIP);
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) to[i] += sums ? sums[from + i] : precise_of(reals[from + i]);
         }
 }
 

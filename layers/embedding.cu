@@ -88,7 +88,6 @@ template <typename T>
 static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                      cf_stream *stream) {
     if (R == 0 || count == 0) return;
-    if (R > INT32_MAX) cf_die("lower --micro-batch or --seq", "embedding: %ld rows in one pass", R);
     order sorted = sort_rows(tokens, first, count, R, stream);
     bool packed = packable(C, dwte) && packable(C, dout);
     const int64_t threads = smaller(ceil_div(ceil_div(C, packed ? PACK : 1), WARP) * WARP, RUN_THREADS_MAX);

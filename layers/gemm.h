@@ -1,5 +1,5 @@
 // Matrix products, row-major. gemm.c: fp32, by oneDNN; tests link plain loops instead (tests/layers/gemm_ref.c).
-// gemm_bf16.c: bf16, by one of two implementations.
+// gemm_bf16.c: bf16, by oneDNN.
 #pragma once
 
 #include <stdbool.h>
@@ -29,22 +29,6 @@ void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int6
                   int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream);
 void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                      int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
-
-// One kind of product, for both implementations. All fields have one type, so that two of them can be compared byte by byte.
-typedef struct product {
-    int64_t transpose_a, transpose_b;
-    int64_t m, n, k, lda, ldb, ldc;
-    int64_t wide; // c is precise
-    int64_t add;
-    int64_t threads; // that compute it
-} product;
-
-// By oneDNN's products of bf16. Dies if oneDNN has none for this processor.
-void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c);
-// By widening to fp32, on any processor.
-void gemm_bf16_widened(const product *of, const real *a, const real *b, void *c);
-// Is oneDNN's the faster one here? With AMX, and on AMD with AVX512_BF16; elsewhere oneDNN's is slow or missing.
-bool gemm_bf16_is_native(void);
 #else
 #define gemm_to_real    gemm
 #define gemm_to_precise gemm

@@ -1,42 +1,145 @@
-// Matrix products of bf16 on the CPU: the choice between two implementations.
+// Matrix products of bf16 on the CPU, by oneDNN. It has them for processors with AVX-512.
 //
-// oneDNN has products of bf16 for processors with AVX-512. AMD's with AVX512_BF16 (Zen 4 and later) multiply bf16 faster than
-// fp32, and so do Intel's with AMX. Elsewhere these products are slower than fp32's, or missing, and widening is faster
-// (tests/bench/README.md, one process). The processor decides, not a measurement, so that a run that is resumed has the bits of
-// one that was never interrupted.
+// oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small product. So
+// each kind is made once and kept, with the number of its threads, and gets addresses at each call. Each thread makes its own,
+// because attention multiplies in all threads at once. (They are not freed when a thread ends: OpenMP keeps its threads.) An
+// addition to c is a "sum" that oneDNN applies before it rounds.
+//
+// Of what is used here, oneDNN 2 and 3 differ only in how memory and operations are described.
 #include "gemm.h"
 #include <dnnl.h>
+#include <dnnl_debug.h>
+#include "../commfuse/die.h"
 
-static bool multiplies_bf16_fast(void) {
-#if defined(__x86_64__)
-    const int isa = (int)dnnl_get_effective_cpu_isa(), amx = dnnl_cpu_isa_avx512_core_amx, bf16 = dnnl_cpu_isa_avx512_core_bf16;
-    return (isa & amx) == amx || ((isa & bf16) == bf16 && __builtin_cpu_is("amd"));
-#else
-    return false;
+// One kind of product. All fields have one type, so that two of them can be compared byte by byte.
+typedef struct product {
+    int64_t transpose_a, transpose_b;
+    int64_t m, n, k, lda, ldb, ldc;
+    int64_t wide; // c is precise
+    int64_t add;
+    int64_t threads; // that compute it
+} product;
+
+typedef struct plan {
+    product of;
+    dnnl_primitive_t matmul;
+    dnnl_memory_t memory[3]; // a, b, c
+} plan;
+
+static _Thread_local struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    int64_t plans, room; // how many are made, fit in the list
+    plan *list;
+} onednn;
+
+#define CHECK(call, product) check((call), #call, product)
+static void check(dnnl_status_t status, const char *call, const product *p) {
+    if (status == dnnl_success) return;
+    cf_die("set DNNL_VERBOSE=1 to see more",
+           "%.*s says %s (%d): product (%ld, %ld) · (%ld, %ld) of bf16, rows of %ld, %ld, %ld elements", (int)strcspn(call, "("),
+           call, dnnl_status2str(status), (int)status, p->m, p->k, p->k, p->n, p->lda, p->ldb, p->ldc);
+}
+
+// --- differences between oneDNN 2 and 3 ---
+
+#if DNNL_VERSION_MAJOR >= 3 // a description is a pointer and must be freed
+#define describe      dnnl_memory_desc_create_with_strides
+#define address(x)    (x)
+#define forget(x)     dnnl_memory_desc_destroy(x)
+#define add_to(after) dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
+#define create_operation(operation, x, attributes)                                                                                 \
+    dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], NULL, x[2], attributes)
+#else // it is a value
+#define describe      dnnl_memory_desc_init_by_strides
+#define address(x)    (&(x))
+#define forget(x)     dnnl_success
+#define add_to(after) dnnl_post_ops_append_sum(after, 1)
+static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dnnl_memory_desc_t *x,
+                                      dnnl_primitive_attr_t attributes) {
+    dnnl_matmul_desc_t matmul;
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &x[0], &x[1], NULL, &x[2]);
+    return status != dnnl_success ? status : dnnl_primitive_desc_create(operation, &matmul, attributes, onednn.engine, NULL);
+}
 #endif
+
+// --- plans ---
+
+static void make(plan *p) {
+    const product *of = &p->of;
+    const struct {
+        int64_t rows, columns, transpose, ld;
+        dnnl_data_type_t type;
+    } side[] = {{of->m, of->k, of->transpose_a, of->lda, dnnl_bf16},
+                {of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16},
+                {of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16}};
+    dnnl_memory_desc_t x[3];
+    for (int i = 0; i < 3; i++) {
+        const dnnl_dims_t size = {side[i].rows, side[i].columns},
+                          steps = {side[i].transpose ? 1 : side[i].ld, side[i].transpose ? side[i].ld : 1};
+        CHECK(describe(&x[i], 2, size, side[i].type, steps), of);
+    }
+    dnnl_primitive_attr_t attributes;
+    dnnl_post_ops_t after;
+    CHECK(dnnl_primitive_attr_create(&attributes), of);
+    CHECK(dnnl_post_ops_create(&after), of);
+    if (of->add) CHECK(add_to(after), of);
+    CHECK(dnnl_primitive_attr_set_post_ops(attributes, after), of);
+    CHECK(dnnl_post_ops_destroy(after), of);
+    dnnl_primitive_desc_t operation;
+    dnnl_status_t status = create_operation(&operation, x, attributes);
+    if (status == dnnl_unimplemented)
+        cf_die("use --dtype fp32",
+               "--dtype bf16: oneDNN has no matrix product of bf16 for this processor, only for those with AVX-512");
+    CHECK(status, of);
+    CHECK(dnnl_primitive_create(&p->matmul, operation), of);
+    CHECK(dnnl_primitive_desc_destroy(operation), of);
+    CHECK(dnnl_primitive_attr_destroy(attributes), of);
+    for (int i = 0; i < 3; i++) {
+        CHECK(dnnl_memory_create(&p->memory[i], address(x[i]), onednn.engine, DNNL_MEMORY_NONE), of);
+        CHECK(forget(x[i]), of);
+    }
 }
 
-// The answer is kept because asking takes 0.2 us, and a small product of attention 20 us.
-bool gemm_bf16_is_native(void) {
-    static _Thread_local int answer = -1;
-    if (answer < 0) answer = multiplies_bf16_fast();
-    return answer;
+static plan *plan_for(const product *of) {
+    for (int64_t i = 0; i < onednn.plans; i++)
+        if (memcmp(&onednn.list[i].of, of, sizeof *of) == 0) return &onednn.list[i];
+    if (!onednn.engine) {
+        CHECK(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0), of);
+        CHECK(dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags), of);
+    }
+    onednn.list = cf_host_grow(onednn.list, &onednn.room, onednn.plans + 1, sizeof *onednn.list, "kinds of products");
+    plan *p = &onednn.list[onednn.plans++];
+    *p = (plan){.of = *of};
+    make(p);
+    return p;
 }
 
-static void multiply(product of, const real *a, const real *b, void *c) {
-    of.threads = gemm_threads();
-    if (gemm_bf16_is_native())
-        gemm_bf16_onednn(&of, a, b, c);
-    else
-        gemm_bf16_widened(&of, a, b, c);
+static void multiply(const product *of, const real *a, const real *b, void *c) {
+    if (of->m == 0 || of->n == 0) return;
+    if (of->k == 0) { // oneDNN may not take it
+        const int64_t size = of->wide ? sizeof(precise) : sizeof(real);
+        for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
+        return;
+    }
+    plan *p = plan_for(of);
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->memory[0]},
+                                         {DNNL_ARG_WEIGHTS, p->memory[1]},
+                                         {DNNL_ARG_DST, p->memory[2]}};
+    void *const data[] = {(void *)a, (void *)b, c};
+    for (int i = 0; i < 3; i++) CHECK(dnnl_memory_set_data_handle(p->memory[i], data[i]), of);
+    CHECK(dnnl_primitive_execute(p->matmul, onednn.stream, 3, arguments), of);
+    CHECK(dnnl_stream_wait(onednn.stream), of);
 }
 
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                   int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream) {
-    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = false, .add = beta != 0}, a, b, c);
+    const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, false, beta != 0, gemm_threads()};
+    multiply(&of, a, b, c);
 }
 
 void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                      int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
-    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = true, .add = beta != 0}, a, b, c);
+    const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, true, beta != 0, gemm_threads()};
+    multiply(&of, a, b, c);
 }

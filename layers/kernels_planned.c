@@ -61,11 +61,6 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
     cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
 }
 
-static double described_peak(const char **source) {
-    *source = "the machine's description";
-    return cf_record_hardware()->peak;
-}
-
 // All have a parameter `stream`.
 #define product(...)   (product)(stream, __VA_ARGS__)
 #define attention(...) (attention)(stream, __VA_ARGS__)
@@ -105,9 +100,8 @@ static double described_peak(const char **source) {
 #define PLANNED_crossentropy_fused         moves("cross-entropy", R * V, 2 * E)
 #define PLANNED_crossentropy_sum           moves("cross-entropy", n, P)
 #define PLANNED_adamw_update               moves("AdamW", n, E + 5 * P + (master ? 2 * P : E))
-#define PLANNED_adamw_master               moves("AdamW", n, E + P)
 #define PLANNED_sum_of_squares             moves("norm", n, P)
 
-#define PLANNED_peak_flops                 described_peak(source)
+#define PLANNED_peak_flops                 (*source = "the machine's description", cf_record_hardware()->peak)
 // clang-format on
 #include <kernels_functions.h> // made by the Makefile

@@ -85,17 +85,12 @@ int64_t linear_wgrad_depth_min(void) {
     return 0; // bench_fuse, chunking
 }
 
-// sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not
+// sum (columns) = sum of rows of dy, in row order
 static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;
-    for (; rows >= 4; rows -= 4, dy += 4 * OC) {
+    for (int64_t r = 0; r < rows; r++) {
 #pragma omp simd
-        for (int64_t c = 0; c < columns; c++)
-            sum[c] = sum[c] + precise_of(dy[c]) + precise_of(dy[c + OC]) + precise_of(dy[c + 2 * OC]) + precise_of(dy[c + 3 * OC]);
-    }
-    for (; rows > 0; rows--, dy += OC) {
-#pragma omp simd
-        for (int64_t c = 0; c < columns; c++) sum[c] += precise_of(dy[c]);
+        for (int64_t c = 0; c < columns; c++) sum[c] += precise_of(dy[r * OC + c]);
     }
 }
 

@@ -4,22 +4,17 @@
 // own transpose there: so the factors change places and nothing is moved. A bias, one value for each of our columns, is one for
 // each row of cuBLASLt's, as its epilogue expects.
 //
-// GELU and its derivative are applied in epilogues too (the tanh approximation, like ours) if cuBLASLt has them: the widest
-// activation is then written once instead of written, read and written. Otherwise kernels follow. The gradient of a bias is
-// always a kernel: epilogues store it, ours is added to an fp32 sum.
+// GELU (the tanh approximation, like ours) and its derivative are applied in epilogues too if cuBLASLt has them: the widest
+// activation is then written once instead of written, read and written. The gradient of a bias is always a kernel: epilogues store
+// it, ours is added to an fp32 sum. real = float computes in fp32 throughout, without TF32.
 //
-// Sums are in fp32. real = float computes in fp32 throughout, without TF32; real = bf16 reads bf16 and writes bf16 (forward,
-// dgrad) or fp32 (wgrad, straight into the gradient).
+// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed at
+// the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
+// times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's products, 10 % of d48's.) The inner dimension may only be
+// split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need multiprocessors a product uses
+// fewer (cf_cuda_left), with the same algorithm.
 //
-// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses (odd leading dimensions are
-// allowed). The algorithms of its list are timed at the first call; of those that give the bits of the first, the fastest is
-// used: so bits are the same in every run, whatever the times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's
-// products, 10 % of d48's.) Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a
-// fixed order. During transfers whose kernels need multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
-//
-// Each stream has a workspace. It also holds the partial sums of a bias gradient, which is enqueued on the same stream and so
-// never runs during a product.
-//
+// Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream.
 // Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>
@@ -82,11 +77,16 @@ static struct {
     workspace of_stream[STREAMS_MAX];
 } blas;
 
+static bool is_plain(const product *of) {
+    return of->blocks == 1 && of->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 #define CHECK(call, product) check((call), #call, product)
 
 static void check(cublasStatus_t status, const char *call, const product *p) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    cf_die("set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
+    cf_die("set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here; if it is not supported, choose "
+           "--channels, --seq and --micro-batch as multiples of 64",
            "%.*s: %s: product (%ld, %ld) · (%ld, %ld)%s%s%s, rows of %ld, %ld, %ld elements", (int)strcspn(call, "("), call,
            cublasLtGetStatusString(status), p->m, p->k, p->k, p->n, p->transpose_a ? ", first transposed" : "",
            p->transpose_b ? ", second transposed" : "", p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue",
@@ -173,7 +173,7 @@ static void find_algorithms(plan *p) {
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c, preference, CANDIDATES, result, &found);
     // That an epilogue is not possible (odd leading dimensions, for one) shows in more than one way.
-    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
+    if (is_plain(of)) check(status, "cublasLtMatmulAlgoGetHeuristic", of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS) p->algorithm[p->algorithms++] = result[i].algo;
@@ -195,38 +195,16 @@ static plan *plan_for(const product *of, const epilogue *e) {
 
 enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS };
 
-template <typename out> static __global__ void plain_product(out *c, const real *a, const real *b, product of) {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / of.n, column = i % of.n;
-    if (row >= of.m) return;
-    const int64_t a_step = of.transpose_a ? of.lda : 1, b_step = of.transpose_b ? 1 : of.ldb;
-    const real *x = a + row * (of.transpose_a ? 1 : of.lda), *y = b + column * (of.transpose_b ? of.ldb : 1);
-    float sum = of.add ? (float)c[row * of.ldc + column] : 0;
-    for (int64_t k = 0; k < of.k; k++) sum += (float)x[k * a_step] * (float)y[k * b_step];
-    c[row * of.ldc + column] = (out)sum;
-}
-
 // If cuBLASLt has no algorithm, this program computes the same, as exactly, and slower.
-enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
-static void report_refusal(int what, const product *of) {
-    static const char *const instead[] = {"a plain kernel multiplies",
-                                          "bias or GELU by kernels of this program, not in the product's epilogue",
-                                          "rows of several ranks by a product each, not by one for all"};
-    static bool reported[REFUSALS];
-    if (!reported[what] && cf_die_rank() == 0)
-        fprintf(stderr,
-                "note: %s: cuBLASLt %zu has no algorithm for "
-                "(%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
-                instead[what], cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
-    reported[what] = true;
-}
-
-static void multiply_plainly(const product *of, const real *a, const real *b, void *c, cf_stream *stream) {
-    report_refusal(A_PLAIN_KERNEL, of);
-    const dim3 grid((unsigned)((of->m * of->n + THREADS - 1) / THREADS));
-    if (of->c_type == REAL_TYPE)
-        cf_launch(plain_product<real>, grid, dim3(THREADS), stream, (real *)c, a, b, *of);
-    else
-        cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
+static void report_refusal(const product *of) {
+    static bool reported[2];
+    const bool batch = of->blocks > 1;
+    if (!reported[batch] && cf_die_rank() == 0)
+        fprintf(stderr, "note: %s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
+                batch ? "rows of several ranks by a product each, not by one for all"
+                      : "bias or GELU by kernels of this program, not in the product's epilogue",
+                cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
+    reported[batch] = true;
 }
 
 typedef struct matrices {
@@ -286,7 +264,8 @@ static void time_algorithms(plan *p, const matrices *x) {
         if (best[i] >= 0 && best[i] < best[p->chosen] * (p->chosen == 0 ? WORTH : 1)) p->chosen = i;
 }
 
-// False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it has named.
+// False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it has named. Without either it must
+// have one: no product was refused on H100 and H200.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const matrices x = {a, b, c, e, of.add, stream};
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
@@ -300,24 +279,21 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     of.aligned_b = alignment(b, 0, sizeof(real));
     of.aligned_c = alignment(c, of.step_c, size);
     plan *p = plan_for(&of, &e);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
         set_addresses(p, e.bias, e.pre);
         leave(p, cf_cuda_left());
         time_algorithms(p, &x);
         blas.last = blas.first_only ? 0 : p->chosen;
-        cublasStatus_t status = run(p, blas.last, &x);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
-            p->algorithms = 0;
-        else
-            check(status, "cublasLtMatmul", &of);
+        status = run(p, blas.last, &x);
     }
-    if (p->algorithms > 0) return true;
-    bool plain = of.blocks == 1 && e.kind == CUBLASLT_EPILOGUE_DEFAULT;
-    if (plain)
-        multiply_plainly(&of, a, b, c, stream);
-    else
-        report_refusal(of.blocks > 1 ? A_BATCH : AN_EPILOGUE, &of);
-    return plain;
+    if ((status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) && !is_plain(&of)) {
+        p->algorithms = 0;
+        report_refusal(&of);
+        return false;
+    }
+    check(status, "cublasLtMatmul", &of);
+    return true;
 }
 
 // c (r, n) of `real` = op(a) (r, k) · op(b) (k, n), or added to c, rows of a block without gaps
@@ -453,7 +429,6 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     const bool packs = packable(OC, dy);
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
     const int64_t blocks = smaller(smaller(ceil_div(R, ROWS_MIN), ceil_div(BLOCKS, across)), fit);
-    if (blocks < 1) cf_die("use more ranks", "linear: the gradient of a bias of %ld values does not fit the workspace", OC);
     float *partial = (float *)workspace_for(stream); // (blocks, OC)
     cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
               OC, ceil_div(R, blocks));

@@ -50,7 +50,8 @@ typedef struct lookup {
 } lookup;
 
 // split: ranks that together hold one copy: tp group, or this rank alone. Ts · B: tokens of each at most.
-void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, const overlap *o);
+void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B,
+                   const overlap *o);
 void lookup_free(lookup *l);
 
 // x (Ts, B, C) = rows of wte for inputs (N · Ts, B), in two calls, so that computation between them hides the transfers.

@@ -127,10 +127,18 @@ void zero_free(zero_shards *z) {
 }
 
 void zero_start(zero_shards *z) {
-    for (int i = 0; i < z->params->buckets && z->master; i++) {
-        const param_bucket *b = &z->params->bucket[i];
-        adamw_master(z->master + b->owned, z->params->weight + params_first_owned(b), b->shard, z->context->stream);
-    }
+    const parameters *p = z->params;
+    cf_stream *stream = z->context->stream;
+    if (!z->master) return;
+    real *weight = cf_host_alloc(p->owned, sizeof *weight, "master weights");
+    precise *master = cf_host_alloc(p->owned, sizeof *master, "master weights");
+    for (const param_bucket *b = p->bucket; b < p->bucket + p->buckets; b++)
+        cf_copy(weight + b->owned, p->weight + params_first_owned(b), b->shard * (int64_t)sizeof *weight, stream);
+    cf_stream_sync(stream);
+    for (int64_t i = 0; i < p->owned; i++) master[i] = precise_of(weight[i]);
+    cf_copy(z->master, master, p->owned * (int64_t)sizeof *master, stream);
+    cf_stream_sync(stream);
+    free(weight), free(master);
 }
 
 // --- weights ---
@@ -188,12 +196,12 @@ static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
-gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last) {
+static gradient_place decide(const zero_shards *z, int tensor, int64_t layer) {
     const parameters *p = z->params;
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
     const zero_matrix *m = &z->matrix[tensor];
-    if (last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
+    if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
     if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
     return m->arrives && slices_pay(m->arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
@@ -204,7 +212,7 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
     const parameters *p = z->params;
     z->first = first, z->last = last;
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
-        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)zero_decide(z, t->tensor, t->layer, last);
+        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)decide(z, t->tensor, t->layer);
         z->bucket[t->bucket].missing = 0;
     }
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;

@@ -54,7 +54,8 @@ static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 constexpr uint32_t MAGIC = 0x6c74616c;
-enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as if the library lacked the product
+// EMULATOR_REFUSES: as if the library lacked products with epilogues and batches, or all
+enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2, REFUSES_ALL = 3 };
 
 Layout &of(cublasLtMatrixLayout_t layout) {
     return *(Layout *)layout->data;
@@ -106,6 +107,11 @@ uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
 // Elements of the bias, or of the sums that are written in its place.
 int64_t bias_length(int32_t epilogue, int64_t m, int64_t n) {
     return epilogue & (BIAS | ROW_SUMS | SUMS_OF_A) ? m : epilogue & SUMS_OF_B ? n : 0;
+}
+
+bool lacks(const Desc &desc, const Layout &a, int what) {
+    const int64_t refuses = setting("EMULATOR_REFUSES", 0);
+    return refuses == REFUSES_ALL || (refuses == what && (a.batch > 1 || desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT));
 }
 
 cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m, int64_t *n, int64_t *k) {
@@ -366,8 +372,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t results[], int *found) {
     *found = 0;
     if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    if (setting("EMULATOR_REFUSES", 0) == REFUSES_TO_CHOOSE) return CUBLAS_STATUS_NOT_SUPPORTED;
     const Layout *layout[4] = {&of(a), &of(b), &of(c), &of(d)};
+    if (lacks(of(desc), *layout[0], REFUSES_TO_CHOOSE)) return CUBLAS_STATUS_NOT_SUPPORTED;
     int64_t m, n, k;
     cublasStatus_t status = check(of(desc), layout, &m, &n, &k);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -407,7 +413,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         of(desc), *layout[0], *layout[1], *layout[2], *layout[3], (const char *)a, (const char *)b, (const char *)c, (char *)d,
         0,        0,          0,          0,          0};
     if (!handle || !alpha || !beta) return refuse("NULL handle, alpha or beta");
-    if (setting("EMULATOR_REFUSES", 0) == REFUSES_TO_MULTIPLY) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (lacks(p.desc, p.a, REFUSES_TO_MULTIPLY)) return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasStatus_t status = check(p.desc, layout, &p.m, &p.n, &p.k);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     p.alpha = element<double>(alpha, p.desc.scale, 0);

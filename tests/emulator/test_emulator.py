@@ -62,7 +62,7 @@ class Twins(unittest.TestCase):
                                          EMULATOR_ALGORITHMS=str(algorithms)))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(algorithms > 1, "by another algorithm" in result.stdout, result.stdout)
-        for note in "a plain kernel multiplies", "by a product each":
+        for note in "bias or GELU by kernels", "by a product each":
             self.assertEqual(note in result.stderr, refuses > 0, result.stderr)
 
     def check(self, kind, *words, refuses=0, algorithms=1):
@@ -90,6 +90,9 @@ class Twins(unittest.TestCase):
             with self.subTest(refuses=refuses):
                 self.check("fp32", "--only", "linear", refuses=refuses)
                 self.check("bf16", "--round", "--only", "linear", refuses=refuses)
+        dies = self.assertRaisesRegex(AssertionError, "NOT_SUPPORTED: product [^\n]*\n[^\n]*multiples of 64")
+        with tempfile.NamedTemporaryFile() as found, dies:
+            self.write(built("build", "emulated-fp32", "tests", "layers", "tool_twins"), found.name, "--only", "linear", refuses=3)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ BANDS = (  # function            fp32   bf16
     ("attention_backward",       1e-4,  2e-2),
     ("attention_",               1e-4,  1e-2),
     ("embedding_forward",        0,     0),
-    ("adamw_master",             0,     None),
     ("sum_of_squares",           1e-6,  None),
     ("cf_copy",                  0,     0),
     ("cf_zero",                  0,     0),
