@@ -1,22 +1,28 @@
 // Causal attention on the GPU.
 //
-// bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see that). The kernels here are for fp32,
-// which cuDNN does not support, and for all that it refuses; they compute in float for both element types.
+// There are two implementations. bf16 uses cuDNN's fused attention (attention_cudnn.cu says when it does not, and how to see
+// that). The kernels here are for fp32, which cuDNN does not support, and for all that it refuses; they compute in float for both
+// element types.
 //
 // All three kernels have one structure. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or keys (dk
 // and dv). It loops over the other kind in tiles of OTHERS rows, and for each tile does
 //   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
 //   a function of the scores, element by element, in registers; its result goes to shared memory as weights
-//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of ROWS other rows
-// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or COLUMNS columns,
-// and reads 8 floats from shared memory for 16 multiply-adds, or 12 for 32. Operands are staged there transposed, row index last,
-// with PAD floats between channels. Narrow heads are padded with zeros to WIDTH.
+//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and 4 or WIDTH / 16
+// columns, so that per step it reads 4 + PER floats from shared memory for 4·PER multiply-adds. Operands are staged in shared
+// memory transposed, row index last, with PAD floats between channels.
+//
+// WIDTH is the head's number of channels rounded up to 64 or 128, padded with zeros; ROWS·WIDTH = 4096 keeps the sums of a thread
+// at 32 registers.
 //
 // Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward computes
 // delta = sum of dout ∘ out first, then
 //   P = exp(scale · q·k − lse), dS = P ∘ (dout·v − delta) · scale, dv = Pᵀ·dout, dk = dSᵀ·q, dq = dS·k
 // with dq in one kernel and dk, dv in another: one block alone sums each gradient, tile after tile in order of time, so nothing is
 // added atomically and every run gives the same bits. For this P is computed twice.
+//
+// P is kept in shared memory while dout·v is computed: so three blocks fit on a multiprocessor, which hides the time of reads.
 //
 // Tiles that the mask hides are skipped. Blocks with the longest loop start first.
 #include "attention.h"
@@ -30,14 +36,10 @@ enum {
     OTHERS = 64,              // rows of the other kind at once
     CHUNK = 32,               // channels at once
     PAD = 4,
-    PACK = 4,                // channels read by one instruction
-    WIDTH = 128,             // channels of a head, at most
-    PER = 4,                 // rows of a thread, read by one instruction
-    ROWS = PER * GROUPS,     // of a block
-    COLUMNS = WIDTH / LANES, // columns of a thread's sums, four in a row
-    SUMS = ROWS * WIDTH,     // of a block; so many floats hold ROWS other rows, or what multiply() stages
+    PACK = 4,    // channels read by one instruction
+    SUMS = 4096, // ROWS · WIDTH, and elements of other rows staged by accumulate
+    WIDTH_MAX = 128
 };
-static_assert(CHUNK * (ROWS + OTHERS + 2 * PAD) <= SUMS, "operands of multiply");
 
 struct alignas(PACK * sizeof(real)) pack {
     real value[PACK];
@@ -52,10 +54,13 @@ typedef struct shape {
 } shape;
 
 int64_t attention_channels_max(void) {
-    return WIDTH;
+    return WIDTH_MAX;
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+    if (D > WIDTH_MAX) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, WIDTH_MAX);
+    if (t0 + n > INT32_MAX || B * H > INT32_MAX)
+        cf_die("use more ranks", "attention: %ld time steps, %ld heads in all", t0 + n, B * H);
     shape s = {};
     s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
     s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
@@ -88,6 +93,11 @@ static __device__ matrix part_of(const real *qkv, int part, int pair, const shap
     return {qkv + part_at(part, pair, s), s.qkv_row, s.end, s.D, s.packs};
 }
 
+// One head of out (T, B, H, D).
+static __device__ matrix head_of(const real *out, int pair, const shape &s) {
+    return {out + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
+}
+
 // PACK channels of row t from channel d on, zeros beyond the matrix.
 static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
     const real *from = m.first + t * m.row + d;
@@ -99,6 +109,20 @@ static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
     }
 #pragma unroll
     for (int i = 0; i < PACK; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
+}
+
+template <int WIDTH> struct tile {
+    enum {
+        ROWS = SUMS / WIDTH,
+        PER = ROWS / GROUPS,     // rows of a thread
+        COLUMNS = WIDTH / LANES, // columns of its sums, four in a row
+        STAGED = SUMS / WIDTH,   // other rows that accumulate stages at once
+        STAGE = CHUNK * (ROWS + OTHERS + 2 * PAD) > SUMS ? CHUNK *(ROWS + OTHERS + 2 * PAD) : SUMS
+    };
+};
+
+static int64_t rows_of_block(int64_t D) {
+    return D <= 64 ? (int64_t)tile<64>::ROWS : (int64_t)tile<128>::ROWS;
 }
 
 static __device__ int row_group() {
@@ -147,8 +171,8 @@ template <int N> static __device__ void stage_transposed(float *to, const matrix
     }
 }
 
-// to (ROWS, WIDTH) = rows t …
-static __device__ void stage_rows(float *to, const matrix &m, int t) {
+// to (STAGED, WIDTH) = rows t …
+template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &m, int t) {
 #pragma unroll 4
     for (int step = 0; step < SUMS / PACK / THREADS; step++) {
         const int i = (step * THREADS + threadIdx.x) * PACK;
@@ -159,7 +183,10 @@ static __device__ void stage_rows(float *to, const matrix &m, int t) {
 }
 
 // score (PER, 4) of each thread = rows t … of `own` times rows u … of `other`. Begins with a barrier.
-static __device__ void multiply(float (&score)[PER][4], float *stage, const matrix &own, int t, const matrix &other, int u) {
+template <int WIDTH>
+static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stage, const matrix &own, int t, const matrix &other,
+                                int u) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
     float *a = stage, *b = stage + CHUNK * (ROWS + PAD);
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -172,7 +199,8 @@ static __device__ void multiply(float (&score)[PER][4], float *stage, const matr
 #pragma unroll 4
         for (int c = 0; c < CHUNK; c++) {
             float x[PER], y[4];
-            read_floats<PER>(x, a + c * (ROWS + PAD) + row_group() * PER);
+#pragma unroll
+            for (int i = 0; i < PER; i += 4) read_floats<4>(x + i, a + c * (ROWS + PAD) + row_group() * PER + i);
             read_floats<2>(y, b + c * (OTHERS + PAD) + score_column(0));
             read_floats<2>(y + 2, b + c * (OTHERS + PAD) + score_column(2));
 #pragma unroll
@@ -184,24 +212,45 @@ static __device__ void multiply(float (&score)[PER][4], float *stage, const matr
 }
 
 // weights (OTHERS, ROWS + PAD): transposed. Call it when all threads are done with the previous ones.
-static __device__ void keep_weights(float *weights, const float (&score)[PER][4]) {
+template <int WIDTH> static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const float column[PER] = {score[0][j], score[1][j], score[2][j], score[3][j]};
-        write_four(weights + score_column(j) * (ROWS + PAD) + row_group() * PER, column);
-    }
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < PER; i += 4) {
+            const float four[4] = {score[i][j], score[i + 1][j], score[i + 2][j], score[i + 3][j]};
+            write_four(weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i, four);
+        }
+}
+
+// Reads back what the thread has kept.
+template <int WIDTH> static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < PER; i += 4) {
+            float four[4];
+            read_floats<4>(four, weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i);
+            for (int e = 0; e < 4; e++) score[i + e][j] = four[e];
+        }
 }
 
 // sum (PER, COLUMNS) of each thread += weights · rows u … of `other`. Begins with a barrier.
-static __device__ void accumulate(float (&sum)[PER][COLUMNS], float *stage, const float *weights, const matrix &other, int u) {
-    for (int k = 0; k < OTHERS; k += ROWS) {
+template <int WIDTH>
+static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage, const float *weights,
+                                  const matrix &other, int u) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER, COLUMNS = tile<WIDTH>::COLUMNS };
+    enum { STAGED = tile<WIDTH>::STAGED };
+    for (int k = 0; k < OTHERS; k += STAGED) {
         __syncthreads();
-        stage_rows(stage, other, u + k);
+        stage_rows<WIDTH>(stage, other, u + k);
         __syncthreads();
 #pragma unroll 4
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < STAGED; r++) {
             float w[PER], x[COLUMNS];
-            read_floats<PER>(w, weights + (k + r) * (ROWS + PAD) + row_group() * PER);
+#pragma unroll
+            for (int i = 0; i < PER; i += 4) read_floats<4>(w + i, weights + (k + r) * (ROWS + PAD) + row_group() * PER + i);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 4) read_floats<4>(x + j, stage + r * WIDTH + sum_column(j));
 #pragma unroll
@@ -226,11 +275,12 @@ static __device__ float row_total(float x) {
 
 // Scores become exp(scale · score − maximum), zero for keys that the query must not see; a new maximum rescales the row's sum of
 // exponentials and its sums. Every row sees key 0, so the maximum is finite from the first tile on.
-static __device__ void softmax(float (&score)[PER][4], float (&sum)[PER][COLUMNS], float *maximum, float *total, int t, int u,
-                               float scale) {
+template <int WIDTH>
+static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
+                               float *maximum, float *total, int t, int u, float scale) {
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int query = t + row_group() * PER + i;
+    for (int i = 0; i < tile<WIDTH>::PER; i++) {
+        const int query = t + row_group() * tile<WIDTH>::PER + i;
         float highest = -INFINITY, added = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -246,31 +296,33 @@ static __device__ void softmax(float (&score)[PER][4], float (&sum)[PER][COLUMNS
         total[i] = total[i] * correction + row_total(added);
         maximum[i] = now;
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) sum[i][j] *= correction;
+        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) sum[i][j] *= correction;
     }
 }
 
+template <int WIDTH>
 static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, precise *lse, const real *qkv, shape s) {
-    alignas(16) __shared__ float stage[SUMS];
-    alignas(16) __shared__ float weights[OTHERS * (ROWS + PAD)];
-    const int tiles = (s.n + ROWS - 1) / ROWS, pair = blockIdx.x % s.pairs;
-    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * ROWS; // the longest rows first
+    typedef tile<WIDTH> size;
+    alignas(16) __shared__ float stage[size::STAGE];
+    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
+    const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
+    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS; // the longest rows first
     const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s), v = part_of(qkv, VALUE, pair, s);
-    float sum[PER][COLUMNS] = {}, score[PER][4], maximum[PER], total[PER];
-    for (int i = 0; i < PER; i++) maximum[i] = -INFINITY, total[i] = 0;
-    for (int u = 0; u < t + ROWS && u < s.end; u += OTHERS) {
-        multiply(score, stage, q, t, k, u);
-        softmax(score, sum, maximum, total, t, u, s.scale);
-        keep_weights(weights, score);
-        accumulate(sum, stage, weights, v, u);
+    float sum[size::PER][size::COLUMNS] = {}, score[size::PER][4], maximum[size::PER], total[size::PER];
+    for (int i = 0; i < size::PER; i++) maximum[i] = -INFINITY, total[i] = 0;
+    for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
+        multiply<WIDTH>(score, stage, q, t, k, u);
+        softmax<WIDTH>(score, sum, maximum, total, t, u, s.scale);
+        keep_weights<WIDTH>(weights, score);
+        accumulate<WIDTH>(sum, stage, weights, v, u);
     }
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int query = t + row_group() * PER + i;
+    for (int i = 0; i < size::PER; i++) {
+        const int query = t + row_group() * size::PER + i;
         if (query >= s.end) continue;
         if (lane() == 0) lse[(int64_t)query * s.pairs + pair] = maximum[i] + logf(total[i]);
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        for (int j = 0; j < size::COLUMNS; j++)
             if (sum_column(j) < s.D) out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
     }
 }
@@ -281,8 +333,9 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
     shape s = shape_of(t0, n, B, H, D);
     s.packs = can_pack(&s, qkv, qkv);
-    const dim3 blocks((unsigned)(ceil_div(n, ROWS) * s.pairs)), threads(THREADS);
-    cf_launch(forward_rows, blocks, threads, stream, out, lse, qkv, s);
+    const int64_t rows = rows_of_block(D);
+    const dim3 blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
+    cf_launch(D <= 64 ? forward_rows<64> : forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
 }
 
 // cuDNN's statistics and delta, (B, H, T) each, padded to 256 bytes; or delta alone
@@ -317,13 +370,15 @@ static __device__ float delta_of(int query, int pair, const backward &a, const s
 }
 
 // Gradients of rows t … of one head, from the sums of a block's threads.
-static __device__ void write_gradient(real *dqkv, const float (&sum)[PER][COLUMNS], int part, int t, int pair, const shape &s) {
+template <int WIDTH>
+static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], int part, int t,
+                                      int pair, const shape &s) {
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        const int time = t + row_group() * PER + i;
+    for (int i = 0; i < tile<WIDTH>::PER; i++) {
+        const int time = t + row_group() * tile<WIDTH>::PER + i;
         real *to = dqkv + time * s.qkv_row + part_at(part, pair, s);
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
+        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) {
             const int d = sum_column(j);
             if (time < s.end && d < s.D) to[d] = (real)sum[i][j];
         }
@@ -331,43 +386,44 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[PER][COLUMN
 }
 
 // The block's rows are queries, or KEYS, and it loops over the other kind: scores are (rows, others).
-template <bool KEYS> static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
-    alignas(16) __shared__ float stage[SUMS];
-    alignas(16) __shared__ float weights[OTHERS * (ROWS + PAD)];
-    const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + ROWS - 1) / ROWS;
-    const int t = (KEYS ? number : tiles - 1 - number) * ROWS; // first keys, last queries: most work
-    const int begin = KEYS ? t / OTHERS * OTHERS : 0;          // queries before all keys see none
-    const int end = KEYS || t + ROWS > s.end ? s.end : t + ROWS;
+template <int WIDTH, bool KEYS>
+static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
+    typedef tile<WIDTH> size;
+    alignas(16) __shared__ float stage[size::STAGE];
+    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
+    const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + size::ROWS - 1) / size::ROWS;
+    const int t = (KEYS ? number : tiles - 1 - number) * size::ROWS; // first keys, last queries: most work
+    const int begin = KEYS ? t / OTHERS * OTHERS : 0;                // queries before all keys see none
+    const int end = KEYS || t + size::ROWS > s.end ? s.end : t + size::ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
-                 dout = {a.dout + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
-    float sum[PER][COLUMNS] = {}, dv[KEYS ? PER : 1][COLUMNS] = {}; // dq or dk, dv
-    float score[PER][4], dscore[PER][4];
+                 dout = head_of(a.dout, pair, s);
+    float sum[size::PER][size::COLUMNS] = {}, dv[KEYS ? size::PER : 1][size::COLUMNS] = {}; // dq or dk, dv
+    float score[size::PER][4], dscore[size::PER][4];
     for (int u = begin; u < end; u += OTHERS) {
-        multiply(score, stage, KEYS ? k : q, t, KEYS ? q : k, u);
+        multiply<WIDTH>(score, stage, KEYS ? k : q, t, KEYS ? q : k, u);
 #pragma unroll
-        for (int i = 0; i < PER; i++)
+        for (int i = 0; i < size::PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const int row = t + row_group() * PER + i, other = u + score_column(j);
+                const int row = t + row_group() * size::PER + i, other = u + score_column(j);
                 score[i][j] = probability(score[i][j], KEYS ? other : row, KEYS ? row : other, pair, a, s);
             }
-        if constexpr (KEYS) {
-            keep_weights(weights, score);
-            accumulate(dv, stage, weights, dout, u);
-        }
-        multiply(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
+        keep_weights<WIDTH>(weights, score);
+        if constexpr (KEYS) accumulate<WIDTH>(dv, stage, weights, dout, u);
+        multiply<WIDTH>(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
+        recall_weights<WIDTH>(score, weights); // rather than keep 4·PER registers
 #pragma unroll
-        for (int i = 0; i < PER; i++)
+        for (int i = 0; i < size::PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const float delta = delta_of(KEYS ? u + score_column(j) : t + row_group() * PER + i, pair, a, s);
+                const float delta = delta_of(KEYS ? u + score_column(j) : t + row_group() * size::PER + i, pair, a, s);
                 dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
             }
-        keep_weights(weights, dscore);
-        accumulate(sum, stage, weights, KEYS ? q : k, u);
+        keep_weights<WIDTH>(weights, dscore);
+        accumulate<WIDTH>(sum, stage, weights, KEYS ? q : k, u);
     }
-    write_gradient(dqkv, sum, KEYS ? KEY : QUERY, t, pair, s);
-    if constexpr (KEYS) write_gradient(dqkv, dv, VALUE, t, pair, s);
+    write_gradient<WIDTH>(dqkv, sum, KEYS ? KEY : QUERY, t, pair, s);
+    if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, s);
 }
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
@@ -378,10 +434,10 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
     shape s = shape_of(0, T, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
     const backward a = {dout, qkv, lse, scratch};
-    const dim3 blocks((unsigned)(ceil_div(T, ROWS) * s.pairs)), threads(THREADS);
+    const dim3 blocks((unsigned)(ceil_div(T, rows_of_block(D)) * s.pairs)), threads(THREADS);
     cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(T * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
-    cf_launch(backward_rows<true>, blocks, threads, stream, dqkv, a, s);
-    cf_launch(backward_rows<false>, blocks, threads, stream, dqkv, a, s);
+    cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, blocks, threads, stream, dqkv, a, s);
+    cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, blocks, threads, stream, dqkv, a, s);
 }
 
 bool attention_backward_by_ranges(void) {
