@@ -196,12 +196,12 @@ static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
-static gradient_place decide(const zero_shards *z, int tensor, int64_t layer) {
+gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last) {
     const parameters *p = z->params;
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
     const zero_matrix *m = &z->matrix[tensor];
-    if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
+    if (last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
     if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
     return m->arrives && slices_pay(m->arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
@@ -212,7 +212,7 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
     const parameters *p = z->params;
     z->first = first, z->last = last;
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
-        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)decide(z, t->tensor, t->layer);
+        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)zero_decide(z, t->tensor, t->layer, last);
         z->bucket[t->bucket].missing = 0;
     }
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;

@@ -118,5 +118,6 @@ void zero_finish_weights(zero_shards *z);
 
 // --- for --dry-run: which bucket travels how, and why ---
 
+gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last);
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);

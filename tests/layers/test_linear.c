@@ -266,17 +266,17 @@ static void place_of_a_weight_gradient(void **state) {
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
     zero_shards z = {.params = &p, .bucket = bucket};
-    z.place = test_buffer(p.shape.L * TENSORS);
     bucket[params_own_bucket(&p, QKVW, 1)].by_owners = true;
-    for (int may_wait = 0; may_wait <= 1; may_wait++)
+    for (int may_wait = 0; may_wait <= 1; may_wait++) {
+        z.matrix[QKVW].may_wait = may_wait;
+        assert_int_equal(zero_decide(&z, QKVW, 1, true), GRADIENT_OWNERS);
+        assert_int_equal(zero_decide(&z, QKVW, 1, false), GRADIENT_WHOLE);
         for (int last = 0; last <= 1; last++) {
-            z.matrix[QKVW].may_wait = may_wait;
-            zero_begin_backward(&z, true, last);
-            assert_int_equal(zero_place(&z, QKVW, 1), last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
-            assert_int_equal(zero_place(&z, QKVW, 0), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
-            assert_int_equal(zero_place(&z, ATTPROJW, 0), GRADIENT_WHOLE);                         // others wait for it
-            assert_int_equal(zero_place(&z, ATTPROJW, 1), GRADIENT_WHOLE);
+            assert_int_equal(zero_decide(&z, QKVW, 0, last), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
+            assert_int_equal(zero_decide(&z, ATTPROJW, 0, last), GRADIENT_WHOLE);                         // others wait for it
+            assert_int_equal(zero_decide(&z, ATTPROJW, 1, last), GRADIENT_WHOLE);
         }
+    }
     free_parts(&p, &mesh);
 }
 
