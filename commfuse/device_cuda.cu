@@ -20,12 +20,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#else // a toolkit without it: profilers show no ranges
-#define nvtxRangePushA(name) ((void)(name))
-#define nvtxRangePop()       ((void)0)
-#endif
 
 enum {
     STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
@@ -319,14 +313,6 @@ bool cf_moment_remembered(cf_moment moment) {
 
 void cf_stream_after(cf_stream *stream, cf_moment moment) {
     CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(moment), 0));
-}
-
-void cf_range_begin(const char *name) {
-    nvtxRangePushA(name);
-}
-
-void cf_range_end(void) {
-    nvtxRangePop();
 }
 
 // --- work ---

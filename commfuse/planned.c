@@ -117,8 +117,6 @@ static void *no_memory(void) {
 #define PLANNED_cf_moment_wait          NOTHING
 #define PLANNED_cf_moment_remembered    true
 #define PLANNED_cf_stream_after         after(stream, moment)
-#define PLANNED_cf_range_begin          NOTHING
-#define PLANNED_cf_range_end            NOTHING
 #define PLANNED_cf_copy                 copy(stream, to, bytes)
 #define PLANNED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
 #define PLANNED_cf_add                  move_bytes(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))

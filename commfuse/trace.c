@@ -52,8 +52,7 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
 
 // --- between moments ---
 
-cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream) {
-    cf_range_begin(name);
+cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream) {
     return trace->record ? cf_moment_now(stream) : (cf_moment){0};
 }
 
@@ -98,7 +97,6 @@ static void add_span(cf_trace *trace, span s, const char *name) {
 void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {
         .row = CF_TRACE_COMPUTE, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
-    cf_range_end();
     if (trace->record) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
 

@@ -45,9 +45,8 @@ void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // a step begins with the next work on the stream
-// A computation, between two moments of a stream, which are taken only while events are recorded; also a range of that name on the
-// host's timeline.
-cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream);
+// A computation, between two moments of a stream, which are taken only while events are recorded.
+cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // The moment at which a request is posted; it has a time only while events are recorded.
 cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream);
