@@ -23,10 +23,6 @@ int cf_cuda_multiprocessors(void); // of the device in use
 void cf_cuda_leave(int multiprocessors);
 int cf_cuda_left(void);
 
-// Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, which leaves the multiprocessors to kernels.
-// Not cudaSuccess: this runtime or driver cannot, and nothing was enqueued.
-cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream);
-
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>
 void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {

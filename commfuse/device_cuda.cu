@@ -343,27 +343,6 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     }
 }
 
-cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    cudaError_t code = cudaErrorNotSupported;
-#if CUDART_VERSION >= 12080
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    size_t size = (size_t)bytes, first = 0;
-#if CUDART_VERSION >= 13000
-    code = cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
-#else
-    void *source = (void *)from;
-    size_t failed = 0;
-    code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
-#endif
-    if (code != cudaSuccess) cudaGetLastError(); // the status reports it, not the next call
-#else
-    (void)to, (void)from, (void)bytes, (void)stream;
-#endif
-    return code;
-}
-
 void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
 }

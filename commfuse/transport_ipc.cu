@@ -15,8 +15,6 @@
 //
 // Memory that a peer may have mapped must not be freed: cf_free() leaves it until the transport is closed (memory.h).
 //
-// The copy has a flag for the driver that kernels run beside it; tests/bench/bench_wires measures that.
-//
 // Each peer and direction has a stream, so no transfer waits for one of another pair, and the halves of an exchange do not wait for
 // each other. The streams must not share a hardware queue, hence CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group with
 // too many pairs for the queues left has one stream for each direction: transfers then follow each other in the order posted, as
@@ -189,12 +187,6 @@ static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t va
     word(w, w->wait_value, stream, at, value, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
 }
 
-static void copy_across(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    static bool beside = true;
-    if (beside) beside = cf_cuda_copy_beside(to, from, bytes, stream) == cudaSuccess;
-    if (!beside) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
-}
-
 // A send never waits for a moment that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
@@ -207,7 +199,7 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
         await_word(w, out->stream, &out->words->ready, ++out->messages);
         for (int i = 0; i < 2; i++)
             if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
-        copy_across(r->to, r->send, bytes_sent(r), out->stream);
+        CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
         write_word(w, out->stream, &out->words->written, out->messages);
     }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
