@@ -41,7 +41,7 @@ enum {
     GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // more threads than cores: sleep between polls
-    NAP_NS = 10000, // spare cores: the shortest nap, and every nap while the compute thread waits
+    NAP_NS = 10000,  // spare cores: the shortest nap, and every nap while the compute thread waits
     NAP_NS_MAX = 500000,
     NAP_SHARE = 4,     // a nap is this part of the time between two movements, or since the last
     PACE_SHARE = 4,    // the newest time between two movements is this part of their running mean
