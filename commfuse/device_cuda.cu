@@ -29,7 +29,6 @@ enum {
     ADD_WAVES = 8, // blocks per multiprocessor, at most
     SUM_THREADS = 256,
     SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
-    SUM_FLIGHT = 4,  // words that a thread loads together
     MAJOR_MIN = 8,   // compute capability that this program is built for
     SPIN_US = 100,   // a wait polls this long,
     YIELD_US = 2000, // yields the core between polls until this long, then sleeps between them
@@ -419,26 +418,15 @@ static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned lo
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     int64_t words = bytes / 8;
     uint64_t mine = 0;
-    for (int64_t i = first; i < words; i += threads * SUM_FLIGHT) {
-        uint64_t word[SUM_FLIGHT];
-#pragma unroll
-        for (int k = 0; k < SUM_FLIGHT; k++) {
-            int64_t at = i + k * threads;
-            word[k] = at < words ? word_at(data, at, 8 * words) : 0;
-        }
-#pragma unroll
-        for (int k = 0; k < SUM_FLIGHT; k++) {
-            int64_t at = i + k * threads;
-            if (at < words) mine += cf_checksum_word(word[k], (uint64_t)at);
-        }
-    }
+#pragma unroll 4 // so many words are loaded together
+    for (int64_t i = first; i < words; i += threads) mine += cf_checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
     if (first == 0 && bytes % 8) mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
     mine = warp_sum(mine);
     if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
 }
 
 template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, SUM_THREADS * SUM_FLIGHT, SUM_WAVES), dim3(SUM_THREADS), stream,
+    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, 4 * SUM_THREADS, SUM_WAVES), dim3(SUM_THREADS), stream,
               (unsigned long long *)sum, (const T *)data, bytes);
 }
 

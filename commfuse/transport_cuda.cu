@@ -388,14 +388,10 @@ static void close_transport(cf_transport *t) {
     cf_cuda_watch(NULL, NULL);
     goes_on(s);
     cf_min_host(t, 0); // all ranks are here
-    for (int i = 0; i < s->bound; i++)
-        if (s->wires[i] && s->wires[i]->detach) s->wires[i]->detach(s->wires[i]);
-    cf_min_host(t, 0);
     cf_deadline_begin("groups end", s->bootstrap->timeout_s);
     for (int i = s->bound - 1; i >= 0; i--)
         if (s->wires[i]) s->wires[i]->close(s->wires[i]);
     cf_deadline_end();
-    cf_memory_returned();
     cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);

@@ -25,10 +25,7 @@ struct cf_wire {
     void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
     // The library's message about a dead peer (static storage); NULL: none. The function NULL: it never has one.
     const char *(*look)(cf_wire *);
-    // Call when all transfers are complete on all ranks. detach (or NULL) unmaps the other ranks' memory; when all ranks have done
-    // that, close frees the wire.
-    void (*detach)(cf_wire *);
-    void (*close)(cf_wire *);
+    void (*close)(cf_wire *); // call it when all transfers are complete on all ranks
 };
 
 // Words of host memory that processes share: a process that finds a word there also sees what its writer wrote before.

@@ -13,7 +13,7 @@
 // same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes where
 // it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
 //
-// Memory that a peer may have mapped must not be freed: cf_free() leaves it until the transport is closed (memory.h).
+// Memory that a peer may have mapped must not be freed: cf_free() leaves it alone (memory.h).
 //
 // Each peer and direction has a stream, so no transfer waits for one of another pair, and the halves of an exchange do not wait for
 // each other. The streams must not share a hardware queue, hence CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group with
@@ -347,7 +347,7 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
     return *why != 0;
 }
 
-static void detach(cf_wire *wire) {
+static void close_wire(cf_wire *wire) {
     ipc_wire *w = (ipc_wire *)wire;
     for (int i = 0; i < MEMBERS_MAX; i++) {
         for (int64_t k = 0; k < w->send[i].theirs.count; k++) CF_CUDA(cudaIpcCloseMemHandle(w->send[i].theirs.list[k].mapped));
@@ -356,10 +356,6 @@ static void detach(cf_wire *wire) {
     for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
     if (w->words) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
-}
-
-static void close_wire(cf_wire *wire) {
-    ipc_wire *w = (ipc_wire *)wire;
     free(w->mine.list);
     free(w);
 }
@@ -394,7 +390,6 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     cf_free(w->probe);
     free(all);
     if (refused) {
-        detach(&w->wire);
         close_wire(&w->wire);
         return NULL;
     }
@@ -403,7 +398,6 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     w->wire.group = group;
     w->wire.meet = meet;
     w->wire.post = post;
-    w->wire.detach = detach;
     w->wire.close = close_wire;
     return &w->wire;
 }
