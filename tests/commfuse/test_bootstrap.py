@@ -181,14 +181,9 @@ class Bootstrap(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("rank 1 of 2", done.stdout)
 
-    def test_launcher_names_local_ranks(self):
-        processes = [self.start(rank, 2, "gather", LOCAL_RANK=0, LOCAL_WORLD_SIZE=1) for rank in range(2)]
-        for rank, process in enumerate(processes):
-            self.assertIn(f"rank {rank} of 2, 0 of 1 on this host", self.end(process, 0))
-
     def test_slurm(self):
         processes = [self.start(0, 2, "gather", RANK=None, WORLD_SIZE=None, SLURM_PROCID=rank, SLURM_NTASKS=2,
-                                SLURM_LOCALID=rank, SLURM_STEP_ID=0) for rank in range(2)]
+                                SLURM_STEP_ID=0) for rank in range(2)]
         for rank, process in enumerate(processes):
             self.assertIn(f"sockets: rank {rank} of 2, {rank} of 2", self.end(process, 0))
 
