@@ -237,7 +237,10 @@ static void write_rank(FILE *file, int rank, const cf_trace_list *events) {
     }
 }
 
-void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events) {
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+    char *text = NULL;
+    FILE *file = open_memstream(&text, size);
+    if (!file) cf_die(NULL, "out of memory for the trace");
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row <= SECOND_ROW; row++)
@@ -251,13 +254,7 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events) {
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, &events[rank]);
     fprintf(file, "\n]}\n");
-}
-
-char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
-    char *text = NULL;
-    FILE *memory = open_memstream(&text, size);
-    if (memory) cf_trace_write(memory, ranks, events);
-    if (!memory || fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
+    if (fclose(file) != 0) cf_die(NULL, "out of memory for the trace");
     return text;
 }
 

@@ -74,8 +74,8 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none
 
 const cf_trace_list *cf_trace_events(cf_trace *trace);
-void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events); // Chrome trace of several ranks; sorts the events of each
-char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size); // the same in memory, which the caller frees
+// The Chrome trace of several ranks, which the caller frees; sorts the events of each.
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size);
 // Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 
