@@ -78,7 +78,6 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
         CHECK(ncclGroupEnd());
         break;
     case CF_REQUEST_REDUCE_SCATTER:
-        if (r->dtype == CF_BYTE) cf_die(NULL, "%s: bytes are not added", r->label);
         CHECK(ncclReduceScatter(from, to, block, type, ncclSum, w->comm, stream));
         break;
     case CF_REQUEST_ALLTOALL:
@@ -94,9 +93,6 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire;
-    for (int i = 0; i < 2 * count; i++)
-        if (r[i / 2].after[i % 2] && r[i / 2].after[i % 2]->group != r->group)
-            cf_die(NULL, "%s waits for a request of another group", r->label);
     cf_stream_after(w->stream, cf_request_ready(r, stream));
     cf_moment begin = cf_moment_now(w->stream);
     enqueue(w, r, count, cf_cuda_stream(w->stream));
