@@ -3,7 +3,7 @@
 // Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication have the highest
 // priority: their kernels get the next free multiprocessor while blocks of a matrix product still wait for one. Nothing here
 // waits inside the CUDA library, because such a wait could not end when a peer is gone. cf_stream_sync() queries an event instead,
-// at first continuously, then with sleeps between, and lets the transport check its peers meanwhile.
+// at first in a row, then with sleeps between, and lets the transport check its peers meanwhile.
 //
 // Moments are events in a ring. A moment's number is a running count, so a moment older than the ring is known to be forgotten
 // and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
@@ -30,8 +30,7 @@ enum {
     SUM_THREADS = 256,
     SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
     MAJOR_MIN = 8,   // compute capability that this program is built for
-    SPIN_US = 100,   // a wait polls this long,
-    YIELD_US = 2000, // yields the core between polls until this long, then sleeps between them
+    YIELD_US = 2000, // a wait yields the core between polls until this long, then sleeps between them
     REST_US = 20,
     LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
     BASE_TRIES = 3
@@ -228,10 +227,10 @@ static void wait_for(cudaEvent_t event) {
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     bool looked = false;
     while (!event_passed(event)) {
-        const double now_ms = cf_now_ms(), waited_us = (now_ms - begin_ms) * 1e3;
-        if (waited_us >= YIELD_US)
+        const double now_ms = cf_now_ms();
+        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
             nanosleep(&pause, NULL);
-        else if (waited_us >= SPIN_US)
+        else
             sched_yield();
         if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
         looked_ms = now_ms;
