@@ -220,8 +220,7 @@ class Bootstrap(unittest.TestCase):
                 with self.assertRaises((EOFError, ConnectionResetError)):
                     Line(rude).bytes(1000)
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
-            text = self.end(root, 0)
-            self.assertEqual(text.count("it does not prove that it knows this run's COMMFUSE_SECRET"), 2, text)
+            self.end(root, 0)
             Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
@@ -244,7 +243,7 @@ class Bootstrap(unittest.TestCase):
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
                 Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
-        self.assertIn("it does not prove that it knows this run's COMMFUSE_SECRET", self.end(root, 1))
+        self.end(root, 1)  # the true one has gone
 
     def test_64_ranks_meet_among_5000_strangers(self):
         """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
@@ -503,7 +502,6 @@ class Bootstrap(unittest.TestCase):
             reply = Line(second, rank=rank).join(size)
             self.assertEqual(second.recv(1), b"")
         text = self.end(root, 1)  # the other one has gone, too
-        self.assertIn("note: rank 0 has closed a connection from 127.0.0.1", text)
         self.assertIn("rank 2 (elsewhere) is gone", text)
         return reply
 
