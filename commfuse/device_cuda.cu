@@ -39,7 +39,6 @@ static const double BASE_AGE_MS = 1000;
 
 struct cf_stream {
     cudaStream_t stream;
-    cudaEvent_t done; // of cf_stream_sync
 };
 
 typedef struct moments {
@@ -165,7 +164,6 @@ int cf_cuda_left(void) {
 static cf_stream *stream_of_priority(int priority) {
     cf_stream *stream = (cf_stream *)cf_host_alloc(1, sizeof *stream, "a stream");
     CF_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority));
-    CF_CUDA(cudaEventCreateWithFlags(&stream->done, cudaEventDisableTiming));
     return stream;
 }
 
@@ -183,7 +181,6 @@ cf_stream *cf_cuda_stream_urgent(void) {
 
 void cf_stream_free(cf_stream *stream) {
     if (!stream) return;
-    CF_CUDA(cudaEventDestroy(stream->done));
     CF_CUDA(cudaStreamDestroy(stream->stream));
     free(stream);
 }
@@ -241,8 +238,7 @@ static void wait_for(cudaEvent_t event) {
 }
 
 void cf_stream_sync(cf_stream *stream) {
-    CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
-    wait_for(stream->done);
+    cf_moment_wait(cf_moment_untimed(stream));
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
 }
 

@@ -128,9 +128,7 @@ int cf_limits_threads(int share) {
     const int asked = cf_getenv("OMP_NUM_THREADS") ? omp_get_max_threads() : INT_MAX, most = omp_get_thread_limit();
     const int least = asked < most ? asked : most;
     if (!limits.found || least >= share) return share; // a prediction is for another machine
-    const size_t end = strlen(limits.text);
-    snprintf(limits.text + (end ? end - 1 : 0), sizeof limits.text - end, end ? "; %s)" : " (%s)",
-             asked < most ? "OMP_NUM_THREADS" : "OMP_THREAD_LIMIT");
+    snprintf(limits.text, sizeof limits.text, " (%s)", asked < most ? "OMP_NUM_THREADS" : "OMP_THREAD_LIMIT");
     return least;
 #else
     return share;

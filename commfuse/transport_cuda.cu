@@ -1,10 +1,6 @@
-// Moves bytes between GPUs: chooses a wire for each group, and checks the requests under way.
+// Moves bytes between GPUs: chooses a wire for each group (README.md, "Transports"), and checks the requests under way.
 //
-//   nccl   one communicator and one stream per group; every pair of ranks, also across hosts
-//   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
-//   auto   exchanges by ipc where it is available, otherwise by nccl; native collectives always by nccl
-//
-// Both are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
+// Both wires are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
 // Elsewhere, because one takes seconds and memory, they share that of exchanges, in one order, or are not available.
 //
 // Only bind, close and, now and then, post block. post lets the host run at most RUN_AHEAD requests or LAUNCHES_MAX launches ahead

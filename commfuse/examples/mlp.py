@@ -20,10 +20,6 @@ class Span(ctypes.Structure):
                 ("data_stride", L)]
 
 
-class Choice(ctypes.Structure):
-    _fields_ = [("algorithm", P), ("slices", I)]
-
-
 class Plan(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("algorithm", P),
                 ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B), ("bulk", B), ("independent", B),
@@ -35,7 +31,7 @@ ALLGATHER, REDUCE_SCATTER, BEFORE, AFTER, FP32 = 0, 1, 1, 2, 0
 for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.c_char_p), ("errors_return", None, B),
                                  ("open", P, ctypes.c_char_p, I, D), ("close", B, P),
                                  ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
-                                 ("choice_parse", B, ctypes.c_char_p, ctypes.POINTER(Choice)),
+                                 ("algorithm_find", P, ctypes.c_char_p),
                                  ("fuse_create", P, P, Plan), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
     function = getattr(lib, f"cf_{name}")
     function.restype, function.argtypes = result, arguments
@@ -84,10 +80,8 @@ def down(_, span, __):  # rows of Y are to be sent
 
 
 exact = np.maximum(0, X[own_rows].astype(float) @ A) @ W
-for name in "none", "slice:4", "ring":
-    choice = Choice()
-    lib.cf_choice_parse(name.encode(), choice) or sys.exit(f"there is no schedule {name}")
-    plan = Plan(b"up", tp, ALLGATHER, AFTER, choice.algorithm, choice.slices, FP32, rows * C)
+for name, slices in ("none", 1), ("slice", 4), ("ring", 1):
+    plan = Plan(b"up", tp, ALLGATHER, AFTER, lib.cf_algorithm_find(name.encode()), slices, FP32, rows * C)
     gather = must(lib.cf_fuse_create(context, plan))
     plan.name, plan.operation, plan.side = b"down", REDUCE_SCATTER, BEFORE
     scatter = must(lib.cf_fuse_create(context, plan))

@@ -126,7 +126,7 @@ class Library(unittest.TestCase):
         script = self.example("mlp.py")
         for ranks in range(1, 5):
             said = self.ranks(ranks, sys.executable, script)
-            for rank, schedule in itertools.product(range(ranks), ("none", "slice:4", "ring")):
+            for rank, schedule in itertools.product(range(ranks), ("none", "slice", "ring")):
                 with self.subTest(ranks=ranks, rank=rank, schedule=schedule):
                     self.assertIn(f"rank {rank} of {ranks}, {schedule}: equal to numpy", said)
 
