@@ -185,10 +185,7 @@ static void abort_all(int status) {
 CF_NORETURN static void lost(const sockets *s, int rank) {
     const char *host = s->base.rank == 0 ? s->connection[rank].host : "";
     lost_rank = rank;
-    if (rank == 0) { // perhaps it ended by an error that this rank is about to find, too
-        poll(NULL, 0, RETRY_MS);
-        cf_die_rank_0_ended();
-    }
+    if (rank == 0) poll(NULL, 0, RETRY_MS); // perhaps it ended by an error that this rank is about to find, too
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
            "rank %d%s%s%s is gone; rank %d cannot continue without it", rank, *host ? " (" : "", host, *host ? ")" : "",
            s->base.rank);
