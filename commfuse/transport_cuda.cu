@@ -282,7 +282,7 @@ static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *gr
 static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collectives) {
     char why[128] = "";
     const neighbourhood n = meet_neighbours(s->bootstrap, group);
-    bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
+    const bool shared = n.one_gpu && !getenv("NCCL_HOSTID"); // which hides that from NCCL
     if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
     if (s->ipc && !s->nccl && !wires[EXCHANGE])
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);

@@ -39,9 +39,6 @@ static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream)
     return r->posted.number ? r->posted : cf_moment_untimed(stream);
 }
 
-// May ranks that share a GPU have a communicator? NCCL refuses unless the environment allows it.
-bool cf_wire_nccl_shares_gpus(void);
-
 // All ranks of the world call both at once, each with its group. Both use the bootstrap equally often whatever they find, so
 // groups may differ.
 

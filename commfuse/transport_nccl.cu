@@ -119,13 +119,6 @@ static void close_wire(cf_wire *wire) {
     free(w);
 }
 
-// NCCL_HOSTID hides from any version that the GPU is shared; versions from 2.30.3 on know the other variable.
-bool cf_wire_nccl_shares_gpus(void) {
-    int version = 0;
-    return getenv("NCCL_HOSTID") ||
-           (ncclGetVersion(&version) == ncclSuccess && version >= 23003 && getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
-}
-
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks) {
     ncclUniqueId id = {}, *all = (ncclUniqueId *)cf_host_alloc(bootstrap->size, sizeof *all, "NCCL's ids of groups");
     if (wanted && group->rank == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId", NULL);
