@@ -4,7 +4,6 @@
 #include "die.h"
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #ifdef _OPENMP
@@ -88,10 +87,9 @@ static bool add_places(cpu_set_t *cores) {
     CPU_ZERO(cores);
 #ifdef _OPENMP
     for (int place = 0; omp_get_proc_bind() != omp_proc_bind_false && place < omp_get_num_places(); place++) {
-        int count = omp_get_place_num_procs(place), *core = calloc((size_t)count + 1, sizeof *core);
-        if (core) omp_get_place_proc_ids(place, core);
-        for (int i = 0; core && i < count; i++) CPU_SET((size_t)core[i], cores);
-        free(core);
+        int count = omp_get_place_num_procs(place), core[CPU_SETSIZE];
+        if (count <= CPU_SETSIZE) omp_get_place_proc_ids(place, core);
+        for (int i = 0; i < count && count <= CPU_SETSIZE; i++) CPU_SET((size_t)core[i], cores);
     }
 #endif
     return CPU_COUNT(cores) > 0;

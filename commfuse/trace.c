@@ -238,6 +238,7 @@ static void write_rank(FILE *file, int rank, const cf_trace_list *events) {
 }
 
 char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+    static const char *const names[] = {"compute", "waiting (exposed)", "comm"};
     char *text = NULL;
     FILE *file = open_memstream(&text, size);
     if (!file) cf_die(NULL, "out of memory for the trace");
@@ -245,10 +246,7 @@ char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row <= SECOND_ROW; row++)
             fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, row,
-                    row == CF_TRACE_COMPUTE ? "compute"
-                    : row == CF_TRACE_WAIT  ? "waiting (exposed)"
-                    : row == SECOND_ROW     ? "compute, second stream"
-                                            : "comm");
+                    row == SECOND_ROW ? "compute, second stream" : names[row < CF_TRACE_COMM ? row : CF_TRACE_COMM]);
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");
     }
