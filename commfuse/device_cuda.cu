@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <utility>
 
 enum {
     STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
@@ -52,10 +53,10 @@ static struct {
     void (*look)(void *argument);
     void *argument;
     moments timed, untimed;
-    cudaStream_t clock; // the base is recorded here, where nothing else is
-    cudaEvent_t base;
-    double base_ms;      // on the cf_now_ms clock
-    int64_t base_number; // moments recorded before
+    cudaStream_t clock;      // the base is recorded here, where nothing else is
+    cudaEvent_t base, fresh; // fresh: perhaps the next base
+    double base_ms;          // on the cf_now_ms clock
+    int64_t base_number;     // moments recorded before
     struct {
         void *memory;     // pinned
         cudaEvent_t read; // the device has copied from it
@@ -128,6 +129,7 @@ void cf_device_open(int local_rank) {
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
     CF_CUDA(cudaEventCreate(&device.base));
+    CF_CUDA(cudaEventCreate(&device.fresh));
     for (int i = 0; i < STAGES; i++) {
         CF_CUDA(cudaMallocHost(&device.stage[i].memory, STAGE_BYTES));
         CF_CUDA(cudaEventCreateWithFlags(&device.stage[i].read, cudaEventDisableTiming));
@@ -193,21 +195,14 @@ cudaStream_t cf_cuda_stream(cf_stream *stream) {
 // Its stream is empty, so the event is recorded within microseconds; the quickest of a few tries was disturbed least.
 static void renew_base(void) {
     double quickest_ms = 1e300;
-    cudaEvent_t fresh;
     for (int i = 0; i < BASE_TRIES; i++) {
-        CF_CUDA(cudaEventCreate(&fresh));
-        double before_ms = cf_now_ms();
-        CF_CUDA(cudaEventRecord(fresh, device.clock));
-        CF_CUDA(cudaEventSynchronize(fresh));
-        double after_ms = cf_now_ms();
-        cudaEvent_t slower = fresh;
-        if (after_ms - before_ms < quickest_ms) {
-            quickest_ms = after_ms - before_ms;
-            slower = device.base;
-            device.base = fresh;
-            device.base_ms = (before_ms + after_ms) / 2;
-        }
-        CF_CUDA(cudaEventDestroy(slower));
+        const double before_ms = cf_now_ms();
+        CF_CUDA(cudaEventRecord(device.fresh, device.clock));
+        CF_CUDA(cudaEventSynchronize(device.fresh));
+        const double took_ms = cf_now_ms() - before_ms;
+        if (took_ms >= quickest_ms) continue;
+        quickest_ms = took_ms, device.base_ms = before_ms + took_ms / 2;
+        std::swap(device.base, device.fresh);
     }
     device.base_number = device.timed.recorded;
 }
