@@ -62,10 +62,11 @@ static struct {
         cudaEvent_t read; // the device has copied from it
     } stage[STAGES];
     int64_t staged; // copies so far
-    int left;       // multiprocessors that products leave to kernels of transfers
     int count;      // GPUs of this host
     size_t free;    // bytes, when the device was opened
 } device;
+
+int cf_cuda_left;
 
 // --- what CUDA says ---
 
@@ -151,14 +152,6 @@ void cf_device_threads(int threads) {
 
 int cf_cuda_multiprocessors(void) {
     return device.properties.multiProcessorCount;
-}
-
-void cf_cuda_leave(int multiprocessors) {
-    device.left = multiprocessors;
-}
-
-int cf_cuda_left(void) {
-    return device.left;
 }
 
 // --- streams ---

@@ -209,7 +209,7 @@ static void leave_multiprocessors(const cuda_state *s) {
         if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
-    cf_cuda_leave(blocks < most ? blocks : most);
+    cf_cuda_left = blocks < most ? blocks : most;
 }
 
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
