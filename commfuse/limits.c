@@ -13,6 +13,7 @@
 static struct {
     bool found, unbind;
     cpu_set_t own;
+    const char *by; // what allows these cores
     char text[96];
 } limits;
 
@@ -104,15 +105,14 @@ void cf_limits_cores(cpu_set_t *cores) {
     limits.unbind = bound && !asked && CPU_COUNT(cores) > CPU_COUNT(&places);
     if (bound && !limits.unbind) *cores = places, sched_setaffinity(0, sizeof *cores, cores);
     limits.own = *cores;
-    snprintf(limits.text, sizeof limits.text, bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows");
+    limits.by = bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows";
 }
 
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared) {
     const int count = CPU_COUNT(cores), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const long long timed = least_left("cpu", cores_left, count);
-    char by[32];
-    snprintf(by, sizeof by, "%.31s", timed < count ? "a control group's quota allows" : limits.text);
-    snprintf(limits.text, sizeof limits.text, timed < all ? " (%s %d of %d cores)" : "", by, (int)timed, all);
+    snprintf(limits.text, sizeof limits.text, timed < all ? " (%s %d of %d cores)" : "",
+             timed < count ? "a control group's quota allows" : limits.by, (int)timed, all);
     limits.found = true, limits.unbind |= shared;
     return (int)timed;
 }

@@ -1,8 +1,5 @@
-// See trace.h. The figures of a step do not depend on recording: the sum of the waits, and the union of the intervals of
-// communication. (Transfers overlap, so their sum would count time twice.)
-//
-// Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are in flight
-// at the same time.
+// See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are
+// in flight at the same time.
 #include "trace.h"
 #include "die.h"
 #include <math.h>
