@@ -242,12 +242,10 @@ static moments *of(cf_moment moment) {
 }
 
 static cudaEvent_t event_of(cf_moment moment) {
-    const int64_t number = llabs(moment.number), recorded = of(moment)->recorded;
-    if (number == 0 || number > recorded) cf_die(NULL, "moment %lld was never recorded", (long long)moment.number);
-    if (!cf_moment_remembered(moment))
-        cf_die("ask for it sooner, or synchronise more often",
-               "moment %lld is forgotten: %lld have been recorded since, only the last %d are kept", (long long)moment.number,
-               (long long)(recorded - number), MOMENTS);
+    const int64_t number = llabs(moment.number);
+    if (number == 0 || !cf_moment_remembered(moment))
+        cf_die("ask for it sooner, or synchronise more often", "moment %lld is not among the last %d of its kind",
+               (long long)moment.number, MOMENTS);
     return of(moment)->event[number % MOMENTS];
 }
 
