@@ -130,7 +130,7 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     f->sends = f->posted = !r->blocking; // one MPI request, or none
     f->parts = get(&all->lists, (int64_t)sizeof(MPI_Request), r);
     if (r->send_count > INT_MAX)
-        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
+        cf_die("use --overlap commfuse, or slice:M with more slices",
                "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)r->send_count,
                INT_MAX);
     const int64_t element = cf_dtype_size(r->dtype);
