@@ -129,6 +129,11 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     f->sends = f->posted = !r->blocking; // one MPI request, or none
     f->parts = get(&all->lists, (int64_t)sizeof(MPI_Request), r);
+    if (r->kind == CF_REQUEST_BARRIER) {
+        f->sends = f->posted = 1;
+        cf_mpi_check(MPI_Ibarrier(comm, f->parts.at), "MPI_Ibarrier", r);
+        return;
+    }
     if (r->send_count > INT_MAX)
         cf_die("use --overlap commfuse, or slice:M with more slices",
                "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)r->send_count,

@@ -476,10 +476,13 @@ void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_ele
     return cf_fuse_begin(f, full, rows_per_rank, row_elements, compute, argument, layer) ? cf_fuse_finish(f) : NULL;
 }
 
-bool cf_barrier(cf_context *context) {
+bool cf_barrier(cf_context *context, const cf_group *group) {
     CF_RETURNS(fail(context, true));
+    if (group->size == 1) return true;
     check_context(context, "barrier");
-    cf_stream_sync(context->stream);
-    cf_sum_host(context->transport, 0);
+    cf_request r = cf_request_of(CF_REQUEST_BARRIER, group, CF_FP32, "barrier");
+    r.step = context->step;
+    context->transport->post(context->transport, &r, 1, context->stream);
+    context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
     return true;
 }

@@ -90,7 +90,7 @@ void *cf_fuse_finish(cf_fuse *fuse);
 void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                   int layer);
 
-// Blocks until all ranks have called it and their streams have done what was enqueued. false on an error.
-bool cf_barrier(cf_context *context);
+// Blocks until all members of the group have called it. false on an error.
+bool cf_barrier(cf_context *context, const cf_group *group);
 
 CF_EXTERN_C_END

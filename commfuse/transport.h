@@ -25,7 +25,8 @@ typedef enum {
     CF_REQUEST_EXCHANGE,  // point to point, both halves together
     CF_REQUEST_ALLGATHER, // native collectives: the baselines
     CF_REQUEST_REDUCE_SCATTER,
-    CF_REQUEST_ALLTOALL
+    CF_REQUEST_ALLTOALL,
+    CF_REQUEST_BARRIER
 } cf_request_kind;
 
 typedef enum {
@@ -77,6 +78,7 @@ static inline cf_request cf_request_of(cf_request_kind kind, const cf_group *gro
 
 // The payload that this rank has to send for a request. (A library's collective may send more.)
 static inline int64_t cf_request_bytes(const cf_request *r) {
+    if (r->kind == CF_REQUEST_BARRIER) return 0;
     int64_t peers = r->kind == CF_REQUEST_EXCHANGE ? r->send_to >= 0 : r->group->size - 1;
     return peers * r->send_count * cf_dtype_size(r->dtype);
 }

@@ -194,8 +194,8 @@ static bool is_nccl(const cf_wire *wire) {
 
 static cf_wire *wire_for(const cf_request *r) {
     cf_wire **wires = (cf_wire **)r->group->native;
-    cf_wire *wire =
-        wires[r->kind == CF_REQUEST_EXCHANGE || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
+    const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
+    cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
     if (wire) return wire;
     cf_die_together("use --overlap commfuse, or --transport nccl",
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);

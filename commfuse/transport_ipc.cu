@@ -6,7 +6,7 @@
 //   written = n                               wait until written >= n
 //
 // The counters of a pair are words of host memory that both processes share and both GPUs see; the waits and writes are operations
-// of the streams themselves. Counters wrap around: ">=" is meant cyclically.
+// of the streams themselves. Counters wrap around: ">=" is meant cyclically. A barrier has its own counter.
 //
 // Only the receiver knows where a message goes. When it posts, its host writes an allocation, which the sender's host maps when
 // it first sees it, and an offset into the shared memory. So the sender's host waits in meet() until its peer has come to the
@@ -52,6 +52,7 @@ typedef struct place {                       // where a message goes; the receiv
 typedef struct pair { // (sender, receiver); each word has a cache line
     alignas(LINE) uint32_t ready;
     alignas(LINE) uint32_t written;
+    alignas(LINE) uint32_t barrier;
     place places[PLACES]; // message n at n % PLACES
 } pair;
 
@@ -89,6 +90,7 @@ typedef struct ipc_wire {
     cf_stream *stream[STREAMS_MAX], *join;
     int streams;
     int offered, found; // requests of the unit in meet() whose place is written, whose place is read
+    uint32_t barriers;
     stream_word *wait_value, *write_value;
     unsigned flush; // flag of a wait that makes peers' writes to this GPU visible after it; 0: not needed
 } ipc_wire;
@@ -158,6 +160,7 @@ static bool find_place(ipc_wire *w, cf_request *r) {
 
 static int meet(cf_wire *wire, cf_request *r, int count) {
     ipc_wire *w = (ipc_wire *)wire;
+    if (r->kind != CF_REQUEST_EXCHANGE) return -1;
     for (; w->offered < count; w->offered++)
         if (bytes_received(&r[w->offered]) > 0 && !offer_place(w, &r[w->offered])) break;
     for (; w->found < count; w->found++)
@@ -208,9 +211,26 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     if (!in) r->here = r->end;
 }
 
+static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
+    uint32_t n = ++w->barriers;
+    cf_stream_after(w->join, ready);
+    r->begin = cf_moment_now(w->join);
+    for (int i = 0; i < r->group->size; i++)
+        if (i != r->group->rank) write_word(w, w->join, &w->send[i].words->barrier, n);
+    for (int i = 0; i < r->group->size; i++)
+        if (i != r->group->rank) await_word(w, w->join, &w->recv[i].words->barrier, n);
+    r->arrival = r->here = r->end = cf_moment_now(w->join);
+}
+
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     ipc_wire *w = (ipc_wire *)wire;
-    for (int i = 0; i < count; i++) exchange(w, &r[i], cf_request_ready(&r[i], stream));
+    for (int i = 0; i < count; i++) {
+        cf_moment ready = cf_request_ready(&r[i], stream);
+        if (r[i].kind == CF_REQUEST_EXCHANGE)
+            exchange(w, &r[i], ready);
+        else
+            barrier(w, &r[i], ready); // transport_cuda.cu gives native collectives to NCCL
+    }
 }
 
 // --- start and end ---

@@ -23,7 +23,8 @@ typedef struct nccl_wire {
     cf_wire wire;
     ncclComm_t comm;
     cf_stream *stream;
-    int most; // most blocks of a kernel; 0: NCCL chooses
+    int32_t *flag; // summed by barriers
+    int most;      // most blocks of a kernel; 0: NCCL chooses
     char news[512];
 } nccl_wire;
 
@@ -88,6 +89,9 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
         }
         CHECK(ncclGroupEnd());
         break;
+    case CF_REQUEST_BARRIER:
+        CHECK(ncclAllReduce(w->flag, w->flag, 1, ncclInt32, ncclSum, w->comm, stream));
+        break;
     }
 }
 
@@ -116,6 +120,7 @@ static void close_wire(cf_wire *wire) {
     nccl_wire *w = (nccl_wire *)wire;
     CHECK(ncclCommDestroy(w->comm));
     cf_stream_free(w->stream);
+    cf_free(w->flag);
     free(w);
 }
 
@@ -133,6 +138,7 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
     w->stream = cf_cuda_stream_urgent();
+    w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
     w->wire.name = "nccl";
     w->wire.group = group;
     w->wire.post = post;

@@ -230,7 +230,8 @@ void report_step(run_report *r, const double *all, int stride) {
 }
 
 void report_meet(run_report *r) {
-    cf_barrier(r->context);
+    cf_barrier(r->context, &r->mesh->world_group);
+    cf_stream_sync(r->context->stream);
 }
 
 void report_begin(run_report *r) {

@@ -209,7 +209,7 @@ static void measure_costs(bench *b, work *k) {
     cf_transport *t = b->context.transport;
     char bytes[2] = {0};
     cf_request pending = byte_request(b, &bytes[0], false), release = byte_request(b, &bytes[1], true);
-    cf_barrier(&b->context);
+    cf_barrier(&b->context, &b->mesh.world_group);
     if (t->size > 1) t->post(t, &pending, 1, b->context.stream);
     for (int i = 0; i <= b->repetitions; i++) time_all(k, &sample[i], b->context.stream); // 0 is to warm up
     if (t->size > 1) {
@@ -357,7 +357,7 @@ static void simulate_shape(bench *b, shape s, int N) {
 static double time_run(bench *b, cf_fuse *fuse, work *k, cf_compute *with) {
     double *all = b->all + b->mesh.world_group.size * COSTS; // one per rank, behind the costs
     double latest = 0;
-    cf_barrier(&b->context);
+    cf_barrier(&b->context, &b->mesh.world_group);
     double begin = cf_now_ms();
     cf_fuse_run(fuse, k->full, k->s.T / k->N, width(k), with, with ? k : NULL, -1);
     all[b->mesh.world_group.rank] = cf_now_ms() - begin;

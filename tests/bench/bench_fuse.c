@@ -296,7 +296,7 @@ static void fused(bench *b, work *k, cf_fuse *operation) {
 }
 
 static double run_once(bench *b, work *k, const variant *v, cf_fuse *operation) {
-    cf_barrier(&b->context);
+    cf_barrier(&b->context, &b->mesh.world_group);
     double begin = cf_now_ms();
     if (v->what == MONOLITHIC)
         monolith(b, k);

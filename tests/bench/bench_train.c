@@ -284,7 +284,7 @@ static void report_last(bench *b, const double *told, int stride) {
 
 // One step ends where the next one begins: when all ranks have come so far, so that modes do not wait for each other.
 static void turn(bench *b, int64_t round) {
-    cf_barrier(&b->context);
+    cf_barrier(&b->context, &b->mesh.world_group);
     const double now_ms = cf_now_ms();
     const int64_t sent = b->transport->bytes_sent;
     if (b->last) b->last->row[b->last_round].ms = now_ms - b->begun_ms;
@@ -428,7 +428,7 @@ static void show_round(const bench *b, int64_t round) {
 // Trials come before the rounds; the plan that they find then starts from the same weights as all.
 static void tune(bench *b, entrant *e) {
     while (cf_tuner_trying(e->plan.tuner)) {
-        cf_barrier(&b->context);
+        cf_barrier(&b->context, &b->mesh.world_group);
         cf_tuner_begin_step(e->plan.tuner);
         if (cf_tuner_trying(e->plan.tuner)) take_step(b, e, 0);
         plan_step(&e->plan, NULL, e->trials++, 0);

@@ -620,14 +620,14 @@ static void several_in_flight(void) {
 // the others is left to finish. If begin waited for them, no rank would go on.
 static void hold_back(cf_operation operation, cf_side side, const cf_algorithm *row) {
     job j = job_create(&mesh.tp_group, operation, side, row, 1, CF_FP32, 100);
-    if (mesh.tp_group.rank != 0) cf_barrier(&context);
+    if (mesh.tp_group.rank != 0) cf_barrier(&context, &mesh.tp_group);
     job_begin(&j, 10, 10, 8);
     if (mesh.tp_group.rank == 0) {
         const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
         for (int64_t i = 0; i < mesh.tp * 10; i++)
             CHECK(worked[i] == 0 && made[i] == computes(&j, CF_COMPUTE_BEFORE),
                   "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)i, made[i], worked[i]);
-        cf_barrier(&context);
+        cf_barrier(&context, &mesh.tp_group);
     }
     job_finish(&j);
     job_release(&j);
@@ -761,7 +761,7 @@ static void alone_without_transport(void) {
             job_run(&j, 7, 11, 6);
             cf_fuse_free(j.fuse);
         }
-    cf_barrier(&context);
+    cf_barrier(&context, &mesh.tp_group);
     job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, ring, 1, CF_FP32, 10);
     float payload[12] = {0};
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)), "test.place", "all-gather",
@@ -832,7 +832,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
             while (cf_now_ms() < until) {}
         }
         stamps[0] = cf_now_ms();
-        cf_barrier(&context);
+        cf_barrier(&context, &mesh.tp_group);
         stamps[1] = cf_now_ms();
         double *all = malloc((size_t)mesh.tp * sizeof stamps);
         CHECK(all, "out of memory");

@@ -23,7 +23,7 @@ START_S = 60
 
 FC2, QKV = "reduce-scatter mlp.fc2, layer 7, step 41", "all-gather att.qkv, layer 2, step 42"
 FROZEN = "rank {} does not answer: frozen, or its host is dead or cut off"
-COMPUTES = r"rank {} answers: it computes, for \d[\d.]* s now, after meeting, step 41: it is slow, or stuck there"
+COMPUTES = r"rank {} answers: it computes, for \d[\d.]* s now, after barrier, step 41: it is slow, or stuck there"
 APART = r": the ranks are not at the same operation \(desynchronised\)"
 
 
@@ -96,14 +96,14 @@ class SilentPeer(unittest.TestCase):
         self.check("send", "frozen", {0: waits(0, "rank 1", FROZEN.format(1))}, ranks=3)
 
     def test_collective(self):
-        for how in ("collective", "blocking"):
+        for how in ("collective", "blocking", "barrier"):
             with self.subTest(how):
                 others = {rank: waits(rank, "the other ranks", FROZEN.format(1)) for rank in (0, 2)}
                 self.check(how, "frozen", others, ranks=3)
 
     def test_collective_with_a_rank_that_is_elsewhere(self):
         there = f"rank 1 answers: it waits for rank 0: {QKV}{APART}"
-        self.check("collective", "elsewhere", {0: waits(0, "the other ranks", there),
+        self.check("barrier", "elsewhere", {0: waits(0, "the other ranks", there),
                                            1: waits(1, "rank 0", "rank 0 answers: it waits for the other ranks: "
                                                                  f"{FC2}{APART}", QKV),
                                            2: waits(2, "the other ranks", there)}, ranks=3)

@@ -59,7 +59,7 @@ static void run(cf_request request) {
     finish(&request);
 }
 static void barrier(void) {
-    cf_min_host(transport, 0);
+    run(cf_request_of(CF_REQUEST_BARRIER, &mesh.world_group, CF_BYTE, "test barrier"));
 }
 
 static void knows_its_world(void) {

@@ -1,9 +1,9 @@
-// For test_timeout.py: rank 1 fails as PEER says, and the others wait for it as HOW says. Before that, all meet and
+// For test_timeout.py: rank 1 fails as PEER says, and the others wait for it as HOW says. Before that, all meet in a barrier and
 // rank 0 prints "ready".
 //
 //     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S [TRANSPORT]
 //
-// HOW: exchange, collective, blocking, fuse, bind, end
+// HOW: exchange, collective, blocking, barrier, fuse, bind, end
 //      send    rank 0 has received rank 2's message, and only its own message to rank 1 is stuck
 //      late    like exchange, but rank 2 begins to wait a second later than rank 0
 // PEER: dead, frozen
@@ -21,7 +21,7 @@
 // COUNT: more than a library sends without being asked.
 enum { SILENCE_S = 120, COUNT = 8 << 20 };
 
-static const char usage[] = "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|fuse|bind|end "
+static const char usage[] = "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "
                             "dead|frozen|computes|elsewhere|chain TIMEOUT_S [TRANSPORT]";
 
 static float *out, *in; // (N, COUNT), (COUNT): device memory
@@ -69,7 +69,9 @@ static void wait_by_hand(cf_transport *transport, const cf_group *group, const c
     if (is(how, "send")) {
         request.send_to = transport->rank == 0 ? 1 : 0;
         request.recv_from = transport->rank == 0 ? 2 : -1;
-    } else if (is(how, "collective") || is(how, "blocking"))
+    } else if (is(how, "barrier"))
+        request.kind = CF_REQUEST_BARRIER;
+    else if (is(how, "collective") || is(how, "blocking"))
         request.kind = CF_REQUEST_REDUCE_SCATTER;
     if (request.kind != CF_REQUEST_EXCHANGE) request.send_to = request.recv_from = -1;
     request.blocking = is(how, "blocking");
@@ -88,11 +90,9 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
 }
 
 static void meet(cf_transport *transport, const cf_group *group) {
-    for (int i = 1; i < group->size; i++) {
-        cf_request r = receive(group, (group->rank + i) % group->size, "meeting", -1, 41);
-        r.send_to = (group->rank - i + group->size) % group->size, r.send = out, r.send_count = r.recv_count = 1;
-        run(transport, r);
-    }
+    cf_request barrier = receive(group, -1, "barrier", -1, 41);
+    barrier.kind = CF_REQUEST_BARRIER;
+    run(transport, barrier);
     if (transport->rank == 0) printf("ready\n");
     fflush(stdout);
 }
