@@ -35,11 +35,9 @@ static int number(const char *name, int from, int below, int fallback) {
     return (int)value;
 }
 
-// names: the variables with rank, size and local rank. The launcher's numbers for this host come before those that comparing host
-// names gives.
-static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
+static cf_bootstrap *by_environment(const char *rank_is, const char *size_is, double timeout_s) {
     const char *address = cf_getenv("MASTER_ADDR"), *agent = cf_getenv("TORCHELASTIC_USE_AGENT_STORE");
-    int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
+    int size = number(size_is, 1, RANKS_MAX + 1, 1), rank = number(rank_is, 0, size, 0);
     int port = number("MASTER_PORT", 1, PORTS, DEFAULT_PORT);
     // torchrun's agent listens at MASTER_PORT itself as long as its workers run, and says so: then ranks meet at the next.
     if (cf_getenv("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
@@ -48,16 +46,10 @@ static cf_bootstrap *by_environment(const char *const names[3], double timeout_s
         cf_die_together("export MASTER_ADDR=HOST of rank 0; under Slurm: export MASTER_ADDR=$(scontrol show "
                         "hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)",
                         "there are several ranks, but MASTER_ADDR is not set: where is rank 0?");
-    cf_bootstrap *b = cf_bootstrap_sockets(rank, size, address, port, timeout_s);
-    b->local_size = number("LOCAL_WORLD_SIZE", 1, size + 1, b->local_size);
-    b->local_rank = number(names[2], 0, size, b->local_rank);
-    if (b->local_rank >= b->local_size) b->local_size = b->local_rank + 1;
-    return b;
+    return cf_bootstrap_sockets(rank, size, address, port, timeout_s);
 }
 
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
-    static const char *const torchrun[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
-    static const char *const slurm[] = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
     static const char *const mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
     bool numbered = cf_getenv("RANK") && cf_getenv("WORLD_SIZE"), complete = numbered && cf_getenv("MASTER_ADDR");
     cf_bootstrap *mpi = complete ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s, false);
@@ -70,9 +62,9 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     if (!numbered && (cf_getenv("RANK") || cf_getenv("WORLD_SIZE")))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
                cf_getenv("RANK") ? "RANK" : "WORLD_SIZE", cf_getenv("RANK") ? "WORLD_SIZE" : "RANK");
-    bool in_step =
-        (cf_getenv("SLURM_STEP_ID") || cf_getenv("SLURM_STEPID")) && cf_getenv("SLURM_PROCID") && cf_getenv("SLURM_NTASKS");
-    return by_environment(!numbered && in_step ? slurm : torchrun, timeout_s); // neither: a process alone
+    const bool in_step = cf_getenv("SLURM_STEP_ID") && cf_getenv("SLURM_PROCID") && cf_getenv("SLURM_NTASKS");
+    if (!numbered && in_step) return by_environment("SLURM_PROCID", "SLURM_NTASKS", timeout_s);
+    return by_environment("RANK", "WORLD_SIZE", timeout_s); // neither: a process alone
 }
 
 // The kernel's boot_id distinguishes machines with one name, the name containers on one kernel.

@@ -50,7 +50,6 @@ enum {
     LISTENERS_MAX = 8,
     STRANGERS_MAX = 128, // in addition to the number of ranks
     STRANGER_S = 5,      // a stranger must send its hello within
-    NOTES_MAX = 8,       // printed about strangers
     ACCEPTS = 16,        // strangers accepted before the other connections are served again
     OTHER_FILES = 32,    // descriptors, beside those that are open, for everything but connections
     RETRY_MS = 100,
@@ -87,7 +86,7 @@ typedef struct sockets {
     char port[16];
     connection *connection; // [0, ranks): ranks (on rank 0 the first is unused); [ranks, strangers_end): strangers; then listeners
     struct pollfd *polled;  // one for each connection
-    int ranks, strangers_end, listeners, notes;
+    int ranks, strangers_end, listeners;
     bool open; // a listener is not on the loopback
     pthread_t thread;
     pthread_mutex_t busy; // held while a frame is sent, on ranks other than 0 also while one is received
@@ -186,10 +185,7 @@ static void abort_all(int status) {
 CF_NORETURN static void lost(const sockets *s, int rank) {
     const char *host = s->base.rank == 0 ? s->connection[rank].host : "";
     lost_rank = rank;
-    if (rank == 0) { // perhaps it ended by an error that this rank is about to find, too
-        poll(NULL, 0, RETRY_MS);
-        cf_die_rank_0_ended();
-    }
+    if (rank == 0) poll(NULL, 0, RETRY_MS); // perhaps it ended by an error that this rank is about to find, too
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
            "rank %d%s%s%s is gone; rank %d cannot continue without it", rank, *host ? " (" : "", host, *host ? ")" : "",
            s->base.rank);
@@ -280,14 +276,7 @@ static void make_room(sockets *s) {
 
 // --- strangers, at rank 0 ---
 
-static void close_stranger(sockets *s, connection *c, const char *why) { // NULL: no note
-    struct sockaddr_storage from;
-    socklen_t length = sizeof from;
-    char host[64];
-    if (why && ++s->notes <= NOTES_MAX && getpeername(c->fd, (struct sockaddr *)&from, &length) == 0 &&
-        getnameinfo((struct sockaddr *)&from, length, host, sizeof host, NULL, 0, NI_NUMERICHOST) == 0)
-        fprintf(stderr, "note: rank 0 has closed a connection from %s: %s%s\n", host, why,
-                s->notes == NOTES_MAX ? " (no more of these notes)" : "");
+static void close_stranger(connection *c) {
     close(c->fd);
     c->fd = -1;
 }
@@ -309,9 +298,8 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
 static void receive_hello(sockets *s, connection *c) {
     head h;
     hello said;
-    char reason[REASON_LENGTH] = "it does not prove that it knows this run's COMMFUSE_SECRET";
-    outcome how = receive_frame(c, &h, &said, sizeof said, 0);
-    bool joins = how == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
+    char reason[REASON_LENGTH];
+    bool joins = receive_frame(c, &h, &said, sizeof said, 0) == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
     if (joins) {
         said.host[HOST_LENGTH - 1] = 0;
         memcpy(c->host, cf_printable(said.host), sizeof c->host);
@@ -319,7 +307,7 @@ static void receive_hello(sockets *s, connection *c) {
         joins = send_frame(s, c, REPLY, reason, (int64_t)strlen(reason) + 1, 0) && !*reason;
     }
     if (!joins) {
-        close_stranger(s, c, how == CLOSED || !*reason ? NULL : reason);
+        close_stranger(c);
         return;
     }
     set(c->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
@@ -340,13 +328,13 @@ static void accept_strangers(sockets *s, int listener) {
         if (fd < 0 && errno == EMFILE) out_of_files(s);
         if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
         if (fd < 0) return;
-        if (!place) close_stranger(s, place = oldest, "there are too many connections, and it has sent no hello");
+        if (!place) close_stranger(place = oldest);
         *place = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
         set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
-        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) close_stranger(s, place, NULL);
+        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) close_stranger(place);
     }
 }
 
@@ -401,7 +389,7 @@ static void accept_ranks(sockets *s, double deadline_s) {
     const int polled = s->strangers_end + LISTENERS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
-    if (s->open && !cf_secret_given())
+    if (s->open && !cf_getenv("COMMFUSE_SECRET"))
         fprintf(stderr,
                 "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can "
                 "join this run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
@@ -424,11 +412,11 @@ static void accept_ranks(sockets *s, double deadline_s) {
             else if (s->polled[i].revents)
                 accept_strangers(s, c->fd);
             else if (i >= s->ranks && i < s->strangers_end && c->fd >= 0 && begin_s - c->since_s > STRANGER_S)
-                close_stranger(s, c, "it has sent no hello");
+                close_stranger(c);
         }
     }
     for (int i = s->ranks; i < polled; i++)
-        if (s->connection[i].fd >= 0) close_stranger(s, &s->connection[i], NULL);
+        if (s->connection[i].fd >= 0) close_stranger(&s->connection[i]);
 }
 
 // --- the start of the others ---

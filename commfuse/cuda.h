@@ -20,12 +20,7 @@ void cf_cuda_watch(void (*look)(void *argument), void *argument);
 int cf_cuda_multiprocessors(void); // of the device in use
 // Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
-void cf_cuda_leave(int multiprocessors);
-int cf_cuda_left(void);
-
-// Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, which leaves the multiprocessors to kernels.
-// Not cudaSuccess: this runtime or driver cannot, and nothing was enqueued.
-cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream);
+extern int cf_cuda_left;
 
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>

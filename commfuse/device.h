@@ -42,10 +42,6 @@ void cf_moment_wait(cf_moment moment);                     // until it has passe
 bool cf_moment_remembered(cf_moment moment);               // false: it must not be passed to the functions above
 void cf_stream_after(cf_stream *stream, cf_moment moment); // work enqueued from here on starts after the moment
 
-// Named ranges on the host's timeline (NVTX on a GPU). They nest.
-void cf_range_begin(const char *name);
-void cf_range_end(void);
-
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // to[i] = ((from[i] + from[stride + i]) + …) + to[i], i < count: `parts` parts in this order, elements of dtype (not CF_BYTE), bf16

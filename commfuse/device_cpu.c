@@ -132,10 +132,6 @@ bool cf_moment_remembered(cf_moment moment) {
 
 void cf_stream_after(cf_stream *stream, cf_moment moment) {}
 
-void cf_range_begin(const char *name) {}
-
-void cf_range_end(void) {}
-
 // --- work ---
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {

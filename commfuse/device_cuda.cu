@@ -3,7 +3,7 @@
 // Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication have the highest
 // priority: their kernels get the next free multiprocessor while blocks of a matrix product still wait for one. Nothing here
 // waits inside the CUDA library, because such a wait could not end when a peer is gone. cf_stream_sync() queries an event instead,
-// at first continuously, then with sleeps between, and lets the transport check its peers meanwhile.
+// at first in a row, then with sleeps between, and lets the transport check its peers meanwhile.
 //
 // Moments are events in a ring. A moment's number is a running count, so a moment older than the ring is known to be forgotten
 // and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
@@ -20,12 +20,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#else // a toolkit without it: profilers show no ranges
-#define nvtxRangePushA(name) ((void)(name))
-#define nvtxRangePop()       ((void)0)
-#endif
+#include <utility>
 
 enum {
     STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
@@ -35,10 +30,8 @@ enum {
     ADD_WAVES = 8, // blocks per multiprocessor, at most
     SUM_THREADS = 256,
     SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
-    SUM_FLIGHT = 4,  // words that a thread loads together
     MAJOR_MIN = 8,   // compute capability that this program is built for
-    SPIN_US = 100,   // a wait polls this long,
-    YIELD_US = 2000, // yields the core between polls until this long, then sleeps between them
+    YIELD_US = 2000, // a wait yields the core between polls until this long, then sleeps between them
     REST_US = 20,
     LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
     BASE_TRIES = 3
@@ -47,7 +40,6 @@ static const double BASE_AGE_MS = 1000;
 
 struct cf_stream {
     cudaStream_t stream;
-    cudaEvent_t done; // of cf_stream_sync
 };
 
 typedef struct moments {
@@ -61,19 +53,20 @@ static struct {
     void (*look)(void *argument);
     void *argument;
     moments timed, untimed;
-    cudaStream_t clock; // the base is recorded here, where nothing else is
-    cudaEvent_t base;
-    double base_ms;      // on the cf_now_ms clock
-    int64_t base_number; // moments recorded before
+    cudaStream_t clock;      // the base is recorded here, where nothing else is
+    cudaEvent_t base, fresh; // fresh: perhaps the next base
+    double base_ms;          // on the cf_now_ms clock
+    int64_t base_number;     // moments recorded before
     struct {
         void *memory;     // pinned
         cudaEvent_t read; // the device has copied from it
     } stage[STAGES];
     int64_t staged; // copies so far
-    int left;       // multiprocessors that products leave to kernels of transfers
     int count;      // GPUs of this host
     size_t free;    // bytes, when the device was opened
 } device;
+
+int cf_cuda_left;
 
 // --- what CUDA says ---
 
@@ -137,6 +130,7 @@ void cf_device_open(int local_rank) {
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
     CF_CUDA(cudaEventCreate(&device.base));
+    CF_CUDA(cudaEventCreate(&device.fresh));
     for (int i = 0; i < STAGES; i++) {
         CF_CUDA(cudaMallocHost(&device.stage[i].memory, STAGE_BYTES));
         CF_CUDA(cudaEventCreateWithFlags(&device.stage[i].read, cudaEventDisableTiming));
@@ -160,20 +154,11 @@ int cf_cuda_multiprocessors(void) {
     return device.properties.multiProcessorCount;
 }
 
-void cf_cuda_leave(int multiprocessors) {
-    device.left = multiprocessors;
-}
-
-int cf_cuda_left(void) {
-    return device.left;
-}
-
 // --- streams ---
 
 static cf_stream *stream_of_priority(int priority) {
     cf_stream *stream = (cf_stream *)cf_host_alloc(1, sizeof *stream, "a stream");
     CF_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority));
-    CF_CUDA(cudaEventCreateWithFlags(&stream->done, cudaEventDisableTiming));
     return stream;
 }
 
@@ -191,7 +176,6 @@ cf_stream *cf_cuda_stream_urgent(void) {
 
 void cf_stream_free(cf_stream *stream) {
     if (!stream) return;
-    CF_CUDA(cudaEventDestroy(stream->done));
     CF_CUDA(cudaStreamDestroy(stream->stream));
     free(stream);
 }
@@ -204,21 +188,14 @@ cudaStream_t cf_cuda_stream(cf_stream *stream) {
 // Its stream is empty, so the event is recorded within microseconds; the quickest of a few tries was disturbed least.
 static void renew_base(void) {
     double quickest_ms = 1e300;
-    cudaEvent_t fresh;
     for (int i = 0; i < BASE_TRIES; i++) {
-        CF_CUDA(cudaEventCreate(&fresh));
-        double before_ms = cf_now_ms();
-        CF_CUDA(cudaEventRecord(fresh, device.clock));
-        CF_CUDA(cudaEventSynchronize(fresh));
-        double after_ms = cf_now_ms();
-        cudaEvent_t slower = fresh;
-        if (after_ms - before_ms < quickest_ms) {
-            quickest_ms = after_ms - before_ms;
-            slower = device.base;
-            device.base = fresh;
-            device.base_ms = (before_ms + after_ms) / 2;
-        }
-        CF_CUDA(cudaEventDestroy(slower));
+        const double before_ms = cf_now_ms();
+        CF_CUDA(cudaEventRecord(device.fresh, device.clock));
+        CF_CUDA(cudaEventSynchronize(device.fresh));
+        const double took_ms = cf_now_ms() - before_ms;
+        if (took_ms >= quickest_ms) continue;
+        quickest_ms = took_ms, device.base_ms = before_ms + took_ms / 2;
+        std::swap(device.base, device.fresh);
     }
     device.base_number = device.timed.recorded;
 }
@@ -235,10 +212,10 @@ static void wait_for(cudaEvent_t event) {
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     bool looked = false;
     while (!event_passed(event)) {
-        const double now_ms = cf_now_ms(), waited_us = (now_ms - begin_ms) * 1e3;
-        if (waited_us >= YIELD_US)
+        const double now_ms = cf_now_ms();
+        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
             nanosleep(&pause, NULL);
-        else if (waited_us >= SPIN_US)
+        else
             sched_yield();
         if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
         looked_ms = now_ms;
@@ -249,8 +226,7 @@ static void wait_for(cudaEvent_t event) {
 }
 
 void cf_stream_sync(cf_stream *stream) {
-    CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
-    wait_for(stream->done);
+    cf_moment_wait(cf_moment_untimed(stream));
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
 }
 
@@ -266,12 +242,10 @@ static moments *of(cf_moment moment) {
 }
 
 static cudaEvent_t event_of(cf_moment moment) {
-    const int64_t number = llabs(moment.number), recorded = of(moment)->recorded;
-    if (number == 0 || number > recorded) cf_die(NULL, "moment %lld was never recorded", (long long)moment.number);
-    if (!cf_moment_remembered(moment))
-        cf_die("ask for it sooner, or synchronise more often",
-               "moment %lld is forgotten: %lld have been recorded since, only the last %d are kept", (long long)moment.number,
-               (long long)(recorded - number), MOMENTS);
+    const int64_t number = llabs(moment.number);
+    if (number == 0 || !cf_moment_remembered(moment))
+        cf_die("ask for it sooner, or synchronise more often", "moment %lld is not among the last %d of its kind",
+               (long long)moment.number, MOMENTS);
     return of(moment)->event[number % MOMENTS];
 }
 
@@ -321,14 +295,6 @@ void cf_stream_after(cf_stream *stream, cf_moment moment) {
     CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(moment), 0));
 }
 
-void cf_range_begin(const char *name) {
-    nvtxRangePushA(name);
-}
-
-void cf_range_end(void) {
-    nvtxRangePop();
-}
-
 // --- work ---
 
 static bool pageable(const void *memory) {
@@ -355,27 +321,6 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
         CF_CUDA(cudaMemcpyAsync((char *)to + at, device.stage[i].memory, (size_t)part, cudaMemcpyDefault, cf_cuda_stream(stream)));
         CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
     }
-}
-
-cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    cudaError_t code = cudaErrorNotSupported;
-#if CUDART_VERSION >= 12080
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    size_t size = (size_t)bytes, first = 0;
-#if CUDART_VERSION >= 13000
-    code = cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
-#else
-    void *source = (void *)from;
-    size_t failed = 0;
-    code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
-#endif
-    if (code != cudaSuccess) cudaGetLastError(); // the status reports it, not the next call
-#else
-    (void)to, (void)from, (void)bytes, (void)stream;
-#endif
-    return code;
 }
 
 void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
@@ -454,26 +399,15 @@ static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned lo
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     int64_t words = bytes / 8;
     uint64_t mine = 0;
-    for (int64_t i = first; i < words; i += threads * SUM_FLIGHT) {
-        uint64_t word[SUM_FLIGHT];
-#pragma unroll
-        for (int k = 0; k < SUM_FLIGHT; k++) {
-            int64_t at = i + k * threads;
-            word[k] = at < words ? word_at(data, at, 8 * words) : 0;
-        }
-#pragma unroll
-        for (int k = 0; k < SUM_FLIGHT; k++) {
-            int64_t at = i + k * threads;
-            if (at < words) mine += cf_checksum_word(word[k], (uint64_t)at);
-        }
-    }
+#pragma unroll 4 // so many words are loaded together
+    for (int64_t i = first; i < words; i += threads) mine += cf_checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
     if (first == 0 && bytes % 8) mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
     mine = warp_sum(mine);
     if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
 }
 
 template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, SUM_THREADS * SUM_FLIGHT, SUM_WAVES), dim3(SUM_THREADS), stream,
+    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, 4 * SUM_THREADS, SUM_WAVES), dim3(SUM_THREADS), stream,
               (unsigned long long *)sum, (const T *)data, bytes);
 }
 

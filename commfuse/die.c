@@ -148,19 +148,15 @@ cf_boundary *cf_boundary_swap(cf_boundary *other) {
 
 // --- the end ---
 
-static int waits_for_rank_0; // atomic
-
-void cf_die_rank_0_ended(void) {
-    if (__atomic_load_n(&waits_for_rank_0, __ATOMIC_ACQUIRE)) _exit(STATUS);
-}
+static bool waits_for_rank_0; // atomic
 
 // Rank 0 prints for all, and its abort ends this rank meanwhile. If this rank still runs afterwards, rank 0 did not find the error
 // (only this host lacks a file, say), and this rank prints it.
 static void wait_for_rank_0(void) {
     obey_signals();
-    __atomic_store_n(&waits_for_rank_0, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&waits_for_rank_0, true, __ATOMIC_RELEASE);
     sleep(RANK_0_PRINTS_S);
-    __atomic_store_n(&waits_for_rank_0, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&waits_for_rank_0, false, __ATOMIC_RELEASE);
 }
 
 CF_NORETURN static void die(bool together, const char *hint, const char *format, va_list arguments) {
@@ -178,7 +174,11 @@ CF_NORETURN static void die(bool together, const char *hint, const char *format,
     void (*meet)(void) = self.meet;
     if (together) self.meet = NULL;
     if (together && meet && self.size > 1) meet(); // an error in there is printed instead
-    pthread_mutex_lock(&self.dying);               // never unlocked: the first to die prints
+    // Never unlocked: the first to die prints. If that one waits for rank 0 to print, what another finds is that rank 0 has ended.
+    if (pthread_mutex_trylock(&self.dying) != 0) {
+        if (__atomic_load_n(&waits_for_rank_0, __ATOMIC_ACQUIRE)) _exit(STATUS);
+        pthread_mutex_lock(&self.dying);
+    }
     if (together && self.rank != 0) wait_for_rank_0();
     print_and_leave(hint, text);
 }

@@ -61,9 +61,6 @@ cf_boundary *cf_boundary_swap(cf_boundary *boundary); // replaces this thread's 
     cf_boundary cf_here __attribute__((cleanup(cf_boundary_leave)));                                                               \
     if (cf_boundary_enter(&cf_here) && setjmp(cf_here.back) != 0) return value
 
-// For transports whose abort cannot end other processes: call it when rank 0 has ended. A rank that waits in cf_die_together() for
-// rank 0's message then exits.
-void cf_die_rank_0_ended(void);
 // This rank has printed its error, or has left that to rank 0: signals end it without another message.
 bool cf_die_has_reported(void);
 

@@ -34,7 +34,6 @@ typedef struct cf_flights {
     int64_t capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
     cf_pool lists, stages;
-    int tag_max;
 } cf_flights;
 
 void cf_flights_open(cf_flights *all, int ranks);

@@ -292,10 +292,8 @@ static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
     if (t->test(t, request, point, stream_of(f, f->lane))) return;
     // Computation on the other lane still hides the transfer, so the wait counts from its end.
-    cf_range_begin(f->label);
     cf_moment begin = cf_moment_now(stream_of(f, f->join ? 1 - f->lane : f->lane));
     cf_moment end = t->wait(t, request, point, stream_of(f, f->lane));
-    cf_range_end();
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
@@ -313,7 +311,7 @@ static void wait_for_arrival(cf_fuse *f, int index) {
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
     cf_stream *stream = stream_of(f, f->lane);
-    cf_moment begin = cf_trace_begin(f->context->trace, "add", stream);
+    cf_moment begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
     cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->plan.dtype, stream);
     cf_trace_end(f->context->trace, "add", f->layer, step->at.slot, begin, stream);
@@ -379,7 +377,7 @@ static void run_step(cf_fuse *f) {
     for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
     cf_stream *stream = stream_of(f, f->lane);
     if (compute) {
-        cf_moment begin = cf_trace_begin(f->context->trace, f->plan.name, stream);
+        cf_moment begin = cf_trace_begin(f->context->trace, stream);
         cf_boundary *boundary = cf_boundary_swap(NULL);
         f->compute(f->argument, &span, stream);
         cf_boundary_swap(boundary);

@@ -4,7 +4,6 @@
 #include "die.h"
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #ifdef _OPENMP
@@ -14,6 +13,7 @@
 static struct {
     bool found, unbind;
     cpu_set_t own;
+    const char *by; // what allows these cores
     char text[96];
 } limits;
 
@@ -88,10 +88,9 @@ static bool add_places(cpu_set_t *cores) {
     CPU_ZERO(cores);
 #ifdef _OPENMP
     for (int place = 0; omp_get_proc_bind() != omp_proc_bind_false && place < omp_get_num_places(); place++) {
-        int count = omp_get_place_num_procs(place), *core = calloc((size_t)count + 1, sizeof *core);
-        if (core) omp_get_place_proc_ids(place, core);
-        for (int i = 0; core && i < count; i++) CPU_SET((size_t)core[i], cores);
-        free(core);
+        int count = omp_get_place_num_procs(place), core[CPU_SETSIZE];
+        if (count <= CPU_SETSIZE) omp_get_place_proc_ids(place, core);
+        for (int i = 0; i < count && count <= CPU_SETSIZE; i++) CPU_SET((size_t)core[i], cores);
     }
 #endif
     return CPU_COUNT(cores) > 0;
@@ -106,15 +105,14 @@ void cf_limits_cores(cpu_set_t *cores) {
     limits.unbind = bound && !asked && CPU_COUNT(cores) > CPU_COUNT(&places);
     if (bound && !limits.unbind) *cores = places, sched_setaffinity(0, sizeof *cores, cores);
     limits.own = *cores;
-    snprintf(limits.text, sizeof limits.text, bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows");
+    limits.by = bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows";
 }
 
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared) {
     const int count = CPU_COUNT(cores), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const long long timed = least_left("cpu", cores_left, count);
-    char by[32];
-    snprintf(by, sizeof by, "%.31s", timed < count ? "a control group's quota allows" : limits.text);
-    snprintf(limits.text, sizeof limits.text, timed < all ? " (%s %d of %d cores)" : "", by, (int)timed, all);
+    snprintf(limits.text, sizeof limits.text, timed < all ? " (%s %d of %d cores)" : "",
+             timed < count ? "a control group's quota allows" : limits.by, (int)timed, all);
     limits.found = true, limits.unbind |= shared;
     return (int)timed;
 }
@@ -128,9 +126,7 @@ int cf_limits_threads(int share) {
     const int asked = cf_getenv("OMP_NUM_THREADS") ? omp_get_max_threads() : INT_MAX, most = omp_get_thread_limit();
     const int least = asked < most ? asked : most;
     if (!limits.found || least >= share) return share; // a prediction is for another machine
-    const size_t end = strlen(limits.text);
-    snprintf(limits.text + (end ? end - 1 : 0), sizeof limits.text - end, end ? "; %s)" : " (%s)",
-             asked < most ? "OMP_NUM_THREADS" : "OMP_THREAD_LIMIT");
+    snprintf(limits.text, sizeof limits.text, " (%s)", asked < most ? "OMP_NUM_THREADS" : "OMP_THREAD_LIMIT");
     return least;
 #else
     return share;

@@ -17,7 +17,7 @@ typedef struct block {
     void *memory;
     int64_t bytes;
     char purpose[48];
-    bool reserved, lent, unused; // lent: other processes may have it mapped
+    bool reserved, lent; // lent: other processes may have it mapped
     struct block *next;
 } block;
 
@@ -93,27 +93,17 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     return address;
 }
 
-// The lock is held.
-static void free_unused(void) {
-    for (block **at = &allocated.blocks, *b; (b = *at) != NULL;) {
-        if (!b->unused || b->lent) {
-            at = &b->next;
-            continue;
-        }
+void cf_free(void *address) {
+    if (!address) return;
+    pthread_mutex_lock(&allocated.lock);
+    block **at = &allocated.blocks, *b;
+    while (*at && (*at)->memory != address) at = &(*at)->next;
+    if (!(b = *at)) cf_die(NULL, "cf_free() of memory that is not from cf_alloc()");
+    if (!b->lent) {
         *at = b->next;
         if (!b->reserved) cf_device_free(b->memory);
         free(b);
     }
-}
-
-void cf_free(void *address) {
-    if (!address) return;
-    pthread_mutex_lock(&allocated.lock);
-    block *b = allocated.blocks;
-    while (b && (b->memory != address || b->unused)) b = b->next;
-    if (!b) cf_die(NULL, "cf_free() of memory that is not from cf_alloc()");
-    b->unused = true;
-    free_unused();
     pthread_mutex_unlock(&allocated.lock);
 }
 
@@ -123,13 +113,6 @@ void *cf_memory_lend(const void *address, int64_t *bytes) {
     if (b) b->lent = true, *bytes = b->bytes;
     pthread_mutex_unlock(&allocated.lock);
     return b ? b->memory : NULL;
-}
-
-void cf_memory_returned(void) {
-    pthread_mutex_lock(&allocated.lock);
-    for (block *b = allocated.blocks; b; b = b->next) b->lent = false;
-    free_unused();
-    pthread_mutex_unlock(&allocated.lock);
 }
 
 static void *checked(void *memory, int64_t count, size_t size, const char *purpose) {

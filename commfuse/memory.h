@@ -25,9 +25,8 @@ void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
 
 // The start and size of the allocation that contains an address, which other processes may map from here on; NULL: none. cf_free()
-// of such memory delays the release until no process has it mapped any more: until cf_memory_returned().
+// leaves such memory to the end of the process.
 void *cf_memory_lend(const void *address, int64_t *bytes);
-void cf_memory_returned(void);
 
 // Zeroed host memory for `count` elements of `size` bytes, for free(). Dies if there is none.
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose);

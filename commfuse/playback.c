@@ -317,15 +317,12 @@ static void start(playback *b, const cf_record *const *records) {
         p->record = records[i];
         for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, next_entry(p, &p->stream[k]);
         p->flight = cf_host_alloc(p->record->units, sizeof *p->flight, "a playback");
-        if (p->record->units != records[0]->units)
-            cf_die(NULL, "ranks 0 and %d post different units: %ld and %ld", i, records[0]->units, p->record->units);
-        for (int u = 0; u < p->record->units; u++) {
-            const cf_record_unit *first = &records[0]->unit[u], *mine = &p->record->unit[u];
-            if (mine->lane != first->lane)
-                cf_die(NULL, "ranks 0 and %d post different units: %s in lane %d and %s in lane %d", i, first->label, first->lane,
-                       mine->label, mine->lane);
+        bool same = p->record->units == records[0]->units;
+        for (int u = 0; same && u < p->record->units; u++) {
+            same = p->record->unit[u].lane == records[0]->unit[u].lane;
             p->flight[u].sent_ms = p->flight[u].startable_ms = INFINITY;
         }
+        if (!same) cf_die(NULL, "ranks 0 and %d post different units", i);
     }
 }
 

@@ -33,14 +33,12 @@ static inline char *cf_printable(char *text) {
 
 // printf() of what may be printed.
 static inline int cf_print_list(FILE *to, const char *format, va_list values) {
-    va_list again;
-    va_copy(again, values);
-    const int length = vsnprintf(NULL, 0, format, values);
-    char *text = length < 0 ? NULL : (char *)malloc((size_t)length + 1);
-    if (text) vsnprintf(text, (size_t)length + 1, format, again);
-    if (text) fputs(cf_printable(text), to);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *memory = open_memstream(&text, &size);
+    const int length = memory ? vfprintf(memory, format, values) : -1;
+    if (memory && fclose(memory) == 0) fputs(cf_printable(text), to);
     free(text);
-    va_end(again);
     return length;
 }
 

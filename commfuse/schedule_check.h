@@ -7,7 +7,7 @@
 //   unit        joined exchanges follow one another, none waits for another of its unit, and no two are with one peer
 //   side        each COMPUTE is on a side on which the operation computes
 //   coverage    each rank computes every slice that it must, once; with compute on both sides, once on each
-//   matching    the k-th send from r to p is the k-th receive of p from r: same slice, so same size
+//   matching    a receive gets the slice that it names, so the size is the same; all ranks call the same collective
 //   race        two steps of a rank that use one place, one of them writing, are ordered by waits
 //   deadlock    every step of every rank completes
 //   data        a step finds the data that it reads, and the result is complete

@@ -1,8 +1,5 @@
-// See trace.h. The figures of a step do not depend on recording: the sum of the waits, and the union of the intervals of
-// communication. (Transfers overlap, so their sum would count time twice.)
-//
-// Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are in flight
-// at the same time.
+// See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are
+// in flight at the same time.
 #include "trace.h"
 #include "die.h"
 #include <math.h>
@@ -52,8 +49,7 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
 
 // --- between moments ---
 
-cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream) {
-    cf_range_begin(name);
+cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream) {
     return trace->record ? cf_moment_now(stream) : (cf_moment){0};
 }
 
@@ -98,7 +94,6 @@ static void add_span(cf_trace *trace, span s, const char *name) {
 void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {
         .row = CF_TRACE_COMPUTE, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
-    cf_range_end();
     if (trace->record) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
 
@@ -239,27 +234,22 @@ static void write_rank(FILE *file, int rank, const cf_trace_list *events) {
     }
 }
 
-void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events) {
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+    static const char *const names[] = {"compute", "waiting (exposed)", "comm"};
+    char *text = NULL;
+    FILE *file = open_memstream(&text, size);
+    if (!file) cf_die(NULL, "out of memory for the trace");
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row <= SECOND_ROW; row++)
             fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, row,
-                    row == CF_TRACE_COMPUTE ? "compute"
-                    : row == CF_TRACE_WAIT  ? "waiting (exposed)"
-                    : row == SECOND_ROW     ? "compute, second stream"
-                                            : "comm");
+                    row == SECOND_ROW ? "compute, second stream" : names[row < CF_TRACE_COMM ? row : CF_TRACE_COMM]);
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, &events[rank]);
     fprintf(file, "\n]}\n");
-}
-
-char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
-    char *text = NULL;
-    FILE *memory = open_memstream(&text, size);
-    if (memory) cf_trace_write(memory, ranks, events);
-    if (!memory || fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
+    if (fclose(file) != 0) cf_die(NULL, "out of memory for the trace");
     return text;
 }
 

@@ -45,9 +45,8 @@ void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // a step begins with the next work on the stream
-// A computation, between two moments of a stream, which are taken only while events are recorded; also a range of that name on the
-// host's timeline.
-cf_moment cf_trace_begin(cf_trace *trace, const char *name, cf_stream *stream);
+// A computation, between two moments of a stream, which are taken only while events are recorded.
+cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // The moment at which a request is posted; it has a time only while events are recorded.
 cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream);
@@ -75,8 +74,8 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none
 
 const cf_trace_list *cf_trace_events(cf_trace *trace);
-void cf_trace_write(FILE *file, int ranks, const cf_trace_list *events); // Chrome trace of several ranks; sorts the events of each
-char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size); // the same in memory, which the caller frees
+// The Chrome trace of several ranks, which the caller frees; sorts the events of each.
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size);
 // Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 

@@ -1,10 +1,6 @@
-// Moves bytes between GPUs: chooses a wire for each group, and checks the requests under way.
+// Moves bytes between GPUs: chooses a wire for each group (README.md, "Transports"), and checks the requests under way.
 //
-//   nccl   one communicator and one stream per group; every pair of ranks, also across hosts
-//   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
-//   auto   exchanges by ipc where it is available, otherwise by nccl; native collectives always by nccl
-//
-// Both are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
+// Both wires are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
 // Elsewhere, because one takes seconds and memory, they share that of exchanges, in one order, or are not available.
 //
 // Only bind, close and, now and then, post block. post lets the host run at most RUN_AHEAD requests or LAUNCHES_MAX launches ahead
@@ -198,9 +194,7 @@ static bool is_nccl(const cf_wire *wire) {
 
 static cf_wire *wire_for(const cf_request *r) {
     cf_wire **wires = (cf_wire **)r->group->native;
-    if (!wires) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
-    if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
-    bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
+    const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
     cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
     if (wire) return wire;
     cf_die_together("use --overlap commfuse, or --transport nccl",
@@ -215,7 +209,7 @@ static void leave_multiprocessors(const cuda_state *s) {
         if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
-    cf_cuda_leave(blocks < most ? blocks : most);
+    cf_cuda_left = blocks < most ? blocks : most;
 }
 
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
@@ -288,7 +282,7 @@ static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *gr
 static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collectives) {
     char why[128] = "";
     const neighbourhood n = meet_neighbours(s->bootstrap, group);
-    bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
+    const bool shared = n.one_gpu && !getenv("NCCL_HOSTID"); // which hides that from NCCL
     if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
     if (s->ipc && !s->nccl && !wires[EXCHANGE])
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
@@ -388,14 +382,10 @@ static void close_transport(cf_transport *t) {
     cf_cuda_watch(NULL, NULL);
     goes_on(s);
     cf_min_host(t, 0); // all ranks are here
-    for (int i = 0; i < s->bound; i++)
-        if (s->wires[i] && s->wires[i]->detach) s->wires[i]->detach(s->wires[i]);
-    cf_min_host(t, 0);
     cf_deadline_begin("groups end", s->bootstrap->timeout_s);
     for (int i = s->bound - 1; i >= 0; i--)
         if (s->wires[i]) s->wires[i]->close(s->wires[i]);
     cf_deadline_end();
-    cf_memory_returned();
     cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);

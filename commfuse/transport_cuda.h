@@ -25,10 +25,7 @@ struct cf_wire {
     void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
     // The library's message about a dead peer (static storage); NULL: none. The function NULL: it never has one.
     const char *(*look)(cf_wire *);
-    // Call when all transfers are complete on all ranks. detach (or NULL) unmaps the other ranks' memory; when all ranks have done
-    // that, close frees the wire.
-    void (*detach)(cf_wire *);
-    void (*close)(cf_wire *);
+    void (*close)(cf_wire *); // call it when all transfers are complete on all ranks
 };
 
 // Words of host memory that processes share: a process that finds a word there also sees what its writer wrote before.
@@ -41,9 +38,6 @@ CF_EXTERN_C_END
 static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
     return r->posted.number ? r->posted : cf_moment_untimed(stream);
 }
-
-// May ranks that share a GPU have a communicator? NCCL refuses unless the environment allows it.
-bool cf_wire_nccl_shares_gpus(void);
 
 // All ranks of the world call both at once, each with its group. Both use the bootstrap equally often whatever they find, so
 // groups may differ.

@@ -13,9 +13,7 @@
 // same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes where
 // it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
 //
-// Memory that a peer may have mapped must not be freed: cf_free() leaves it until the transport is closed (memory.h).
-//
-// The copy has a flag for the driver that kernels run beside it; tests/bench/bench_wires measures that.
+// Memory that a peer may have mapped must not be freed: cf_free() leaves it alone (memory.h).
 //
 // Each peer and direction has a stream, so no transfer waits for one of another pair, and the halves of an exchange do not wait for
 // each other. The streams must not share a hardware queue, hence CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group with
@@ -189,12 +187,6 @@ static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t va
     word(w, w->wait_value, stream, at, value, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
 }
 
-static void copy_across(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    static bool beside = true;
-    if (beside) beside = cf_cuda_copy_beside(to, from, bytes, stream) == cudaSuccess;
-    if (!beside) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
-}
-
 // A send never waits for a moment that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
@@ -207,7 +199,7 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
         await_word(w, out->stream, &out->words->ready, ++out->messages);
         for (int i = 0; i < 2; i++)
             if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
-        copy_across(r->to, r->send, bytes_sent(r), out->stream);
+        CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
         write_word(w, out->stream, &out->words->written, out->messages);
     }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
@@ -355,7 +347,7 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
     return *why != 0;
 }
 
-static void detach(cf_wire *wire) {
+static void close_wire(cf_wire *wire) {
     ipc_wire *w = (ipc_wire *)wire;
     for (int i = 0; i < MEMBERS_MAX; i++) {
         for (int64_t k = 0; k < w->send[i].theirs.count; k++) CF_CUDA(cudaIpcCloseMemHandle(w->send[i].theirs.list[k].mapped));
@@ -364,10 +356,6 @@ static void detach(cf_wire *wire) {
     for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
     if (w->words) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
-}
-
-static void close_wire(cf_wire *wire) {
-    ipc_wire *w = (ipc_wire *)wire;
     free(w->mine.list);
     free(w);
 }
@@ -402,7 +390,6 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     cf_free(w->probe);
     free(all);
     if (refused) {
-        detach(&w->wire);
         close_wire(&w->wire);
         return NULL;
     }
@@ -411,7 +398,6 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     w->wire.group = group;
     w->wire.meet = meet;
     w->wire.post = post;
-    w->wire.detach = detach;
     w->wire.close = close_wire;
     return &w->wire;
 }

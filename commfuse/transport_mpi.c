@@ -41,8 +41,7 @@ enum {
     GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // more threads than cores: sleep between polls
-    POLLS_BEFORE_YIELD = 64,
-    NAP_NS = 10000, // spare cores: the shortest nap, and every nap while the compute thread waits
+    NAP_NS = 10000,  // spare cores: the shortest nap, and every nap while the compute thread waits
     NAP_NS_MAX = 500000,
     NAP_SHARE = 4,     // a nap is this part of the time between two movements, or since the last
     PACE_SHARE = 4,    // the newest time between two movements is this part of their running mean
@@ -53,17 +52,6 @@ enum {
     GAP_MS = 1000,     // no check for so long: this process itself was stopped, and no rank is late
     HWTHREADS_OF_ONE_CORE = 2
 };
-
-static void pause_between_polls(int polls) {
-    if (polls >= POLLS_BEFORE_YIELD) sched_yield();
-#if defined(__x86_64__) || defined(__i386__)
-    else
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    else
-        __asm__ volatile("yield");
-#endif
-}
 
 typedef struct mpi_state {
     pthread_t thread;
@@ -106,8 +94,7 @@ static cf_request *collect_posted(mpi_state *s) {
     const bool busy = s->flights.actives > 0;
     if (busy && !has_posted(s)) return NULL;
     const double begin_ms = cf_now_ms();
-    for (int polls = 0; !busy && !has_posted(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
-        pause_between_polls(polls);
+    while (!busy && !has_posted(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS) sched_yield();
     pthread_mutex_lock(&s->lock);
     while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = s->first;
@@ -255,8 +242,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     pthread_mutex_lock(&s->lock);
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
-    for (int polls = 0; !atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS; polls++)
-        pause_between_polls(polls);
+    while (!atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS) sched_yield();
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
     return cf_moment_now(stream);

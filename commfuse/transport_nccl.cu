@@ -9,7 +9,7 @@
 // NCCL's kernels need multiprocessors that matrix products need, too, and a running block is never moved away. A product whose
 // kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
 // rest. So exchanges have a communicator of their own with few blocks, and products beside them leave room for these
-// (cf_cuda_leave). Native collectives keep the blocks that NCCL chooses, because they are the baseline. Each group has its own
+// (cf_cuda_left). Native collectives keep the blocks that NCCL chooses, because they are the baseline. Each group has its own
 // communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start.
 //
 // Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
@@ -79,7 +79,6 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
         CHECK(ncclGroupEnd());
         break;
     case CF_REQUEST_REDUCE_SCATTER:
-        if (r->dtype == CF_BYTE) cf_die(NULL, "%s: bytes are not added", r->label);
         CHECK(ncclReduceScatter(from, to, block, type, ncclSum, w->comm, stream));
         break;
     case CF_REQUEST_ALLTOALL:
@@ -98,9 +97,6 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire;
-    for (int i = 0; i < 2 * count; i++)
-        if (r[i / 2].after[i % 2] && r[i / 2].after[i % 2]->group != r->group)
-            cf_die(NULL, "%s waits for a request of another group", r->label);
     cf_stream_after(w->stream, cf_request_ready(r, stream));
     cf_moment begin = cf_moment_now(w->stream);
     enqueue(w, r, count, cf_cuda_stream(w->stream));
@@ -126,13 +122,6 @@ static void close_wire(cf_wire *wire) {
     cf_stream_free(w->stream);
     cf_free(w->flag);
     free(w);
-}
-
-// NCCL_HOSTID hides from any version that the GPU is shared; versions from 2.30.3 on know the other variable.
-bool cf_wire_nccl_shares_gpus(void) {
-    int version = 0;
-    return getenv("NCCL_HOSTID") ||
-           (ncclGetVersion(&version) == ncclSuccess && version >= 23003 && getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
 }
 
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks) {

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OLD_LOGS_MAX = 9999, READER_MS = 1000 };
+enum { OLD_LOGS_MAX = 9999, READER_MS = 1000, BEHIND = 2048 };
 
 struct logfile {
     int fd, lock; // lock: -1 if there is none
@@ -234,7 +234,7 @@ static char *next_field(char *at) {
 
 void progress_show(const char *line, bool last) {
     // A launcher that ends all ranks, or a pager, may not read for a while.
-    if (!last && cf_streams_waiting() > 0) return;
+    if (!last && cf_streams_waiting() > BEHIND) return;
     struct winsize size;
     const bool terminal = progress_on_terminal();
     const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;

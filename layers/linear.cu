@@ -282,7 +282,7 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
         set_addresses(p, e.bias, e.pre);
-        leave(p, cf_cuda_left());
+        leave(p, cf_cuda_left);
         time_algorithms(p, &x);
         blas.last = blas.first_only ? 0 : p->chosen;
         status = run(p, blas.last, &x);

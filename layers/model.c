@@ -32,8 +32,8 @@
 enum { PASS_UNIT = 64 }; // tokens of a rank
 
 // In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
-static cf_moment trace_begin(gpt *g, const char *name) {
-    return cf_trace_begin(g->context->trace, name, g->context->stream);
+static cf_moment trace_begin(const gpt *g) {
+    return cf_trace_begin(g->context->trace, g->context->stream);
 }
 
 static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) {
@@ -217,7 +217,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
-    g->begun = trace_begin(g, "embedding forward");
+    g->begun = trace_begin(g);
     bool here = zero_table_is_here(&g->zero);
     g->lookup_begun = here || g->embedding.by_rows;
     if (g->lookup_begun) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
@@ -353,7 +353,7 @@ void gpt_forward(gpt *g, double scale) {
         const real *sum; // (Ts, B, C)
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
-        cf_moment begin = trace_begin(g, "block forward");
+        cf_moment begin = trace_begin(g);
         real *norm = norm_forward(g, attention);
         if (is_up(g)) {
             sum = up_forward(g, l, norm);
@@ -367,7 +367,7 @@ void gpt_forward(gpt *g, double scale) {
         residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
         trace_end(g, "block forward", l, begin);
     }
-    cf_moment begin = trace_begin(g, "head forward");
+    cf_moment begin = trace_begin(g);
     zero_wait(&g->zero, ZERO_TABLE);
     column_forward(&g->head, -1, g->logits, NULL, norm_forward(g, 2 * L));
     if (g->has_targets) compute_loss(g, scale);
@@ -377,7 +377,7 @@ void gpt_forward(gpt *g, double scale) {
 void gpt_backward(gpt *g, bool first, bool last) {
     const int64_t L = g->params.shape.L, C = g->params.shape.C;
     real *norm = g->norm[2 * L], *dx = g->dx;
-    cf_moment begin = trace_begin(g, "head backward");
+    cf_moment begin = trace_begin(g);
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
     const real *dnorm = column_backward(&g->head, -1, g->sums, g->logits, norm);
@@ -388,7 +388,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
-        begin = trace_begin(g, "block backward");
+        begin = trace_begin(g);
         linear_job job = {.x = g->acts.hidden[l],
                           .pre = g->acts.fch[l],
                           .rows = g->setup.recompute ? gelu_again : NULL,

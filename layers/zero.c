@@ -324,7 +324,7 @@ static void update(zero_shards *z, int i) {
     zero_bucket *s = &z->bucket[i];
     cf_stream *stream = z->context->stream;
     if (!s->shard) return;
-    cf_moment start = cf_trace_begin(z->context->trace, "update", stream);
+    cf_moment start = cf_trace_begin(z->context->trace, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         adamw a = z->update;

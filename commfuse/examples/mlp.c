@@ -11,19 +11,11 @@
 enum { ROWS = 512, C = 256, HIDDEN = 1024, RUNS = 5 };
 static const char *const schedules[] = {"none", "slice:4", "ring"};
 
-// --- the model: numbers that are the same on all ranks ---
+// --- the model: numbers that are the same on all ranks, those of X, then of A, then of B ---
 
+enum { A_AT = ROWS * C, B_AT = A_AT + C * HIDDEN };
 static float number(int64_t i) {
     return (float)((i * 2654435761u >> 7) % 1000) / 1000 - 0.5f;
-}
-static float x_of(int64_t row, int64_t column) {
-    return number(row * C + column);
-}
-static float a_of(int64_t row, int64_t column) {
-    return number(ROWS * C + row * HIDDEN + column);
-}
-static float b_of(int64_t row, int64_t column) {
-    return number((ROWS + HIDDEN + row) * C + column);
 }
 
 // --- this rank's part of the computation ---
@@ -70,10 +62,10 @@ static void down(void *argument, const cf_span *span, cf_stream *stream) {
 static double error_of(const float *y, int64_t row) {
     double h[HIDDEN] = {0}, error = 0;
     for (int i = 0; i < C; i++)
-        for (int j = 0; j < HIDDEN; j++) h[j] += (double)x_of(row, i) * a_of(i, j);
+        for (int j = 0; j < HIDDEN; j++) h[j] += (double)number(row * C + i) * number(A_AT + i * HIDDEN + j);
     for (int j = 0; j < C; j++) {
         double exact = 0;
-        for (int i = 0; i < HIDDEN; i++) exact += fmax(0, h[i]) * b_of(i, j);
+        for (int i = 0; i < HIDDEN; i++) exact += fmax(0, h[i]) * number(B_AT + i * C + j);
         error = fmax(error, fabs(exact - y[j]));
     }
     return error;
@@ -100,9 +92,9 @@ int main(void) {
              .A = must(calloc(C * HIDDEN, sizeof *m.A)),
              .B = must(calloc(HIDDEN * C, sizeof *m.B)),
              .H = must(calloc(N * rows * HIDDEN, sizeof *m.H))};
-    for (int64_t i = first * C; i < last * C; i++) X[i] = x_of(i / C, i % C);
-    for (int i = 0; i < C * hidden; i++) m.A[i] = a_of(i / hidden, from + i % hidden);
-    for (int i = 0; i < hidden * C; i++) m.B[i] = b_of(from + i / C, i % C);
+    for (int64_t i = first * C; i < last * C; i++) X[i] = number(i);
+    for (int i = 0; i < C * hidden; i++) m.A[i] = number(A_AT + i / hidden * HIDDEN + from + i % hidden);
+    for (int i = 0; i < hidden * C; i++) m.B[i] = number(B_AT + from * C + i);
 
     double worst = 0;
     for (int s = 0; s < (int)(sizeof schedules / sizeof *schedules); s++) {

@@ -4,8 +4,8 @@
 //   the device      whether CUDA IPC and words of host memory can be used at all
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way, each way once a
 //                   message. (Two take turns on one GPU: two GPUs do better, not worse.)
-//   copies          transport_ipc.cu asks for one "beside kernels", across the link, where it should end while a kernel
-//                   holds every multiprocessor. Within the GPU the driver takes a kernel, which waits for them
+//   copies          how fast; across the link one should end while a kernel holds every multiprocessor. Within the GPU
+//                   the driver takes a kernel, which waits for them
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
 //   run-ahead       what fits behind a wait before the host is held up: bounds RUN_AHEAD
 //   chunks          wait for a word, copy, write a word, 50 in a row: from which size on words cost little
@@ -69,11 +69,6 @@ typedef struct board { // memory that both processes of the pair share
 
 typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
-typedef struct copy_way { // how a copy is asked for
-    const char *name;
-    void (*copy)(void *to, const void *from, int64_t bytes, cf_stream *stream);
-} copy_way;
-
 typedef struct bench { // what a section measures with
     int rank;          // 1: the second process of the pair
     stream_word *wait_value, *write_value;
@@ -83,8 +78,6 @@ typedef struct bench { // what a section measures with
     cf_stream *stream;                       // of the priority that transfers have
     cudaEvent_t event;
     char *from, *to; // BYTES_MAX
-    const copy_way *way;
-    int ways; // that there are
 } bench;
 
 typedef void work(bench *b, cf_stream *stream, int64_t bytes);
@@ -120,12 +113,6 @@ static __global__ void hold(long long ns) {
     long long begin = device_ns();
     while (device_ns() - begin < ns) {}
 }
-
-static void copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    if (bytes > 0) CF_CUDA(cf_cuda_copy_beside(to, from, bytes, stream));
-}
-
-static const copy_way ways[] = {{"default", cf_copy}, {"beside kernels", copy_beside}}; // the second: if it can be
 
 static void operate(bench *b, stream_word *operation, cf_stream *stream, word *at, uint32_t value, unsigned flags) {
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)&at->value;
@@ -167,14 +154,14 @@ static void write_scratch(bench *b, cf_stream *stream, int64_t bytes) {
 }
 
 static void copy(bench *b, cf_stream *stream, int64_t bytes) {
-    b->way->copy(b->to, b->from, bytes, stream);
+    cf_copy(b->to, b->from, bytes, stream);
 }
 
 // As transport_ipc.cu has it, but that the word it waits for is the one which the chunk before has written.
 static void chunk(bench *b, cf_stream *stream, int64_t bytes) {
     uint32_t n = b->chunks++;
     wait_word(b, stream, &b->words->count, n);
-    b->way->copy(b->to + n % SLOTS * bytes, b->from, bytes, stream);
+    cf_copy(b->to + n % SLOTS * bytes, b->from, bytes, stream);
     write_word(b, stream, &b->words->count, n + 1);
 }
 
@@ -210,9 +197,7 @@ static void make_words(bench *b, int processes) {
 static void first_times(bench *b) {
     kernel(b, b->stream, 0);
     cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
-    b->ways = cf_cuda_copy_beside(b->to, b->from, 4 * KIB, b->stream) == cudaSuccess ? 2 : 1;
-    for (int i = 0; i < b->ways; i++)
-        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) ways[i].copy(b->to, b->from, bytes, b->stream);
+    for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) cf_copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
     cf_moment_now(b->stream);
@@ -221,7 +206,6 @@ static void first_times(bench *b) {
 
 static void open_bench(bench *b, int rank, int processes) {
     b->rank = rank;
-    b->way = ways;
     cf_device_open(0);
     b->wait_value = driver_function("cuStreamWaitValue32");
     b->write_value = driver_function("cuStreamWriteValue32");
@@ -236,7 +220,7 @@ static void open_bench(bench *b, int rank, int processes) {
 
 // --- the device ---
 
-static void device_facts(const bench *b) {
+static void device_facts(void) {
     int driver = 0;
     CF_CUDA(cudaDriverGetVersion(&driver));
     printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n", cf_device_name(), driver / 1000,
@@ -247,7 +231,6 @@ static void device_facts(const bench *b) {
            "registered memory is where the host has it");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
            "waits can flush remote writes");
-    figure(b->ways, 0, "", "2: also beside kernels, as transport_ipc.cu asks for it", "ways of copying");
     figure(attribute(cudaDevAttrComputeMode), 0, "", "0: two processes may use this GPU", "compute mode");
 }
 
@@ -261,7 +244,8 @@ static void shared_memory_facts(void) {
 }
 
 static void measure_device(bench *b) {
-    device_facts(b);
+    (void)b;
+    device_facts();
     shared_memory_facts();
 }
 
@@ -415,13 +399,10 @@ static double beside_kernel_ms(bench *b, int64_t bytes) {
 }
 
 static void measure_copies(bench *b) {
-    for (b->way = ways; b->way < ways + b->ways; b->way++) {
-        for (int64_t bytes = 256 * KIB; bytes <= BYTES_MAX; bytes *= 4)
-            figure(gb_per_s(bytes, time_of(b, copy, bytes)), 1, "GB/s", "", "copy of %lld KiB, %s", (long long)(bytes / KIB),
-                   b->way->name);
-        figure(beside_kernel_ms(b, 4 * MIB), 2, "ms", "below 1: a copy engine does it; 15 or more: kernels must end first",
-               "copy of 4096 KiB while a kernel holds all, %s", b->way->name);
-    }
+    for (int64_t bytes = 256 * KIB; bytes <= BYTES_MAX; bytes *= 4)
+        figure(gb_per_s(bytes, time_of(b, copy, bytes)), 1, "GB/s", "", "copy of %lld KiB", (long long)(bytes / KIB));
+    figure(beside_kernel_ms(b, 4 * MIB), 2, "ms", "below 1: a copy engine does it; 15 or more: kernels must end first",
+           "copy of 4096 KiB while a kernel holds all");
 }
 
 // --- streams ---
@@ -472,7 +453,7 @@ static void report_streams(bench *b, queues *q, work *run, const char *what) {
     q->holders = 0;
     q->independent = STREAMS;
     for (int i = 0; i < STREAMS; i++) let_wait(b, q, i, run);
-    figure(q->holders, 0, "", "0", "streams of %d that hold up others' %s, %s", STREAMS, what, b->way->name);
+    figure(q->holders, 0, "", "0", "streams of %d that hold up others' %s", STREAMS, what);
     figure(q->independent, 0, "", "29 or more: CUDA_DEVICE_MAX_CONNECTIONS - OTHER_STREAMS", "streams before the first that does");
 }
 
@@ -481,10 +462,8 @@ static void measure_streams(bench *b) {
     q.stream[0] = cf_stream_create(); // as the model's kernels have
     q.stream[1] = b->stream;
     for (int i = 2; i < STREAMS; i++) q.stream[i] = cf_cuda_stream_urgent();
-    for (b->way = ways; b->way < ways + b->ways; b->way++) {
-        report_streams(b, &q, kernel, "kernels");
-        report_streams(b, &q, copy, "copies");
-    }
+    report_streams(b, &q, kernel, "kernels");
+    report_streams(b, &q, copy, "copies");
 }
 
 // --- run-ahead ---
@@ -531,24 +510,19 @@ static void measure_run_ahead(bench *b) {
     figure(fit_behind_wait(b, kernel), 0, "", good, "kernels that fit behind a wait");
     figure(fit_behind_wait(b, record), 0, "", good, "records of an event");
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
-    for (b->way = ways; b->way < ways + b->ways; b->way++) {
-        figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", b->way->name);
-        figure(fit_behind_wait(b, chunk), 0, "", "64 or more: one for each request", "chunks (wait, copy, write), %s",
-               b->way->name);
-    }
+    figure(fit_behind_wait(b, copy), 0, "", good, "copies");
+    figure(fit_behind_wait(b, chunk), 0, "", "64 or more: one for each request", "chunks (wait, copy, write)");
 }
 
 // --- chunks ---
 
 static void measure_chunks(bench *b) {
     static const int64_t sizes[] = {0, 256 * KIB, MIB, 4 * MIB, 16 * MIB};
-    for (b->way = ways; b->way < ways + b->ways; b->way++) {
-        for (int64_t bytes : sizes) {
-            double us = time_of(b, chunk, bytes);
-            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slice", "chunk of %lld KiB, %s",
-                   (long long)(bytes / KIB), b->way->name);
-            if (bytes > 0) figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
-        }
+    for (int64_t bytes : sizes) {
+        double us = time_of(b, chunk, bytes);
+        figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slice", "chunk of %lld KiB",
+               (long long)(bytes / KIB));
+        if (bytes > 0) figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
     }
 }
 

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -182,14 +181,9 @@ class Bootstrap(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("rank 1 of 2", done.stdout)
 
-    def test_launcher_names_local_ranks(self):
-        processes = [self.start(rank, 2, "gather", LOCAL_RANK=0, LOCAL_WORLD_SIZE=1) for rank in range(2)]
-        for rank, process in enumerate(processes):
-            self.assertIn(f"rank {rank} of 2, 0 of 1 on this host", self.end(process, 0))
-
     def test_slurm(self):
         processes = [self.start(0, 2, "gather", RANK=None, WORLD_SIZE=None, SLURM_PROCID=rank, SLURM_NTASKS=2,
-                                SLURM_LOCALID=rank, SLURM_STEP_ID=0) for rank in range(2)]
+                                SLURM_STEP_ID=0) for rank in range(2)]
         for rank, process in enumerate(processes):
             self.assertIn(f"sockets: rank {rank} of 2, {rank} of 2", self.end(process, 0))
 
@@ -225,8 +219,7 @@ class Bootstrap(unittest.TestCase):
                 with self.assertRaises((EOFError, ConnectionResetError)):
                     Line(rude).bytes(1000)
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
-            text = self.end(root, 0)
-            self.assertEqual(text.count("it does not prove that it knows this run's COMMFUSE_SECRET"), 2, text)
+            self.end(root, 0)
             Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
@@ -249,7 +242,7 @@ class Bootstrap(unittest.TestCase):
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
                 Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
-        self.assertIn("it does not prove that it knows this run's COMMFUSE_SECRET", self.end(root, 1))
+        self.end(root, 1)  # the true one has gone
 
     def test_64_ranks_meet_among_5000_strangers(self):
         """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
@@ -300,35 +293,16 @@ class Bootstrap(unittest.TestCase):
     # --- the secret ---
 
     def test_ranks_of_one_secret_meet(self):
-        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
-            path = f"{folder}/secret"
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(SECRET + "\n")
-            os.chmod(path, 0o600)
-            processes = [self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET),
-                         self.start(1, 2, "gather", COMMFUSE_SECRET_FILE=path)]
-            for process in processes:
-                self.assertNotIn("note", self.end(process, 0))
+        for process in self.start_all(2, "gather", COMMFUSE_SECRET=SECRET):
+            self.assertNotIn("note", self.end(process, 0))
 
     def test_a_rank_with_another_secret_does_not_join(self):
         self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
         for other in (None, SECRET + "!"):
             self.assertIn("or it has another COMMFUSE_SECRET", self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=other), 1))
 
-    def test_a_secret_is_long_and_only_its_owner_can_read_it(self):
-        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
-            for name, mode in ("open", 0o644), ("group", 0o640):
-                with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
-                    file.write(SECRET)
-                os.chmod(file.name, mode)
-            os.mkfifo(f"{folder}/fifo", stat.S_IRUSR | stat.S_IWUSR)
-            for changes, words in (({"COMMFUSE_SECRET": "short"}, "COMMFUSE_SECRET has 5 characters"),
-                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/none"}, "No such file"),
-                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/open"}, "only you can read"),
-                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/group"}, "only you can read"),
-                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/fifo"}, "only you can read")):
-                with self.subTest(words=words):
-                    self.assertIn(words, self.end(self.start(0, 2, "gather", **changes), 1))
+    def test_a_secret_is_long(self):
+        self.assertIn("COMMFUSE_SECRET has 5 characters", self.end(self.start(0, 2, "gather", COMMFUSE_SECRET="short"), 1))
 
     def test_rank_0_listens_at_master_addr_alone(self):
         root = self.start(0, 2, "wait", MASTER_ADDR="127.0.0.5")
@@ -527,7 +501,6 @@ class Bootstrap(unittest.TestCase):
             reply = Line(second, rank=rank).join(size)
             self.assertEqual(second.recv(1), b"")
         text = self.end(root, 1)  # the other one has gone, too
-        self.assertIn("note: rank 0 has closed a connection from 127.0.0.1", text)
         self.assertIn("rank 2 (elsewhere) is gone", text)
         return reply
 

@@ -126,9 +126,9 @@ class Library(unittest.TestCase):
         script = self.example("mlp.py")
         for ranks in range(1, 5):
             said = self.ranks(ranks, sys.executable, script)
-            for rank, schedule in itertools.product(range(ranks), ("none", "slice:4", "ring")):
+            for rank, schedule in itertools.product(range(ranks), ("none", "slice", "ring")):
                 with self.subTest(ranks=ranks, rank=rank, schedule=schedule):
-                    self.assertRegex(said, rf"rank {rank} of {ranks}, {schedule}: equal to numpy, exposed \d+\.\d+ ms")
+                    self.assertIn(f"rank {rank} of {ranks}, {schedule}: equal to numpy", said)
 
     def test_schedule_of_ones_own(self):
         domino = self.build(self.example("domino.c"), self.prefix / "lib/libcommfuse.a", *self.flags("--libs", "--static"))

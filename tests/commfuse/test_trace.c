@@ -166,24 +166,10 @@ static void events_are_kept_on_demand(void **state) {
 
 // ------------------------------------------------------------------------------------------- the file
 
-static void write_trace(const char *path, int ranks, const cf_trace_list *lists) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    cf_trace_write(file, ranks, lists);
-    assert_int_equal(fclose(file), 0);
-}
-
-static cJSON *read_json(const char *path) {
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    long bytes = ftell(file);
-    rewind(file);
-    char *text = malloc((size_t)bytes + 1);
-    assert_non_null(text);
-    assert_int_equal(fread(text, 1, (size_t)bytes, file), bytes);
-    text[bytes] = 0;
-    fclose(file);
+static cJSON *trace_json(int ranks, const cf_trace_list *lists) {
+    size_t size = 0;
+    char *text = cf_trace_text(ranks, lists, &size);
+    assert_int_equal(strlen(text), size);
     cJSON *json = cJSON_Parse(text);
     if (!json) fail_msg("not JSON, at: %.60s", cJSON_GetErrorPtr());
     free(text);
@@ -241,13 +227,7 @@ static void file_is_a_chrome_trace(void **state) {
         }
         lists[r] = (cf_trace_list){events[r], r == 1 ? 0 : AWKWARD, AWKWARD}; // a rank may have no events
     }
-    char path[] = "/tmp/commfuse_trace_XXXXXX";
-    int descriptor = mkstemp(path);
-    assert_true(descriptor >= 0);
-    close(descriptor);
-    write_trace(path, RANKS, lists);
-    cJSON *json = read_json(path);
-    unlink(path);
+    cJSON *json = trace_json(RANKS, lists);
     for (int r = 0; r < RANKS; r++) {
         for (int i = 0; i < lists[r].count; i++) {
             const cJSON *event = find_event(json, r, i);
@@ -278,11 +258,7 @@ static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
         int k = i * 4 % EVENTS; // not in order
         events[i] = (cf_trace_event){.row = CF_TRACE_COMM, .layer = -1, .begin_ms = k, .end_ms = k + 2.5};
     }
-    char path[] = "/tmp/commfuse_trace_XXXXXX";
-    close(mkstemp(path));
-    write_trace(path, 1, &(cf_trace_list){events, EVENTS, EVENTS});
-    cJSON *json = read_json(path);
-    unlink(path);
+    cJSON *json = trace_json(1, &(cf_trace_list){events, EVENTS, EVENTS});
     for (int i = 0; i < EVENTS; i++)
         for (int j = 0; j < i; j++) {
             const cJSON *a = find_event(json, 0, i), *b = find_event(json, 0, j);
@@ -294,13 +270,7 @@ static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
 
 static void an_empty_trace_is_a_trace(void **state) {
     (void)state;
-    char path[] = "/tmp/commfuse_trace_XXXXXX";
-    int descriptor = mkstemp(path);
-    assert_true(descriptor >= 0);
-    close(descriptor);
-    write_trace(path, 1, &(cf_trace_list){NULL, 0, 0});
-    cJSON *json = read_json(path);
-    unlink(path);
+    cJSON *json = trace_json(1, &(cf_trace_list){NULL, 0, 0});
     assert_null(find_event(json, 0, 0));
     cJSON_Delete(json);
 }

@@ -294,10 +294,10 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
 
 // Between devices, to and from the host, within a device. With the clock, small copies move data nevertheless: the host reads them.
 // They cannot be too early, because kernels write nothing.
-static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host, bool beside) {
+static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host) {
     bool across = is_a_peers(to) || is_a_peers(from), moves = !imagined() || bytes <= SMALL_BYTES;
     if (clock_runs() && moves && !across) memmove(to, from, bytes);
-    Note note = host || across || beside ? note_copy((double)bytes, across) : note_copy_within((double)bytes);
+    Note note = host || across ? note_copy((double)bytes, across) : note_copy_within((double)bytes);
     enqueue(stream, what, note, [=] {
         if (moves) memmove(to, from, bytes);
     });
@@ -314,24 +314,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
         enqueue(stream, "cudaMemcpyAsync", {}, [=] { memcpy(to, read->data(), bytes); });
         return cudaSuccess;
     }
-    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes, source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice,
-                 false);
+    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes, source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice);
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
-}
-
-// Only for device memory, and one set of attributes for all copies: more is added when the program uses it.
-cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
-                                 cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets, cudaStream_t stream) {
-    if (count == 0 || attribute_sets != 1 || first[0] != 0 || !stream) return remember(cudaErrorInvalidValue);
-    if (attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream || attributes->flags > 1)
-        return remember(cudaErrorInvalidValue);
-    for (size_t i = 0; i < count; i++) {
-        if (bytes[i] == 0) return remember(cudaErrorInvalidValue);
-        need_device(from[i], bytes[i], "cudaMemcpyBatchAsync, from");
-        need_device(to[i], bytes[i], "cudaMemcpyBatchAsync, to");
-        enqueue_copy(stream, "cudaMemcpyBatchAsync", to[i], from[i], bytes[i], false, true);
-    }
-    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {

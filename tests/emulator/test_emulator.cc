@@ -374,15 +374,6 @@ struct Mailbox { // in shared memory
 };
 
 // Each rank counts in the other's memory, in turn, for a while.
-static void copy_beside(void *to, const void *from, size_t bytes, cudaStream_t stream) {
-    cudaMemcpyAttributes attributes = {};
-    size_t first = 0;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    CHECK(cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream) == cudaErrorInvalidValue);
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    CUDA(cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream));
-}
-
 static void ipc_rank(int rank, int, char *shared) {
     enum { N = 5000, ROUNDS = 50 };
     setenv("EMULATOR_JITTER", "50", 1);
@@ -401,10 +392,7 @@ static void ipc_rank(int rank, int, char *shared) {
     for (int round = 1; round <= ROUNDS; round++) {
         int *x = on_device<int>(N);
         launch(fill, dim3(8), dim3(32), stream, x, (int)N, round * 2 + rank);
-        if (round % 2)
-            CUDA(cudaMemcpyAsync(theirs, x, N * 4, cudaMemcpyDeviceToDevice, stream));
-        else
-            copy_beside(theirs, x, N * 4, stream);
+        CUDA(cudaMemcpyAsync(theirs, x, N * 4, cudaMemcpyDeviceToDevice, stream));
         CHECK(cuStreamWriteValue32(stream, (CUdeviceptr)(theirs + N), (cuuint32_t)round, 0) == CUDA_SUCCESS);
         CHECK(cuStreamWaitValue32(stream, (CUdeviceptr)(mine + N), (cuuint32_t)round, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
         auto got = on_host(mine, N, stream); // the peer may be a round ahead

@@ -203,7 +203,7 @@ class Stop(Stopping):
         """The pipe is full before long; the run goes on without what it would print, and stops when it is told."""
         expected = self.undisturbed(1, 1, save_every=0)
         out, log = self.fresh("out"), self.fresh("log.jsonl")
-        started, reads = self.started_into_a_pipe(out, log, fill=14 << 12)  # of its sixteen pages
+        started, reads = self.started_into_a_pipe(out, log, fill=15 << 12)  # of its sixteen pages
         harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= 90, 60, "more steps than it can print")
         os.kill(started.process.pid, signal.SIGINT)
         harness.wait_until(lambda: checkpoints.newest(out), 30, "a checkpoint")

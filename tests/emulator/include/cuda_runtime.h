@@ -232,12 +232,6 @@ enum {
     cudaIpcMemLazyEnablePeerAccess = 1,
     cudaEnableDefault = 0
 };
-enum cudaMemcpySrcAccessOrder { cudaMemcpySrcAccessOrderStream = 1 };
-enum cudaMemcpyFlags { cudaMemcpyFlagDefault = 0, cudaMemcpyFlagPreferOverlapWithCompute = 1 };
-struct cudaMemcpyAttributes { // hints of where memory lies are not emulated
-    enum cudaMemcpySrcAccessOrder srcAccessOrder;
-    unsigned flags;
-};
 typedef struct cudaIpcMemHandle_st {
     char reserved[64];
 } cudaIpcMemHandle_t;
@@ -299,9 +293,6 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream);
-cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
-                                 cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets,
-                                 cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory);
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsigned flags);
