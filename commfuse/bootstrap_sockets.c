@@ -389,7 +389,7 @@ static void accept_ranks(sockets *s, double deadline_s) {
     const int polled = s->strangers_end + LISTENERS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
-    if (s->open && !cf_getenv("COMMFUSE_SECRET"))
+    if (s->open && !cf_secret_given())
         fprintf(stderr,
                 "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can "
                 "join this run; give all ranks the same one, such as openssl rand -hex 32 makes\n",

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -293,16 +294,35 @@ class Bootstrap(unittest.TestCase):
     # --- the secret ---
 
     def test_ranks_of_one_secret_meet(self):
-        for process in self.start_all(2, "gather", COMMFUSE_SECRET=SECRET):
-            self.assertNotIn("note", self.end(process, 0))
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            path = f"{folder}/secret"
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(SECRET + "\n")
+            os.chmod(path, 0o600)
+            processes = [self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET),
+                         self.start(1, 2, "gather", COMMFUSE_SECRET_FILE=path)]
+            for process in processes:
+                self.assertNotIn("note", self.end(process, 0))
 
     def test_a_rank_with_another_secret_does_not_join(self):
         self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
         for other in (None, SECRET + "!"):
             self.assertIn("or it has another COMMFUSE_SECRET", self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=other), 1))
 
-    def test_a_secret_is_long(self):
-        self.assertIn("COMMFUSE_SECRET has 5 characters", self.end(self.start(0, 2, "gather", COMMFUSE_SECRET="short"), 1))
+    def test_a_secret_is_long_and_only_its_owner_can_read_it(self):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            for name, mode in ("open", 0o644), ("group", 0o640):
+                with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                    file.write(SECRET)
+                os.chmod(file.name, mode)
+            os.mkfifo(f"{folder}/fifo", stat.S_IRUSR | stat.S_IWUSR)
+            for changes, words in (({"COMMFUSE_SECRET": "short"}, "COMMFUSE_SECRET has 5 characters"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/none"}, "No such file"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/open"}, "only you can read"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/group"}, "only you can read"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/fifo"}, "only you can read")):
+                with self.subTest(words=words):
+                    self.assertIn(words, self.end(self.start(0, 2, "gather", **changes), 1))
 
     def test_rank_0_listens_at_master_addr_alone(self):
         root = self.start(0, 2, "wait", MASTER_ADDR="127.0.0.5")

@@ -26,6 +26,7 @@ static void a_secret_makes_a_key(void **state) {
     (void)state;
     static const cf_mac nobody;
     unsetenv("COMMFUSE_SECRET");
+    unsetenv("COMMFUSE_SECRET_FILE");
     cf_mac none = cf_secret();
     assert_true(cf_mac_equal(&none, &nobody));
     setenv("COMMFUSE_SECRET", "correct horse battery staple", 1);
