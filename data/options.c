@@ -10,7 +10,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, ECHO_MAX = 120, VALUE_ROOM = 4096, CONFIG_MAX = 1 << 20 };
+enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 20 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,6 @@ static bool set_argument(options *o, int argc, char **argv, int *at, problem *wh
                             : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
                                                           : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
-    o->repeated[row - options_table] = row->type != OPTION_FLAG && o->given[row - options_table];
     o->given[row - options_table] = true;
 
     if (row->type == OPTION_FLAG) {
@@ -205,15 +204,6 @@ bool options_try(options *o, int argc, char **argv, problem *why) {
 void options_parse(options *o, int argc, char **argv) {
     problem why;
     if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-}
-
-void options_print_repeated(const options *o, FILE *file) {
-    char value[VALUE_ROOM];
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        if (!o->repeated[row - options_table]) continue;
-        options_value(o, row, value, sizeof value);
-        cf_print(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
-    }
 }
 
 void options_value(const options *o, const option_row *row, char *text, int64_t size) {

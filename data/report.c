@@ -120,7 +120,6 @@ void report_banner(const run_report *r) {
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
-    options_print_repeated(o, stdout);
     print_bytes(r, r->train, "train", o->train);
     print_bytes(r, r->val, "val", o->val);
     if (r->peak > 0)
