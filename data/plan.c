@@ -4,8 +4,7 @@
 #include "input.h"
 #include "json.h"
 
-enum { PLAN_WINDOW = 200, PLAN_MAX_BYTES = 1 << 14 }; // steps; of a text
-static const double SLOWER = 1.1;
+enum { PLAN_MAX_BYTES = 1 << 14 };
 
 static char *print(const run_plan *p) {
     cJSON *plan = cJSON_CreateObject();
@@ -191,24 +190,9 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     free(text);
 }
 
-void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
+void plan_step(run_plan *p, logfile *log, int64_t step) {
     const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
     p->trying = trying;
     p->known |= ended;
     if (p->root && ended) report_found(p, log, step);
-    if (!p->root || trying) return;
-    p->window_ms += ms;
-    if (++p->steps % PLAN_WINDOW != 0) return;
-    if (p->first_ms == 0)
-        p->first_ms = p->window_ms;
-    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
-        progress_break();
-        cf_print(
-            stdout,
-            "note      the last %d steps up to %ld took %.0f %% longer than the first: if the machine has changed permanently, "
-            "--plan new finds another plan\n",
-            PLAN_WINDOW, step + 1, 100 * (p->window_ms / p->first_ms - 1));
-        p->first_ms = INFINITY; // once
-    }
-    p->window_ms = 0;
 }

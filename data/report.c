@@ -221,7 +221,7 @@ void report_step(run_report *r, const double *all, int stride) {
         LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
                  FIELD("in_a_row", s->skipped));
     }
-    plan_step(&r->plan, r->log, s->step, times.ms);
+    plan_step(&r->plan, r->log, s->step);
     accounts_step(&r->time, s->step, times.ms);
     if (root(r)) accounts_store(&r->time, false);
     if (times.stop) r->stop = times.stop;
