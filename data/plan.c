@@ -41,17 +41,16 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
         return problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
-        int i = 0;
-        while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
-        if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
+        if (json_repeated(list, item)) return unsound(why, name, "names an operation twice: ", item->string);
         if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, item->string, choice))
-            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for the operation ", item->string);
+            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for an operation of this run: ",
+                           item->string);
     }
     for (int i = 0; i < count; i++) {
         const char *operation = cf_tuner_operation(p->tuner, i).name;
         if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
     }
-    return cJSON_GetArraySize(list) == count || unsound(why, name, "names an operation twice", "");
+    return true;
 }
 
 // Sets the choices of a plan if it fits.
