@@ -5,8 +5,6 @@
 #include "durable.h"
 #include "input.h"
 #include "../commfuse/bf16.h"
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
@@ -82,23 +80,6 @@ model_file *model_file_open(const char *path) {
     for (int tensor = 1; tensor < TENSORS; tensor++)
         file->first[tensor] = file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
     return file;
-}
-
-uint64_t model_file_fingerprint(const model_file *file, bool all) {
-    enum { PIECES = 1250, BYTES = 512 }; // a header alone is longer
-    int64_t size = file->in.bytes;
-    uint64_t print = (uint64_t)size;
-    problem why;
-    if (all) {
-        if (!input_hash(file->in.path, &size, &print, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
-        return print >> 11;
-    }
-    for (int64_t i = 0; i <= PIECES; i++) {
-        char piece[BYTES];
-        read_bytes(file, i < PIECES ? (size - BYTES) / (PIECES - 1) * i : size - BYTES, piece, BYTES);
-        print = XXH64(piece, BYTES, print);
-    }
-    return print >> 11;
 }
 
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {

@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
 }

@@ -121,41 +121,6 @@ static void test_reading(void **state) {
     model_file_close(NULL);
 }
 
-static uint64_t print_of(const char *path, bool all) {
-    model_file *file = model_file_open(path);
-    uint64_t print = model_file_fingerprint(file, all);
-    model_file_close(file);
-    return print;
-}
-
-static void put_zeros(const char *path, int64_t at, int64_t count) {
-    char *zeros = calloc(1, (size_t)count);
-    FILE *file = fopen(path, "r+b");
-    assert_int_equal(fseek(file, at, SEEK_SET), 0);
-    assert_int_equal(fwrite(zeros, 1, (size_t)count, file), count);
-    fclose(file);
-    free(zeros);
-}
-
-// Another thousandth is seen wherever it is; one other byte only if all is read.
-static void test_fingerprint(void **state) {
-    (void)state;
-    size_t size;
-    for (int i = 0; i < 20; i++) {
-        char *path = write_model("print", &small, 3);
-        free(scratch_read(path, &size));
-        int64_t part = (int64_t)size / 1000, last = (int64_t)size - part;
-        uint64_t print = print_of(path, false), all = print_of(path, true);
-        assert_in_range(all, 1, (UINT64_C(1) << 53) - 1);
-        put_zeros(path, 1024 + (last - 1024) / 19 * i, part);
-        assert_int_not_equal(print_of(path, false), print);
-        write_model("print", &small, 3);
-        assert_int_equal(print_of(path, false), print);
-        put_zeros(path, 1024 + (last - 1024) / 19 * i, 4);
-        assert_int_not_equal(print_of(path, true), all);
-    }
-}
-
 static void test_reading_outside(void **state) {
     (void)state;
     model_file *file = model_file_open(write_model("outside", &tiny, 3));
@@ -181,7 +146,6 @@ static void test_a_file_becomes_shorter(void **state) {
         model_file_read(file, WTE, 0, 0, 4, out);
         assert_true(out[3] != 0);
         ASSERT_REFUSED(model_file_read(file, TENSORS - 1, 0, 0, 4, out), "/shorter cannot be read at byte", "has become shorter");
-        ASSERT_REFUSED(model_file_fingerprint(file, false), "has become shorter");
         model_file_close(file);
     }
 }
@@ -427,7 +391,6 @@ int main(void) {
         cmocka_unit_test(test_killed_writer),
         cmocka_unit_test(test_two_writers),
         cmocka_unit_test(test_relative_name),
-        cmocka_unit_test(test_fingerprint),
         cmocka_unit_test(test_a_file_becomes_shorter),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -239,7 +239,7 @@ class Tokens(BadInput):
             shutil.copy(self.changed(self.model, 1024, another.tobytes()), f"{folder}/{rank}/model.bin")
         result = harness.run(self.arguments(init_from="model.bin", steps=1, tp=2), 2, timeout=SOON, wrapper=[
             "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
-        self.assertFails(result, "rank 1 has another fingerprint of --init-from than rank 0")
+        self.assertFails(result, "rank 1 has another hash of --init-from than rank 0")
 
     def test_other_prompt_on_another_host(self):
         folder = self.fresh("prompts")
