@@ -84,15 +84,11 @@ model_file *model_file_open(const char *path) {
 
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const model_file *file = model;
-    if (tensor < 0 || tensor >= TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
-    int64_t layers = params_layers(&file->shape, tensor), elements = tensor_elements(&file->shape, tensor);
-    if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)
-        cf_die(NULL, "model file: %ld elements from %ld of %s, layer %ld; it has %ld layers of %ld", count, first,
-               params_name(tensor), layer, layers, elements);
     // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;
     char *read = (char *)out + count * (4 - size);
-    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read, count * size);
+    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * tensor_elements(&file->shape, tensor) + first) * size,
+               read, count * size);
     for (int64_t i = 0; i < count && file->bf16; i++) {
         uint16_t half;
         memcpy(&half, read + 2 * i, sizeof half);

@@ -18,7 +18,6 @@
 
 enum {
     MAGIC = 20240520,
-    MAGIC_32_BIT = 20240801,
     FILE_VERSION = 1,
     FEISTEL_ROUNDS = 8,
     PIECE = 1 << 16,      // tokens of one read
@@ -87,9 +86,6 @@ static void open_file(token_file *file, const char *name) {
     char promise[32];
     if (!input_open(&file->in, "token file", name, &why)) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
     if (!input_header(&file->in, fields, 3, header, &why)) {
-        if (header[0] == MAGIC_32_BIT)
-            cf_die_together(how_to_make, "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
-                            MAGIC_32_BIT);
         cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
     }
     file->count = header[2];
@@ -123,7 +119,6 @@ static uint64_t hash_files(tokens *t, bool whole) {
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
-    if (T < 1) cf_die_together("--seq is at least 1", "samples of %ld tokens", T);
     glob_t found;
     const int status = find_files(pattern, &found);
     if (status == GLOB_NOMATCH)
@@ -192,7 +187,6 @@ static uint64_t mix(uint64_t x) {
 }
 
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
-    if (position < 0) cf_die(NULL, "sample at position %ld", position);
     uint64_t samples = (uint64_t)t->samples, epoch = (uint64_t)position / samples;
     uint64_t key = mix(mix(seed) + epoch), x = (uint64_t)position % samples;
     int half_bits = 0;
@@ -211,8 +205,6 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
 }
 
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
-    if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
-        cf_die(NULL, "sample %ld of %ld into column %ld of %ld", sample, t->samples, b, B);
     int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;

@@ -45,7 +45,7 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(tokens_open(scratch_write("a", "", 0), 4), "has 0 bytes", "1024");
     ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4), "has 5 bytes", "1024");
     ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4), "not a token file", "7", "20240520");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4), "32-bit tokens");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4), "not a token file", "20240801", "prepare.py");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4), "version is 2, allowed is 1 to 1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4), "number of tokens is -1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4), "truncated", "11 tokens", "1046 bytes", "has 1044");
@@ -55,7 +55,6 @@ static void test_headers(void **state) {
     write_good("b1", 100, 0); // one bad file among good ones is an error too
     write_file("b2", 20240520, 1, 10, 10, 0, 1);
     ASSERT_REFUSED(tokens_open(scratch_path("b*"), 4), "b2", "too long");
-    ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 0), "samples of 0 tokens");
     ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 10), "takes 11 tokens", "longest of 1 has 10", "--seq");
     ASSERT_REFUSED(tokens_open(write_good("a", 0, 0), 1), "takes 2 tokens", "longest of 1 has 0");
     if (geteuid() != 0) { // root may read everything
@@ -106,9 +105,6 @@ static void test_several_files(void **state) {
             }
         }
     int32_t column[T];
-    ASSERT_DIES(tokens_read(t, 5, 65536, 0, 1, column, column), "sample 5 of 5");
-    ASSERT_DIES(tokens_read(t, -1, 65536, 0, 1, column, column), "sample -1 of 5");
-    ASSERT_DIES(tokens_read(t, 0, 65536, 1, 1, column, column), "column 1 of 1");
     tokens_close(t);
     tokens_close(NULL);
 }
@@ -335,7 +331,6 @@ static void test_orders_differ(void **state) {
         assert_true(in_place < 10);
     }
     assert_true(tokens_shuffled(t, 1, INT64_MAX) < N);
-    ASSERT_DIES(tokens_shuffled(t, 1, -1), "position -1");
     tokens_close(t);
 }
 
