@@ -104,7 +104,6 @@ static void test_several_files(void **state) {
                 assert_int_equal(targets[i], i % B == b ? start[sample] + i / B + 1 : -7);
             }
         }
-    int32_t column[T];
     tokens_close(t);
     tokens_close(NULL);
 }
