@@ -240,7 +240,7 @@ int checkpoint_lock(const char *out, problem *why) {
         durable_problem(why, "cannot make directory", out, -1);
         return -1;
     }
-    const int lock = durable_lock(path, "another run saves to", out, why);
+    const int lock = durable_lock(path, why);
     found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, NULL);

@@ -1,4 +1,5 @@
-// See log.h. The writer of a log holds PATH.lock. A log is never overwritten: a run that finds the log of another run renames it.
+// See log.h. A log is never overwritten: a run that finds the log of another run renames it. If that one still writes, it goes on in
+// the renamed file. The lock of --out keeps two writers from resuming one run.
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
@@ -16,9 +17,9 @@
 enum { OLD_LOGS_MAX = 9999, READER_MS = 1000 };
 
 struct logfile {
-    int fd, lock; // lock: -1 if there is none
+    int fd;
     bool regular; // neither a device nor a pipe
-    char path[PATH_MAX], lock_path[PATH_MAX];
+    char path[PATH_MAX];
     cJSON *line;     // between log_begin and log_end
     int64_t missing; // lines that could not be written
     bool failing;    // the last line is one of them
@@ -107,19 +108,13 @@ static bool cut(const logfile *log, const log_resume *resume) {
 }
 
 logfile *log_open(const char *path, const log_resume *resume) {
-    problem why;
     if (!path || !*path) return NULL;
     logfile *log = cf_host_alloc(1, sizeof *log, path);
-    log->fd = log->lock = -1;
+    log->fd = -1;
     open_file(log, path);
     join_name(log->path, path, "");
     if (!log->regular) return log;                        // a device or a pipe keeps no lines
     if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
-    join_name(log->lock_path, log->path, ".lock");
-    log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
-    if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
-    if (log->lock < 0) // a log without a lock is better than none
-        cf_print(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
     if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
     open_file(log, log->path);
@@ -202,7 +197,6 @@ void log_close(logfile *log) {
     if (!log) return;
     cJSON_Delete(log->line);
     close(log->fd);
-    durable_unlock(log->lock, log->lock_path);
     free(log);
 }
 

@@ -8,7 +8,7 @@
 #include "problem.h"
 
 typedef struct logfile logfile;
-// path NULL or "": no log, NULL. Dies if the file cannot be written, or if another process writes it.
+// path NULL or "": no log, NULL. Dies if the file cannot be written.
 // resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
 // Otherwise the run resumes at `step`: the log keeps the steps before it, and the events between steps up to it (validation and
 // samples at `step` only if the checkpoint was saved after them). The rest, "end", "audit" and a cut line are removed, because the
