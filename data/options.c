@@ -135,8 +135,7 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
     if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
     bool *given = &o->given[row - options_table];
     const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
-    if ((numeric || row->type == OPTION_CHOICE) && cJSON_IsNumber(item))
-        snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
+    if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
     if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
     if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
     if (!text)

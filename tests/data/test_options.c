@@ -264,6 +264,7 @@ static void test_config_refused(void **state) {
         {"{\"seq\": 1e300}", "--seq '1.0000000000000001e+300' is not a whole number", ""},
         {"{\"seq\": true}", "the value of --seq is no number", "tokens per sequence"},
         {"{\"train\": 7}", "the value of --train is no text", "token files"},
+        {"{\"recompute\": 0}", "the value of --recompute is no text", "0: keep"},
         {"{\"train\": null}", "the value of --train is no text", ""},
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
