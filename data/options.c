@@ -10,7 +10,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 20 };
+enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 30 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -165,22 +165,18 @@ static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
 // The first line of a log has all values of its run, and the names of those that were given: only these are read.
 static bool read_config(options *o, problem *why) {
     static cJSON *config; // options point into it
-    static char text[CONFIG_MAX + 1];
     char name[1024];
     bool listed[OPTIONS] = {false};
     problem wrong = {"", ""};
-    input file;
+    int64_t bytes;
+    char *text = input_read_all("--config", o->config, CONFIG_MAX, &bytes, why);
+    if (!text) return false;
     snprintf(name, sizeof name, "--config %.1000s", o->config);
-    if (!input_open(&file, "--config", o->config, why)) return false;
-    const int64_t length = file.bytes < CONFIG_MAX ? file.bytes : CONFIG_MAX;
-    const bool ok = input_read(&file, 0, text, length, why);
-    input_close(&file);
-    if (!ok) return false;
-    text[length] = 0;
     cJSON_Delete(config);
     config = json_object(
-        text, file.bytes, name,
+        text, bytes, name,
         "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, without comments or a last comma, or name a run's log", why);
+    free(text);
     if (!config) return false;
     const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
     bool sound = !given || read_given(given, listed, &wrong);
