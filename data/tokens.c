@@ -134,6 +134,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
                   .files = (int)found.gl_pathc,
                   .T = T,
                   .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
+                  .vocab = UINT16_MAX + 1,
                   .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
@@ -165,17 +166,17 @@ void tokens_verify(tokens *t) {
     t->hash = hash_files(t, true);
 }
 
-static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
-    if (token >= vocab)
+static void check_token(const tokens *t, int file, int64_t at, int token) {
+    if (token >= t->vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
                         "--verify-data checks all tokens before a run begins",
                         "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", t->file[file].in.path, at, token,
-                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, vocab);
+                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
 }
 
 void tokens_check(tokens *t, int64_t vocab) {
     t->vocab = vocab;
-    check_token(t, t->largest_in, t->largest_at, t->largest, vocab);
+    check_token(t, t->largest_in, t->largest_at, t->largest);
 }
 
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
@@ -204,7 +205,10 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     return (int64_t)x;
 }
 
-void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
+void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first_,
+                 int64_t *end_) {
+    tokens *t = data;
+    (void)first_, (void)end_;
     int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;
@@ -213,15 +217,8 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
     const int64_t first = (sample - t->file[file].first) * t->T;
     const uint16_t *from = read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
-        check_token(t, file, first + i, from[i], vocab);
+        check_token(t, file, first + i, from[i]);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }
-}
-
-void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
-                 int64_t *end) {
-    tokens *t = data;
-    tokens_read(t, sample, t->vocab, b, B, inputs, targets);
-    (void)first, (void)end;
 }
