@@ -202,7 +202,7 @@ void log_close(logfile *log) {
 
 // --- the line on standard output ----------------------------------------------------------------------------
 
-enum { COLUMNS = 80, LONGEST = 1023 };
+enum { COLUMNS = 80 };
 
 static int shown; // characters of the line in place: a process has one standard output
 
@@ -217,34 +217,18 @@ bool progress_on_terminal(void) {
     return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
 }
 
-// The tab before the next field; NULL: no more fields.
-static char *next_field(char *at) {
-    return at ? strchr(at + 1, '\t') : NULL;
-}
-
 void progress_show(const char *line, bool last) {
     // A launcher that ends all ranks, or a pager, may not read for a while.
     if (!last && cf_streams_waiting() > 0) return;
     struct winsize size;
     const bool terminal = progress_on_terminal();
     const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
-    char text[LONGEST + 1];
-    snprintf(text, sizeof text / 2, "%s", line);
-    // The next line can replace only a line that fits the terminal.
-    int over = (int)strlen(text) - columns;
-    for (const char *at = text; *at; at++) over += *at == '\t'; // shown as two blanks
-    for (char *third, *fourth; terminal && over >= 0; memmove(third, fourth, strlen(fourth) + 1)) {
-        third = next_field(next_field(text)), fourth = next_field(third);
-        if (!fourth) break;
-        over -= (int)(fourth - third) + 1;
-    }
-    for (char *tab; (tab = strchr(text, '\t')); tab[0] = tab[1] = ' ') memmove(tab + 1, tab, strlen(tab) + 1);
-    if (terminal) text[columns - 1 < LONGEST ? columns - 1 : LONGEST] = 0;
-    int length = (int)strlen(text);
+    const int whole = (int)strlen(line);
+    const int length = terminal && whole >= columns ? columns - 1 : whole; // the next line can replace only one that fits
     if (terminal)
-        putchar('\r'), cf_print(stdout, "%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
+        putchar('\r'), cf_print(stdout, "%.*s%*s%s", length, line, shown > length ? shown - length : 0, "", last ? "\n" : "");
     else
-        cf_print(stdout, "%s\n", text);
+        cf_print(stdout, "%s\n", line);
     shown = last || !terminal ? 0 : length;
     fflush(stdout);
 }

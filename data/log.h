@@ -57,8 +57,7 @@ void log_close(logfile *log);
 
 // Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
 bool progress_on_terminal(void);
-// Shows a line of fields, separated by tabs, which become two blanks. On a terminal the next line replaces it. If the terminal is
-// too narrow, fields are left out, from the third on but not the last. last: keep the line and go to the next. Other lines are
-// left out while nobody reads the output (streams.h).
+// Shows a line. On a terminal the next one replaces it; if the terminal is too narrow, the end is cut off. last: keep the line and go
+// to the next. Other lines are left out while nobody reads the output (streams.h).
 void progress_show(const char *line, bool last);
 void progress_break(void); // ends a line in place, so that other output starts on its own line

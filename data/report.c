@@ -183,9 +183,9 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5ld/%ld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f ms\tETA %s%s", s->step + 1,
-             r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share, times->exposed_ms, eta,
-             s->trial ? " (trial)" : "");
+             "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
+             r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+             s->trial ? "  (trial)" : "");
     progress_show(line, s->step + 1 == r->o->steps);
 }
 

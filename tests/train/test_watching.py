@@ -211,7 +211,7 @@ class Log(harness.Case):
                     for word in fields.split():
                         self.assertIn(word, line)
                     if columns >= 80:
-                        self.assertRegex(line, r"ETA \d+:[0-5]\d:[0-5]\d\s*$")  # hours
+                        self.assertRegex(line, r"ETA \d+:[0-5]\d:[0-5]\d(  |\s*$)")  # hours
 
     def test_intervals_of_zero_mean_never(self):
         log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
