@@ -272,23 +272,18 @@ def files_below(top):
     def leave_out(path, why):
         note(f"note: {path} is left out: {why}")
 
-    known = {}  # inode and device of a directory → its first path
-
-    def is_new(path):
-        return known.setdefault(os.stat(path)[1:3], path) == path
-
-    is_new(top)
+    known = {}  # the real path of a directory → its first path
     for folder, folders, files in os.walk(top, followlinks=True, onerror=lambda error: leave_out(error.filename, error.strerror)):
-        names, folders[:] = sorted(name for name in folders + files if not name.startswith(".")), []
-        for path in (os.path.join(folder, name) for name in names):
+        folders[:], files = (sorted(name for name in names if not name.startswith(".")) for names in (folders, files))
+        if (first := known.setdefault(os.path.realpath(folder), folder)) != folder:
+            folders.clear()
+            leave_out(folder, f"it is {first}, which is read already")
+            continue
+        for path in (os.path.join(folder, name) for name in files):
             if os.path.isfile(path):
                 yield path
-            elif not os.path.isdir(path):
-                leave_out(path, "it is not a regular file")
-            elif is_new(path):
-                folders.append(os.path.basename(path))
             else:
-                leave_out(path, f"it is {known[os.stat(path)[1:3]]}, which is read already")
+                leave_out(path, "it is not a regular file")
 
 
 def find_sources(names, form, own):
