@@ -103,8 +103,6 @@ def read_object(text, path):
     """Parses bytes as a JSON object."""
     try:
         values = json.loads(text.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise Problem(f"{path} is not text") from None
     except (ValueError, RecursionError) as error:
         raise Problem(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
