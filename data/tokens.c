@@ -34,24 +34,14 @@ static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// The length of the part of a pattern that names an existing file or directory, so that its brackets and stars are not special.
-static size_t literal_length(const char *pattern) {
-    char name[PATH_MAX];
-    size_t length = strlen(pattern);
-    if (length >= sizeof name) return 0;
-    memcpy(name, pattern, length + 1);
-    while (length > 0 && access(name, F_OK) != 0) {
-        while (length > 0 && name[length - 1] != '/') length--; // without the last name
-        if (length > 0) length--;
-        name[length] = 0;
-    }
-    return length;
-}
-
-// Finds the files, sorted by name. Returns glob()'s status.
+// Finds the files, sorted by name. The brackets and stars of an existing file or directory are not special. Returns glob()'s status.
 static int find_files(const char *pattern, glob_t *found) {
+    char directory[PATH_MAX];
+    const char *slash = strrchr(pattern, '/');
+    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - pattern) : 0, pattern);
+    const size_t literal = strlen(access(pattern, F_OK) == 0 ? pattern : access(directory, F_OK) == 0 ? directory : "");
     char *escaped = cf_host_alloc(2 * (int64_t)strlen(pattern) + 1, 1, "a pattern"), *end = escaped;
-    for (size_t i = 0, literal = literal_length(pattern); pattern[i]; i++) {
+    for (size_t i = 0; pattern[i]; i++) {
         if (i < literal && strchr("*?[]\\~", pattern[i])) *end++ = '\\';
         *end++ = pattern[i];
     }
