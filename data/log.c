@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OLD_LOGS_MAX = 9999, READER_MS = 1000 };
+enum { READER_MS = 1000 };
 
 struct logfile {
     int fd;
@@ -54,7 +54,7 @@ bool log_empty(const logfile *log) {
 // Renames the log to the first of FILE.1, FILE.2, … that is free.
 static void rename_old(logfile *log, const char *whose) {
     char name[PATH_MAX], suffix[16];
-    for (int i = 1; i <= OLD_LOGS_MAX; i++) {
+    for (int i = 1;; i++) {
         snprintf(suffix, sizeof suffix, ".%d", i);
         join_name(name, log->path, suffix);
         if (access(name, F_OK) == 0) continue;
@@ -62,7 +62,6 @@ static void rename_old(logfile *log, const char *whose) {
         cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
         return;
     }
-    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
 }
 
 // --- resuming ---
