@@ -132,25 +132,12 @@ void log_begin(logfile *log, const char *event) {
     LOG_ADD(log, FIELD("event", event));
 }
 
-static cJSON *add_text(logfile *log, const char *name, const char *value) {
-    char *clean = cf_host_alloc(3 * (int64_t)strlen(value) + 1, 1, log->path), *to = clean;
-    while (*value) {
-        const int length = cf_utf8_bytes(value);
-        memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);
-        to += length ? length : 3;
-        value += length ? length : 1;
-    }
-    cJSON *added = cJSON_AddStringToObject(log->line, name, clean);
-    free(clean);
-    return added;
-}
-
 void log_add(logfile *log, const log_field *field, size_t fields) {
     char number[JSON_NUMBER_TEXT];
     for (const log_field *f = field; log && f < field + fields; f++)
         if (f->name)
             check(log,
-                  f->text   ? add_text(log, f->name, f->text)
+                  f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
                   : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
                             : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
                   f->name);
@@ -162,8 +149,8 @@ void log_end(logfile *log) {
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
-    if (!log->regular) cf_printable(text); // for a terminal
-    text[length] = '\n';                   // in place of the terminator
+    cf_printable(text);
+    text[length] = '\n'; // in place of the terminator
     bool written = durable_write(log->fd, text, length + 1);
     struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
     if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)

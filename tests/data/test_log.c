@@ -184,7 +184,7 @@ static void test_not_finite(void **state) {
 
 static void test_utf8(void **state) {
     (void)state;
-#define BAD "\xEF\xBF\xBD"
+#define BAD "?"
     static const char *const text_and_clean[][2] = {
         {"", ""},
         {"plain", "plain"},
