@@ -235,18 +235,16 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // Some cluster file systems have no locks. There, a run without a lock is better than one that cannot save.
 int durable_lock(const char *path, problem *why) {
-    char host[256] = "", text[300] = "";
-    long process;
+    char host[256] = "", text[320] = "";
     uint64_t once = 0; // makes the text unique
     int fd, tries = 0;
     do fd = open_locked(AT_FDCWD, path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
-    int error = errno;
+    const int error = errno;
     if (fd < 0 && error == EWOULDBLOCK) { // its holder has written its name into it
         const int other = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        const bool named = pread(other, text, sizeof text - 1, 0) > 0 && sscanf(text, "%255s %ld", host, &process) == 2;
+        const bool named = pread(other, text, sizeof text - 1, 0) > 0;
         if (other >= 0) close(other);
-        if (named) snprintf(text, sizeof text, "process %ld on host %s", process, host);
         problem_set(why, "wait for it, end it, or choose another name", "another run saves to the directory of %.1500s: %s", path,
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
@@ -259,12 +257,10 @@ int durable_lock(const char *path, problem *why) {
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
-        int length = snprintf(text, sizeof text, "%s %ld %016lx\n", host, (long)getpid(), once);
+        int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, once);
         if (drawn && ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
-        error = errno;
         durable_problem(why, "cannot write lock", path, -1);
         close(fd);
     }
-    errno = error;
     return -1;
 }
