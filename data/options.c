@@ -231,11 +231,11 @@ static void print_wrapped(FILE *file, int from, const char *text) {
 
 int options_help(FILE *file) {
     if (cf_die_rank() != 0) return 0;
-    cf_print(
-        file,
-        "usage: mpirun -np N ./train_gpt --train GLOB [options]\nTrains a GPT with every collective fused into the computation "
-        "beside it.\n\n  %-38s %-8s %s\n",
-        "option", "default", "meaning (allowed range); --name value or --name=value");
+    cf_print(file,
+             "usage: mpirun -np N ./train_gpt --train GLOB [options]; the last of an option counts\nTrains a GPT with every "
+             "collective fused into the computation "
+             "beside it.\n\n  %-38s %-8s %s\n",
+             "option", "default", "meaning (allowed range); --name value or --name=value");
     const char *group = "";
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         if (strcmp(group, row->group) != 0) cf_print(file, "\n%s\n", row->group);

@@ -111,7 +111,7 @@ class GPT2:
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
             raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
-                          "its pattern fails where a million blanks follow each other: shorten them, or leave out that part") from None
+                          "its pattern fails at a million blanks in a row: shorten them, or leave out that part") from None
 
     def tokenizer_file(self):
         header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
