@@ -68,8 +68,6 @@ const char *manifest_value(const manifest *m, const char *name) {
 }
 
 char *manifest_print(const manifest *m, int64_t *size) {
-    if (m->ranks < 1 || m->ranks > MANIFEST_MAX_RANKS || m->step < 0 || m->step > JSON_WHOLE_MAX)
-        cf_die(NULL, "no manifest for step %ld of %ld ranks", m->step, m->ranks);
     char *text, *options = got(cJSON_Print(m->options)), name[FILE_NAME], seal[SEAL_ROOM];
     size_t length;
     FILE *out = got(open_memstream(&text, &length));
@@ -242,7 +240,7 @@ int checkpoint_lock(const char *out, problem *why) {
         durable_problem(why, "cannot make directory", out, -1);
         return -1;
     }
-    const int lock = durable_lock(path, "another run saves to", out, why);
+    const int lock = durable_lock(path, why);
     found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, NULL);
@@ -369,7 +367,6 @@ manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
 }
 
 bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {
-    if (rank < 0 || rank >= m->ranks) cf_die(NULL, "file of rank %ld of a checkpoint of %ld ranks", rank, m->ranks);
     char path[PATH_MAX];
     int64_t bytes;
     uint64_t hash;

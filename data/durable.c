@@ -152,12 +152,6 @@ static bool make_temporary(durable_file *file) {
     return false;
 }
 
-static void remove_locked(int fd, int directory, const char *name) {
-    if (fd < 0) return;
-    if (names_of(fd, directory, name) > 0) unlinkat(directory, name, 0); // else it is the file of another process
-    close(fd);
-}
-
 bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
     char directory[PATH_MAX];
@@ -220,7 +214,10 @@ bool durable_commit(durable_file *file, problem *why) {
 }
 
 void durable_abandon(durable_file *file) {
-    remove_locked(file->fd, file->directory, last_name(file->temporary));
+    const char *name = last_name(file->temporary);
+    if (file->fd >= 0 && names_of(file->fd, file->directory, name) > 0)
+        unlinkat(file->directory, name, 0); // else another process's
+    if (file->fd >= 0) close(file->fd);
     if (file->directory >= 0) close(file->directory);
     file->fd = file->directory = -1;
 }
@@ -237,20 +234,18 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 // --- a lock ------------------------------------------------------------------------------------------------
 
 // Some cluster file systems have no locks. There, a run without a lock is better than one that cannot save.
-int durable_lock(const char *path, const char *in_use, const char *name, problem *why) {
-    char host[256] = "", text[300] = "";
-    long process;
+int durable_lock(const char *path, problem *why) {
+    char host[256] = "", text[320] = "";
     uint64_t once = 0; // makes the text unique
     int fd, tries = 0;
     do fd = open_locked(AT_FDCWD, path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
-    int error = errno;
+    const int error = errno;
     if (fd < 0 && error == EWOULDBLOCK) { // its holder has written its name into it
         const int other = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        const bool named = pread(other, text, sizeof text - 1, 0) > 0 && sscanf(text, "%255s %ld", host, &process) == 2;
+        const bool named = pread(other, text, sizeof text - 1, 0) > 0;
         if (other >= 0) close(other);
-        if (named) snprintf(text, sizeof text, "process %ld on host %s", process, host);
-        problem_set(why, "wait for it, end it, or choose another name", "%s %.1500s: %s", in_use, name,
+        problem_set(why, "wait for it, end it, or choose another name", "another run saves to the directory of %.1500s: %s", path,
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
@@ -262,16 +257,10 @@ int durable_lock(const char *path, const char *in_use, const char *name, problem
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
-        int length = snprintf(text, sizeof text, "%s %ld %016lx\n", host, (long)getpid(), once);
+        int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, once);
         if (drawn && ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
-        error = errno;
         durable_problem(why, "cannot write lock", path, -1);
         close(fd);
     }
-    errno = error;
     return -1;
-}
-
-void durable_unlock(int fd, const char *path) {
-    remove_locked(fd, AT_FDCWD, path);
 }

@@ -26,9 +26,8 @@ void durable_abandon(durable_file *file);              // removes PATH.tmp, if i
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
 // A lock that ends with its process. Who may open the file is as above, because whoever can read a file can lock it. -1: see why; if
-// another process has the lock (errno EWOULDBLOCK): "IN_USE NAME: process 1234 on host HOST".
-int durable_lock(const char *path, const char *in_use, const char *name, problem *why);
-void durable_unlock(int lock, const char *path); // and removes the file; to keep it, just close the lock
+// another process has the lock, its number and host.
+int durable_lock(const char *path, problem *why);
 
 // Single steps. False with errno set.
 bool durable_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes

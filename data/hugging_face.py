@@ -29,7 +29,7 @@ except ImportError as missing:
              "scripts/install_deps.sh installs it")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER, Parser, Problem, Progress, close_synced, opened, say, status_of, sync_directory
+from prepare import GPT2_TOKENS, HEADER, Parser, Problem, close_synced, opened, say, status_of, sync_directory
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
@@ -103,8 +103,6 @@ def read_object(text, path):
     """Parses bytes as a JSON object."""
     try:
         values = json.loads(text.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise Problem(f"{path} is not text") from None
     except (ValueError, RecursionError) as error:
         raise Problem(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
@@ -210,7 +208,6 @@ def import_model(directory, out):
     shape = read_config(os.path.join(directory, "config.json"))
     weights = read_weights(directory, shape)
     bf16 = all(weights[name].dtype == "BF16" for name, *_ in shape.tensors())
-    progress = Progress(shape.elements() * (2 if bf16 else 4))
     with appearing(out) as temporary, open(temporary, "xb") as file:
         file.write(struct.pack(f"<{HEADER}i", MODEL_MAGIC, BF16 if bf16 else FP32, shape.n_positions, shape.vocab_size,
                                shape.n_layer, shape.n_head, shape.n_embd, shape.padded, *[0] * (HEADER - 8)))
@@ -218,7 +215,6 @@ def import_model(directory, out):
             values = weights[name].stored() if bf16 else weights[name].fp32()
             values = np.ascontiguousarray(values.T if linear else values)
             file.write(values)
-            progress.add(values.nbytes)
             if name == "wte.weight":
                 file.write(bytes((shape.padded - shape.vocab_size) * shape.n_embd * values.itemsize))
         close_synced(file)
@@ -285,7 +281,6 @@ def export_model(path, out):
               "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
               "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": last, "eos_token_id": last,
               "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype]}
-    progress = Progress(at)
     with appearing(out) as directory:
         os.mkdir(directory)
         with open(os.path.join(directory, "model.safetensors"), "wb") as file:
@@ -293,7 +288,6 @@ def export_model(path, out):
             for _, tensor, linear in tensors:
                 values = tensor.stored()
                 file.write(np.ascontiguousarray(values.T if linear else values))
-                progress.add(values.nbytes)
             close_synced(file)
         with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file, indent=2)

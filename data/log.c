@@ -1,4 +1,5 @@
-// See log.h. The writer of a log holds PATH.lock. A log is never overwritten: a run that finds the log of another run renames it.
+// See log.h. A log is never overwritten: a run that finds the log of another run renames it. If that one still writes, it goes on in
+// the renamed file. The lock of --out keeps two writers from resuming one run.
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
@@ -13,12 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OLD_LOGS_MAX = 9999, READER_MS = 1000, BEHIND = 2048 };
+enum { READER_MS = 1000, BEHIND = 2048 };
 
 struct logfile {
-    int fd, lock; // lock: -1 if there is none
+    int fd;
     bool regular; // neither a device nor a pipe
-    char path[PATH_MAX], lock_path[PATH_MAX];
+    char path[PATH_MAX];
     cJSON *line;     // between log_begin and log_end
     int64_t missing; // lines that could not be written
     bool failing;    // the last line is one of them
@@ -53,7 +54,7 @@ bool log_empty(const logfile *log) {
 // Renames the log to the first of FILE.1, FILE.2, … that is free.
 static void rename_old(logfile *log, const char *whose) {
     char name[PATH_MAX], suffix[16];
-    for (int i = 1; i <= OLD_LOGS_MAX; i++) {
+    for (int i = 1;; i++) {
         snprintf(suffix, sizeof suffix, ".%d", i);
         join_name(name, log->path, suffix);
         if (access(name, F_OK) == 0) continue;
@@ -61,7 +62,6 @@ static void rename_old(logfile *log, const char *whose) {
         cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
         return;
     }
-    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
 }
 
 // --- resuming ---
@@ -107,19 +107,13 @@ static bool cut(const logfile *log, const log_resume *resume) {
 }
 
 logfile *log_open(const char *path, const log_resume *resume) {
-    problem why;
     if (!path || !*path) return NULL;
     logfile *log = cf_host_alloc(1, sizeof *log, path);
-    log->fd = log->lock = -1;
+    log->fd = -1;
     open_file(log, path);
     join_name(log->path, path, "");
     if (!log->regular) return log;                        // a device or a pipe keeps no lines
     if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
-    join_name(log->lock_path, log->path, ".lock");
-    log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
-    if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
-    if (log->lock < 0) // a log without a lock is better than none
-        cf_print(stderr, "note: %s: make sure that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
     if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
     open_file(log, log->path);
@@ -128,30 +122,14 @@ logfile *log_open(const char *path, const log_resume *resume) {
 
 // --- writing ---
 
-// Dies unless a line has been begun and cJSON had enough memory.
 static void check(const logfile *log, const void *added, const char *name) {
-    if (!log->line) cf_die(NULL, "log %s: %s outside log_begin and log_end", log->path, name);
     if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
 }
 
 void log_begin(logfile *log, const char *event) {
     if (!log) return;
-    if (log->line) cf_die(NULL, "log %s: %s begins within another line", log->path, event);
     log->line = cJSON_CreateObject();
     LOG_ADD(log, FIELD("event", event));
-}
-
-static cJSON *add_text(logfile *log, const char *name, const char *value) {
-    char *clean = cf_host_alloc(3 * (int64_t)strlen(value) + 1, 1, log->path), *to = clean;
-    while (*value) {
-        const int length = cf_utf8_bytes(value);
-        memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);
-        to += length ? length : 3;
-        value += length ? length : 1;
-    }
-    cJSON *added = cJSON_AddStringToObject(log->line, name, clean);
-    free(clean);
-    return added;
 }
 
 void log_add(logfile *log, const log_field *field, size_t fields) {
@@ -159,7 +137,7 @@ void log_add(logfile *log, const log_field *field, size_t fields) {
     for (const log_field *f = field; log && f < field + fields; f++)
         if (f->name)
             check(log,
-                  f->text   ? add_text(log, f->name, f->text)
+                  f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
                   : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
                             : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
                   f->name);
@@ -168,12 +146,11 @@ void log_add(logfile *log, const log_field *field, size_t fields) {
 // A line is written whole or not at all.
 void log_end(logfile *log) {
     if (!log) return;
-    check(log, log->line, "log_end");
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
-    if (!log->regular) cf_printable(text); // for a terminal
-    text[length] = '\n';                   // in place of the terminator
+    cf_printable(text);
+    text[length] = '\n'; // in place of the terminator
     bool written = durable_write(log->fd, text, length + 1);
     struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
     if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
@@ -206,13 +183,12 @@ void log_close(logfile *log) {
     if (!log) return;
     cJSON_Delete(log->line);
     close(log->fd);
-    durable_unlock(log->lock, log->lock_path);
     free(log);
 }
 
 // --- the line on standard output ----------------------------------------------------------------------------
 
-enum { COLUMNS = 80, LONGEST = 1023 };
+enum { COLUMNS = 80 };
 
 static int shown; // characters of the line in place: a process has one standard output
 
@@ -227,34 +203,18 @@ bool progress_on_terminal(void) {
     return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
 }
 
-// The tab before the next field; NULL: no more fields.
-static char *next_field(char *at) {
-    return at ? strchr(at + 1, '\t') : NULL;
-}
-
 void progress_show(const char *line, bool last) {
     // A launcher that ends all ranks, or a pager, may not read for a while.
     if (!last && cf_streams_waiting() > BEHIND) return;
     struct winsize size;
     const bool terminal = progress_on_terminal();
     const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
-    char text[LONGEST + 1];
-    snprintf(text, sizeof text / 2, "%s", line);
-    // The next line can replace only a line that fits the terminal.
-    int over = (int)strlen(text) - columns;
-    for (const char *at = text; *at; at++) over += *at == '\t'; // shown as two blanks
-    for (char *third, *fourth; terminal && over >= 0; memmove(third, fourth, strlen(fourth) + 1)) {
-        third = next_field(next_field(text)), fourth = next_field(third);
-        if (!fourth) break;
-        over -= (int)(fourth - third) + 1;
-    }
-    for (char *tab; (tab = strchr(text, '\t')); tab[0] = tab[1] = ' ') memmove(tab + 1, tab, strlen(tab) + 1);
-    if (terminal) text[columns - 1 < LONGEST ? columns - 1 : LONGEST] = 0;
-    int length = (int)strlen(text);
+    const int whole = (int)strlen(line);
+    const int length = terminal && whole >= columns ? columns - 1 : whole; // the next line can replace only one that fits
     if (terminal)
-        putchar('\r'), cf_print(stdout, "%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
+        putchar('\r'), cf_print(stdout, "%.*s%*s%s", length, line, shown > length ? shown - length : 0, "", last ? "\n" : "");
     else
-        cf_print(stdout, "%s\n", text);
+        cf_print(stdout, "%s\n", line);
     shown = last || !terminal ? 0 : length;
     fflush(stdout);
 }

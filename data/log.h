@@ -8,7 +8,7 @@
 #include "problem.h"
 
 typedef struct logfile logfile;
-// path NULL or "": no log, NULL. Dies if the file cannot be written, or if another process writes it.
+// path NULL or "": no log, NULL. Dies if the file cannot be written.
 // resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
 // Otherwise the run resumes at `step`: the log keeps the steps before it, and the events between steps up to it (validation and
 // samples at `step` only if the checkpoint was saved after them). The rest, "end", "audit" and a cut line are removed, because the
@@ -22,7 +22,8 @@ logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet
 
 // FIELD("loss", 3.2): a number, a text, or a bool, which is written only if it is true. Numbers keep all digits (NaN and infinity
-// become null); whole numbers are exact below 2^53. In a text, invalid UTF-8 becomes U+FFFD. A field without a name is left out.
+// become null); whole numbers are exact below 2^53. A byte that may not be printed (printable.h) becomes '?'. A field without a name
+// is left out.
 typedef struct log_field {
     const char *name, *text; // text NULL: a number or a bool
     double number;
@@ -57,8 +58,7 @@ void log_close(logfile *log);
 
 // Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
 bool progress_on_terminal(void);
-// Shows a line of fields, separated by tabs, which become two blanks. On a terminal the next line replaces it. If the terminal is
-// too narrow, fields are left out, from the third on but not the last. last: keep the line and go to the next. Other lines are
-// left out while nobody reads the output (streams.h).
+// Shows a line. On a terminal the next one replaces it; if the terminal is too narrow, the end is cut off. last: keep the line and go
+// to the next. Other lines are left out while nobody reads the output (streams.h).
 void progress_show(const char *line, bool last);
 void progress_break(void); // ends a line in place, so that other output starts on its own line

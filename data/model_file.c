@@ -5,8 +5,6 @@
 #include "durable.h"
 #include "input.h"
 #include "../commfuse/bf16.h"
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
@@ -84,34 +82,13 @@ model_file *model_file_open(const char *path) {
     return file;
 }
 
-uint64_t model_file_fingerprint(const model_file *file, bool all) {
-    enum { PIECES = 1250, BYTES = 512 }; // a header alone is longer
-    int64_t size = file->in.bytes;
-    uint64_t print = (uint64_t)size;
-    problem why;
-    if (all) {
-        if (!input_hash(file->in.path, &size, &print, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
-        return print >> 11;
-    }
-    for (int64_t i = 0; i <= PIECES; i++) {
-        char piece[BYTES];
-        read_bytes(file, i < PIECES ? (size - BYTES) / (PIECES - 1) * i : size - BYTES, piece, BYTES);
-        print = XXH64(piece, BYTES, print);
-    }
-    return print >> 11;
-}
-
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const model_file *file = model;
-    if (tensor < 0 || tensor >= TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
-    int64_t layers = params_layers(&file->shape, tensor), elements = tensor_elements(&file->shape, tensor);
-    if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)
-        cf_die(NULL, "model file: %ld elements from %ld of %s, layer %ld; it has %ld layers of %ld", count, first,
-               params_name(tensor), layer, layers, elements);
     // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;
     char *read = (char *)out + count * (4 - size);
-    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read, count * size);
+    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * tensor_elements(&file->shape, tensor) + first) * size,
+               read, count * size);
     for (int64_t i = 0; i < count && file->bf16; i++) {
         uint16_t half;
         memcpy(&half, read + 2 * i, sizeof half);

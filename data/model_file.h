@@ -18,9 +18,6 @@ typedef struct model_file {
     input in;
 } model_file;
 model_file *model_file_open(const char *path); // dies together
-// A hash of the size, the header and some weights in each thousandth of the file, or of the whole file (all). 53 bits: exact in a
-// double.
-uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float. model: a model_file; params_read() calls it.
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);

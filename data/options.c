@@ -10,7 +10,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, ECHO_MAX = 120, VALUE_ROOM = 4096, CONFIG_MAX = 1 << 20 };
+enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 30 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,6 @@ static bool set_argument(options *o, int argc, char **argv, int *at, problem *wh
                             : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
                                                           : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
-    o->repeated[row - options_table] = row->type != OPTION_FLAG && o->given[row - options_table];
     o->given[row - options_table] = true;
 
     if (row->type == OPTION_FLAG) {
@@ -136,8 +135,7 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
     if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
     bool *given = &o->given[row - options_table];
     const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
-    if ((numeric || row->type == OPTION_CHOICE) && cJSON_IsNumber(item))
-        snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
+    if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
     if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
     if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
     if (!text)
@@ -167,22 +165,18 @@ static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
 // The first line of a log has all values of its run, and the names of those that were given: only these are read.
 static bool read_config(options *o, problem *why) {
     static cJSON *config; // options point into it
-    static char text[CONFIG_MAX + 1];
     char name[1024];
     bool listed[OPTIONS] = {false};
     problem wrong = {"", ""};
-    input file;
+    int64_t bytes;
+    char *text = input_read_all("--config", o->config, CONFIG_MAX, &bytes, why);
+    if (!text) return false;
     snprintf(name, sizeof name, "--config %.1000s", o->config);
-    if (!input_open(&file, "--config", o->config, why)) return false;
-    const int64_t length = file.bytes < CONFIG_MAX ? file.bytes : CONFIG_MAX;
-    const bool ok = input_read(&file, 0, text, length, why);
-    input_close(&file);
-    if (!ok) return false;
-    text[length] = 0;
     cJSON_Delete(config);
     config = json_object(
-        text, file.bytes, name,
+        text, bytes, name,
         "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, without comments or a last comma, or name a run's log", why);
+    free(text);
     if (!config) return false;
     const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
     bool sound = !given || read_given(given, listed, &wrong);
@@ -205,15 +199,6 @@ bool options_try(options *o, int argc, char **argv, problem *why) {
 void options_parse(options *o, int argc, char **argv) {
     problem why;
     if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-}
-
-void options_print_repeated(const options *o, FILE *file) {
-    char value[VALUE_ROOM];
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        if (!o->repeated[row - options_table]) continue;
-        options_value(o, row, value, sizeof value);
-        cf_print(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
-    }
 }
 
 void options_value(const options *o, const option_row *row, char *text, int64_t size) {
@@ -246,11 +231,11 @@ static void print_wrapped(FILE *file, int from, const char *text) {
 
 int options_help(FILE *file) {
     if (cf_die_rank() != 0) return 0;
-    cf_print(
-        file,
-        "usage: mpirun -np N ./train_gpt --train GLOB [options]\nTrains a GPT with every collective fused into the computation "
-        "beside it.\n\n  %-38s %-8s %s\n",
-        "option", "default", "meaning (allowed range); --name value or --name=value");
+    cf_print(file,
+             "usage: mpirun -np N ./train_gpt --train GLOB [options]; the last of an option counts\nTrains a GPT with every "
+             "collective fused into the computation "
+             "beside it.\n\n  %-38s %-8s %s\n",
+             "option", "default", "meaning (allowed range); --name value or --name=value");
     const char *group = "";
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         if (strcmp(group, row->group) != 0) cf_print(file, "\n%s\n", row->group);

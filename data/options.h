@@ -12,8 +12,7 @@ enum { // rows of the table: OPTION_seq, OPTION_lr, …
 typedef struct options { // 0 and "": see --help of each
 #define OPTION(type, kind, field, ...) type field;
 #include "option_list.h"
-    // By row: given on the command line or in the file of --config, more than once on the command line.
-    bool given[OPTIONS], repeated[OPTIONS];
+    bool given[OPTIONS]; // by row: on the command line or in the file of --config
 } options;
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
@@ -36,5 +35,3 @@ bool options_try(options *o, int argc, char **argv, problem *why);
 int options_help(FILE *file); // on rank 0; returns the exit status 0
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
-// Prints a line for each option that is repeated on the command line.
-void options_print_repeated(const options *o, FILE *file);

@@ -85,12 +85,16 @@ static uint64_t fingerprint_of(const tokens *data) {
 void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
+    problem why;
+    int64_t bytes;
+    uint64_t model = 0;
+    if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
     manifest_add(data, "number of samples in --train", "%ld", train ? train->samples : 0);
     manifest_add(data, "fingerprint of --train", "%lu", fingerprint_of(train));
     manifest_add(data, "number of samples in --val", "%ld", val ? val->samples : 0);
     manifest_add(data, "fingerprint of --val", "%lu", fingerprint_of(val));
     manifest_add(data, "size of the vocabulary", "%ld", V);
-    manifest_add(data, "fingerprint of --init-from", "%lu", start ? model_file_fingerprint(start, o->verify_data) : 0);
+    manifest_add(data, "hash of --init-from", "%lu", model);
     manifest_add(data, "hash of --hellaswag", "%lu", questions ? questions->hash : 0);
     manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
     compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");

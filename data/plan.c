@@ -4,8 +4,7 @@
 #include "input.h"
 #include "json.h"
 
-enum { PLAN_WINDOW = 200, PLAN_MAX_BYTES = 1 << 14 }; // steps; of a text
-static const double SLOWER = 1.1;
+enum { PLAN_MAX_BYTES = 1 << 14 };
 
 static char *print(const run_plan *p) {
     cJSON *plan = cJSON_CreateObject();
@@ -42,17 +41,16 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
         return problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
-        int i = 0;
-        while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
-        if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
+        if (json_repeated(list, item)) return unsound(why, name, "names an operation twice: ", item->string);
         if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, item->string, choice))
-            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for the operation ", item->string);
+            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for an operation of this run: ",
+                           item->string);
     }
     for (int i = 0; i < count; i++) {
         const char *operation = cf_tuner_operation(p->tuner, i).name;
         if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
     }
-    return cJSON_GetArraySize(list) == count || unsound(why, name, "names an operation twice", "");
+    return true;
 }
 
 // Sets the choices of a plan if it fits.
@@ -185,24 +183,9 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     free(text);
 }
 
-void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
+void plan_step(run_plan *p, logfile *log, int64_t step) {
     const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
     p->trying = trying;
     p->known |= ended;
     if (p->root && ended) report_found(p, log, step);
-    if (!p->root || trying) return;
-    p->window_ms += ms;
-    if (++p->steps % PLAN_WINDOW != 0) return;
-    if (p->first_ms == 0)
-        p->first_ms = p->window_ms;
-    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
-        progress_break();
-        cf_print(
-            stdout,
-            "note      the last %d steps up to %ld took %.0f %% longer than the first: if the machine has changed permanently, "
-            "--plan new finds another plan\n",
-            PLAN_WINDOW, step + 1, 100 * (p->window_ms / p->first_ms - 1));
-        p->first_ms = INFINITY; // once
-    }
-    p->window_ms = 0;
 }

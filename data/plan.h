@@ -16,10 +16,8 @@ typedef struct run_plan {
     char path[PATH_MAX];           // of plan.json; "": none is written
     char *text;                    // of --plan (given), else of DIR/plan.json; NULL: none
     bool given, root, trying;
-    bool search_again;          // --plan new
-    bool known;                 // from trials or from one of the texts
-    int64_t steps;              // since trials ended
-    double first_ms, window_ms; // time of the first and of the last PLAN_WINDOW steps
+    bool search_again; // --plan new
+    bool known;        // from trials or from one of the texts
 } run_plan;
 
 // Rank 0 reads the files for all ranks. Dies together if --plan cannot be read.
@@ -32,5 +30,5 @@ enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan 
 void plan_start(run_plan *p, const char *saved, int64_t steps);
 void plan_explain(const run_plan *p, FILE *out); // for --dry-run
 char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
-// After each step. Prints, logs and writes the plan when trials have ended; later reports once if steps have become slower.
-void plan_step(run_plan *p, logfile *log, int64_t step, double ms);
+// After each step. Prints, logs and writes the plan when trials have ended.
+void plan_step(run_plan *p, logfile *log, int64_t step);

@@ -50,7 +50,6 @@ NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b
            b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
            struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 PIECE_BYTES = 1 << 18
-LONG_RUN = 1 << 16  # of blanks; with a million the tokenizer's pattern fails
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
 PROGRESS_S = 2
@@ -106,17 +105,13 @@ class GPT2:
                 yield self.tokens(words, part)
 
     def tokens(self, text, part):
-        """A long run of blanks can only be at the beginning. The pattern takes all of it but the last blank as one word."""
-        run = re.match(BLANK + "*", text).end()
-        run = 0 if run < LONG_RUN else run - (run < len(text))
         try:
-            first = self.encoding._encode_single_piece(text[:run]) if run > 0 else []
-            return little_endian(first + self.encoding.encode_ordinary(text[run:]))
+            return little_endian(self.encoding.encode_ordinary(text))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
             raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
-                          "check the text there; leave it out, or report this to tiktoken") from None
+                          "its pattern fails at a million blanks in a row: shorten them, or leave out that part") from None
 
     def tokenizer_file(self):
         header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
@@ -277,23 +272,18 @@ def files_below(top):
     def leave_out(path, why):
         note(f"note: {path} is left out: {why}")
 
-    known = {}  # inode and device of a directory → its first path
-
-    def is_new(path):
-        return known.setdefault(os.stat(path)[1:3], path) == path
-
-    is_new(top)
+    known = {}  # the real path of a directory → its first path
     for folder, folders, files in os.walk(top, followlinks=True, onerror=lambda error: leave_out(error.filename, error.strerror)):
-        names, folders[:] = sorted(name for name in folders + files if not name.startswith(".")), []
-        for path in (os.path.join(folder, name) for name in names):
+        folders[:], files = (sorted(name for name in names if not name.startswith(".")) for names in (folders, files))
+        if (first := known.setdefault(os.path.realpath(folder), folder)) != folder:
+            folders.clear()
+            leave_out(folder, f"it is {first}, which is read already")
+            continue
+        for path in (os.path.join(folder, name) for name in files):
             if os.path.isfile(path):
                 yield path
-            elif not os.path.isdir(path):
-                leave_out(path, "it is not a regular file")
-            elif is_new(path):
-                folders.append(os.path.basename(path))
             else:
-                leave_out(path, f"it is {known[os.stat(path)[1:3]]}, which is read already")
+                leave_out(path, "it is not a regular file")
 
 
 def find_sources(names, form, own):

@@ -8,8 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
-
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
 }
@@ -89,15 +87,6 @@ static void print_shared_cores(const run_report *r) {
                  r->transport->local_cores, r->transport->local_size);
 }
 
-// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
-static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
-    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
-        cf_print(stdout,
-                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
-                 "--encoding gpt2 makes GPT-2's tokens\n",
-                 option, files, r->V);
-}
-
 void report_banner(const run_report *r) {
     const options *o = r->o;
     const cf_choice schedule = recipe_schedule(o);
@@ -120,9 +109,6 @@ void report_banner(const run_report *r) {
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
-    options_print_repeated(o, stdout);
-    print_bytes(r, r->train, "train", o->train);
-    print_bytes(r, r->val, "val", o->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else if (r->peak_source)
@@ -197,9 +183,9 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5ld/%ld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f ms\tETA %s%s", s->step + 1,
-             r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share, times->exposed_ms, eta,
-             s->trial ? " (trial)" : "");
+             "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
+             r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+             s->trial ? "  (trial)" : "");
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
@@ -222,7 +208,7 @@ void report_step(run_report *r, const double *all, int stride) {
         LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
                  FIELD("in_a_row", s->skipped));
     }
-    plan_step(&r->plan, r->log, s->step, times.ms);
+    plan_step(&r->plan, r->log, s->step);
     accounts_step(&r->time, s->step, times.ms);
     if (root(r)) accounts_store(&r->time, false);
     if (times.stop) r->stop = times.stop;

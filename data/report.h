@@ -24,24 +24,24 @@ typedef struct run_report {
     const cf_mesh *mesh;
     cf_transport *transport; // in a dry run it may have fewer ranks than the mesh
     int accumulation;
-    int64_t parameters, V;     // of the model
-    double flops;              // per token, as MFU counts them
-    double peak;               // flop/s of all ranks, 0: unknown
-    const char *peak_source;   // NULL: not measured
-    tokens *train, *val;       // NULL: none
-    const vocabulary *words;   // NULL: bytes
-    int64_t first;             // the step with which the run begins or resumes
-    bool watched;              // validation and samples before it are done
-    logfile *log;              // rank 0's
-    saver *checkpoints;        // NULL without --out
-    accounts time;             // rank 0's
-    double lap_ms, begin_ms;   // of the last report_lap(), of the first step: on the clock of cf_now_ms()
-    double stepped_ms;         // of all reported steps
-    int trace_from, trace_to;  // steps [from, to); -1 without --trace
-    bool untraced;             // the timeline could not be written
-    run_plan plan;             // how operations travel, with --overlap auto
-    step_report last;          // the step to be reported next; its `step` is -1 if there is none
-    int stop;                  // the signal by which some rank was asked to end the run; 0: none
+    int64_t parameters, V;    // of the model
+    double flops;             // per token, as MFU counts them
+    double peak;              // flop/s of all ranks, 0: unknown
+    const char *peak_source;  // NULL: not measured
+    tokens *train, *val;      // NULL: none
+    const vocabulary *words;  // NULL: bytes
+    int64_t first;            // the step with which the run begins or resumes
+    bool watched;             // validation and samples before it are done
+    logfile *log;             // rank 0's
+    saver *checkpoints;       // NULL without --out
+    accounts time;            // rank 0's
+    double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()
+    double stepped_ms;        // of all reported steps
+    int trace_from, trace_to; // steps [from, to); -1 without --trace
+    bool untraced;            // the timeline could not be written
+    run_plan plan;            // how operations travel, with --overlap auto
+    step_report last;         // the step to be reported next; its `step` is -1 if there is none
+    int stop;                 // the signal by which some rank was asked to end the run; 0: none
 } run_report;
 
 void report_resume(run_report *r, const manifest *m); // from this checkpoint

@@ -18,7 +18,6 @@
 
 enum {
     MAGIC = 20240520,
-    MAGIC_32_BIT = 20240801,
     FILE_VERSION = 1,
     FEISTEL_ROUNDS = 8,
     PIECE = 1 << 16,      // tokens of one read
@@ -35,24 +34,14 @@ static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// The length of the part of a pattern that names an existing file or directory, so that its brackets and stars are not special.
-static size_t literal_length(const char *pattern) {
-    char name[PATH_MAX];
-    size_t length = strlen(pattern);
-    if (length >= sizeof name) return 0;
-    memcpy(name, pattern, length + 1);
-    while (length > 0 && access(name, F_OK) != 0) {
-        while (length > 0 && name[length - 1] != '/') length--; // without the last name
-        if (length > 0) length--;
-        name[length] = 0;
-    }
-    return length;
-}
-
-// Finds the files, sorted by name. Returns glob()'s status.
+// Finds the files, sorted by name. The brackets and stars of an existing file or directory are not special. Returns glob()'s status.
 static int find_files(const char *pattern, glob_t *found) {
+    char directory[PATH_MAX];
+    const char *slash = strrchr(pattern, '/');
+    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - pattern) : 0, pattern);
+    const size_t literal = strlen(access(pattern, F_OK) == 0 ? pattern : access(directory, F_OK) == 0 ? directory : "");
     char *escaped = cf_host_alloc(2 * (int64_t)strlen(pattern) + 1, 1, "a pattern"), *end = escaped;
-    for (size_t i = 0, literal = literal_length(pattern); pattern[i]; i++) {
+    for (size_t i = 0; pattern[i]; i++) {
         if (i < literal && strchr("*?[]\\~", pattern[i])) *end++ = '\\';
         *end++ = pattern[i];
     }
@@ -87,9 +76,6 @@ static void open_file(token_file *file, const char *name) {
     char promise[32];
     if (!input_open(&file->in, "token file", name, &why)) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
     if (!input_header(&file->in, fields, 3, header, &why)) {
-        if (header[0] == MAGIC_32_BIT)
-            cf_die_together(how_to_make, "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
-                            MAGIC_32_BIT);
         cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
     }
     file->count = header[2];
@@ -123,7 +109,6 @@ static uint64_t hash_files(tokens *t, bool whole) {
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
-    if (T < 1) cf_die_together("--seq is at least 1", "samples of %ld tokens", T);
     glob_t found;
     const int status = find_files(pattern, &found);
     if (status == GLOB_NOMATCH)
@@ -139,6 +124,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
                   .files = (int)found.gl_pathc,
                   .T = T,
                   .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
+                  .vocab = UINT16_MAX + 1,
                   .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
@@ -170,17 +156,17 @@ void tokens_verify(tokens *t) {
     t->hash = hash_files(t, true);
 }
 
-static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
-    if (token >= vocab)
+static void check_token(const tokens *t, int file, int64_t at, int token) {
+    if (token >= t->vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
                         "--verify-data checks all tokens before a run begins",
                         "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", t->file[file].in.path, at, token,
-                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, vocab);
+                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
 }
 
 void tokens_check(tokens *t, int64_t vocab) {
     t->vocab = vocab;
-    check_token(t, t->largest_in, t->largest_at, t->largest, vocab);
+    check_token(t, t->largest_in, t->largest_at, t->largest);
 }
 
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
@@ -192,7 +178,6 @@ static uint64_t mix(uint64_t x) {
 }
 
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
-    if (position < 0) cf_die(NULL, "sample at position %ld", position);
     uint64_t samples = (uint64_t)t->samples, epoch = (uint64_t)position / samples;
     uint64_t key = mix(mix(seed) + epoch), x = (uint64_t)position % samples;
     int half_bits = 0;
@@ -210,9 +195,10 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     return (int64_t)x;
 }
 
-void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
-    if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
-        cf_die(NULL, "sample %ld of %ld into column %ld of %ld", sample, t->samples, b, B);
+void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first_,
+                 int64_t *end_) {
+    tokens *t = data;
+    (void)first_, (void)end_;
     int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;
@@ -221,15 +207,8 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
     const int64_t first = (sample - t->file[file].first) * t->T;
     const uint16_t *from = read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
-        check_token(t, file, first + i, from[i], vocab);
+        check_token(t, file, first + i, from[i]);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }
-}
-
-void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
-                 int64_t *end) {
-    tokens *t = data;
-    tokens_read(t, sample, t->vocab, b, B, inputs, targets);
-    (void)first, (void)end;
 }

@@ -15,13 +15,13 @@ typedef struct token_file {
 typedef struct tokens {
     int64_t T, samples; // in one epoch
     int64_t count;      // tokens in all files
-    int64_t vocab;      // of tokens_load(), set by tokens_check()
+    int64_t vocab;      // no token is as large; set by tokens_check()
     int files;
     // A hash of the files' sizes and of blocks spread over them, which detects a change of a thousandth of a file. Small files, and
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
     uint64_t hash; // of all tokens, after tokens_verify(); 0 before
-    // The largest token read so far, its file and its position. In a set of bytes it is at most 255.
+    // The largest token read so far, its file and its position.
     int largest, largest_in;
     int64_t largest_at;
     token_file *file; // (files)
@@ -42,9 +42,8 @@ void tokens_check(tokens *t, int64_t vocab);
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
-// Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is >= vocab, naming file, position
-// and value, or if the file has become shorter.
-void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
-// The same with the vocabulary of tokens_check(), in the form in which layers/ asks for sequences; all tokens count.
+// Copies a sample into column b of inputs and targets (T, B): element t·B + b, in the form in which layers/ asks for sequences; all
+// tokens count, so first and end may be NULL. Dies if a token is beyond the vocabulary of tokens_check(), naming file, position and
+// value, or if the file has become shorter.
 void tokens_load(void *tokens, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
                  int64_t *end);

@@ -5,8 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 
-// Version 1 has no field for the end-of-text token: it is only used with GPT-2's vocabulary, where it is 50256.
-enum { MAGIC = 20240328, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
+enum { MAGIC = 20240328, VERSION = 2, MAX_TOKENS = 1 << 24 };
 
 typedef struct word {
     const char *bytes;
@@ -24,7 +23,9 @@ static const char *const how_to_make = "make it again with data/prepare.py --enc
 static const char *const how_to_read = "it belongs beside the token files; every rank must be able to read it";
 
 vocabulary *vocabulary_open(const char *path) {
-    static const header_field field[] = {{"magic", MAGIC, MAGIC}, {"version", 1, 2}, {"number of tokens", 1, MAX_TOKENS}};
+    static const header_field field[] = {{"magic", MAGIC, MAGIC},
+                                         {"version", VERSION, VERSION},
+                                         {"number of tokens", 1, MAX_TOKENS}};
     problem why;
     int64_t size, at = INPUT_HEADER_BYTES;
     char *bytes = input_read_all("vocabulary file", path, INPUT_HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
@@ -32,11 +33,9 @@ vocabulary *vocabulary_open(const char *path) {
     if (!bytes) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
     const int32_t *header = (const int32_t *)bytes;
     if (!input_check_header("vocabulary file", path, size, field, 3, header, &why)) cf_die_together(how_to_make, "%s", why.what);
-    if (header[1] == 1 && header[2] != GPT2_TOKENS)
-        cf_die_together(how_to_make, "vocabulary file %s has version 1, expected 2", path);
     vocabulary *v = cf_host_alloc(1, sizeof *v, path);
     *v = (vocabulary){.count = header[2],
-                      .end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : (uint32_t)header[3],
+                      .end_of_text = (uint32_t)header[3],
                       .word = cf_host_alloc(header[2], sizeof *v->word, path),
                       .bytes = bytes};
     if (v->end_of_text >= v->count)
@@ -58,8 +57,7 @@ vocabulary *vocabulary_beside(const char *file) {
     if (!file || !*file) return NULL;
     const char *slash = strrchr(file, '/');
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%.*stokenizer.bin", slash ? (int)(slash - file + 1) : 0, file) >= (int)sizeof path)
-        cf_die_together(how_to_read, "the name of the vocabulary file beside %s is too long", file);
+    snprintf(path, sizeof path, "%.*stokenizer.bin", slash ? (int)(slash - file + 1) : 0, file);
     return vocabulary_open(path);
 }
 

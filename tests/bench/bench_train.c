@@ -431,7 +431,7 @@ static void tune(bench *b, entrant *e) {
         cf_barrier(&b->context, &b->mesh.world_group);
         cf_tuner_begin_step(e->plan.tuner);
         if (cf_tuner_trying(e->plan.tuner)) take_step(b, e, 0);
-        plan_step(&e->plan, NULL, e->trials++, 0);
+        plan_step(&e->plan, NULL, e->trials++);
     }
     b->last = NULL;
     char *found = plan_text(&e->plan);

@@ -141,7 +141,6 @@ static void test_save_and_load(void **state) {
         for (int i = 0; i < RANK_BYTES; i++) assert_int_equal((unsigned char)bytes[i], byte_at(i, 20 + rank));
         free(bytes);
     }
-    ASSERT_DIES(checkpoint_verify(out_path(), m, 2, &why), "rank 2 of a checkpoint of 2");
     manifest_free(m);
     assert_null(checkpoint_latest(out_path(), 10, &skipped));
     assert_null(checkpoint_manifest(out_path(), 30, &why));
@@ -324,8 +323,6 @@ static void test_manifest_numbers(void **state) {
     ASSERT_SAYS("more than 1024 options");
     free(text);
     cJSON_Delete(m.options);
-    m.ranks = 0;
-    ASSERT_DIES(manifest_print(&m, &size), "0 ranks");
 }
 
 // --- one run at a time, and what dead ones leave -----------------------------------------------------------

@@ -324,7 +324,7 @@ class Import(Case):
                               (b"", "not a safetensors"), (whole[:7], "not a safetensors"),
                               (b"\xff" * 8 + whole[8:], "not a safetensors"),
                               (whole[:8 + length - 1], "not a safetensors"), (whole[:-1], "damaged, or the file was not copied"),
-                              (whole[:8] + b"\xff" * length + whole[8 + length:], "not text"),
+                              (whole[:8] + b"\xff" * length + whole[8 + length:], "not JSON"),
                               (whole[:8] + b"[" * length + whole[8 + length:], "not JSON")):
             with self.subTest(word=word, bytes=len(content)):
                 with open(weights, "wb") as file:
@@ -341,7 +341,7 @@ class Import(Case):
             self.assertIn("weight_map", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         with open(config, "wb") as file:
             file.write(b"\xff")
-        self.assertIn("config.json is not text", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        self.assertIn("config.json is not JSON", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         os.remove(config)
         error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
         self.assertIn("there is no " + config, error)

@@ -69,15 +69,6 @@ static void test_the_last_one_counts(void **state) {
     (void)state;
     options o = parsed("--seq 1 --lr 1 --seq=2 --force --lr 0.5 --model d6 --force --train a --lr 2e-4 --train=b");
     assert_true(o.seq == 2 && o.lr == 2e-4 && o.force && strcmp(o.train, "b") == 0);
-    char *text = NULL;
-    size_t size;
-    FILE *file = open_memstream(&text, &size);
-    options_print_repeated(&o, file);
-    fclose(file);
-    assert_string_equal(text, "option    --seq is given more than once; the last one counts: 2\n"
-                              "option    --train is given more than once; the last one counts: b\n"
-                              "option    --lr is given more than once; the last one counts: 0.0002\n");
-    free(text);
 }
 
 static void test_both_spellings(void **state) {
@@ -257,7 +248,6 @@ static void test_config(void **state) {
     assert_string_equal(o.overlap, "slice");
     assert_true(o.given[OPTION_seed] && o.given[OPTION_config] && !o.given[OPTION_dry_run]);
     assert_int_equal(marked(o.given), 8);
-    assert_int_equal(marked(o.repeated), 1); // twice on the command line
     snprintf(words, sizeof words, "--config %s --seed 3", scratch_path("logged"));
     o = parsed(words);
     assert_true(o.lr == 1 && o.seq == 1024 && o.seed == 3 && strcmp(o.train, "x") == 0 && !o.given[OPTION_seq]);
@@ -274,6 +264,7 @@ static void test_config_refused(void **state) {
         {"{\"seq\": 1e300}", "--seq '1.0000000000000001e+300' is not a whole number", ""},
         {"{\"seq\": true}", "the value of --seq is no number", "tokens per sequence"},
         {"{\"train\": 7}", "the value of --train is no text", "token files"},
+        {"{\"recompute\": 0}", "the value of --recompute is no text", "0: keep"},
         {"{\"train\": null}", "the value of --train is no text", ""},
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},

@@ -93,9 +93,8 @@ class GPT2(PrepareCase):
                     self.assertEqual(got, prepare.little_endian(whole))
 
     def test_random_pieces_encode_like_the_whole(self):
-        """With every character that is a blank to Python or to the pattern, where five blanks count as a long run."""
+        """With every character that is a blank to Python or to the pattern."""
         prepare, draw = load_prepare(), random.Random(1)
-        prepare.LONG_RUN = 5
         encoder = prepare.GPT2(BPE)
         letters = [*"      \n\t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u180e\u2000\u200b\u2028\u2029\u202f\u205f\u3000\ufeff",
                    *"'slvetdm1²aBé日。-_<|>"]
@@ -106,22 +105,14 @@ class GPT2(PrepareCase):
             self.assertEqual(got, whole, repr(text))
 
     def test_long_runs_of_blanks(self):
-        """Longer than the library's pattern can take: encoded as its shorter ones are."""
-        prepare = load_prepare()
-        encoder = prepare.GPT2(BPE)
-        for blanks in " ", "\n", "\t", "\u00a0", "\u3000", "\n \t\r":
-            for end in "", "y", "\ty":
-                text = "x" + blanks * (3 * (1 << 16) // len(blanks)) + end
-                for size in 50_000, 10_000_000:
-                    with self.subTest(blanks=blanks, end=end, size=size):
-                        got = b"".join(encoder.encode(PartOfBytes(text.encode(), size)))
-                        self.assertEqual(got, prepare.little_endian(encoder.encoding.encode_ordinary(text)))
-        for blanks in " ", "\u00a0", "\n \t\r":
-            text = "x" + blanks * (1_000_000 // len(blanks)) + "y z"
-            with self.subTest(blanks=blanks):
-                self.encode("--input", self.write("a", text), "--val-fraction", 0)
-                words = self.vocabulary()
-                self.assertEqual(b"".join(words[token] for token in self.all_tokens("train")).decode(), text)
+        """As many as the library's pattern can take; more are refused, and the place is named."""
+        text = "x" + " " * 200_000 + "y z"
+        self.encode("--input", self.write("a", text), "--val-fraction", 0)
+        words = self.vocabulary()
+        self.assertEqual(b"".join(words[token] for token in self.all_tokens("train")).decode(), text)
+        error = self.refused("--input", self.write("a", "x" + " " * 2_000_000 + "y z"), "--encoding", "gpt2", "--bpe-dir", BPE)
+        self.assertIn("the tokenizer fails near byte", error)
+        self.assertIn("blanks", error)
 
     def test_whatever_the_library_throws(self):
         prepare = load_prepare()

@@ -139,7 +139,7 @@ class Plan(harness.Case):
         name = list(json.loads(good)["operations"])[0]
         cases = {
             "is damaged": good[:len(good) // 2],
-            "names an operation that this run does not have": good.replace(name, "forward all-gather nothing"),
+            "for an operation of this run: forward all-gather nothing": good.replace(name, "forward all-gather nothing"),
             "has more than a JSON object": good + "{}",
             "lacks the operation": re.sub(r'\n\t\t"' + name + '":[^\n]*', "", good),
             "has no valid choice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
