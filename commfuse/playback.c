@@ -1,8 +1,6 @@
 // See playback.h.
 #include "playback.h"
 #include "die.h"
-#include "memory.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +12,7 @@ typedef struct flight { // a unit of one player; times are INFINITY until known
     bool posted, ready, started;
     int held;                      // multiprocessors, until it is complete
     double remaining_ms[CF_LINKS]; // remaining time on each link, if alone there
-    double startable_ms, sent_ms;
+    double startable_ms, began_ms, sent_ms;
 } flight;
 
 typedef struct stream {
@@ -46,7 +44,16 @@ typedef struct playback {
     int players;
     player *player;
     double now_ms;
+    cf_trace_list *events;
 } playback;
+
+static void add_event(playback *b, const player *p, int row, const char *name, int layer, int64_t bytes, double begin, double end) {
+    if (!b->events) return;
+    cf_trace_event e = {.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
+    e.posted_ms = begin;
+    snprintf(e.name, sizeof e.name, "%.39s", name);
+    cf_trace_append(&b->events[p - b->player], e);
+}
 
 // --- units ---
 
@@ -113,14 +120,17 @@ static bool move_units(playback *b, player *p) {
             }
             if (!f->started) {
                 if (!receivers_ready(b, p, unit)) break;
-                f->started = moved = true;
+                f->started = moved = true, f->began_ms = b->now_ms;
                 memcpy(f->remaining_ms, u->wire_ms, sizeof f->remaining_ms);
             }
             if (drained(f) && f->sent_ms == INFINITY) moved = true, f->sent_ms = b->now_ms + u->latency_ms;
             if (b->hardware->gpu ? !complete(b, p, unit) : !drained(f)) break;
             p->held -= f->held, moved = true;
         }
-    while (p->open < p->posted && p->flight[p->open].started && complete(b, p, p->open)) p->open++;
+    for (; p->open < p->posted && p->flight[p->open].started && complete(b, p, p->open); p->open++) {
+        const cf_record_unit *u = &r->unit[p->open];
+        add_event(b, p, CF_TRACE_COMM, u->label, u->layer, u->bytes, p->flight[p->open].began_ms, b->now_ms);
+    }
     return moved;
 }
 
@@ -168,6 +178,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
     if (!e) return false;
     if (s->working) {
         if (!start_blocks(b, p, s, e)) return false;
+        if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, s->began_ms, b->now_ms);
         p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - s->began_ms - e->ms);
         s->working = false;
         next_entry(p, s);
@@ -193,6 +204,8 @@ static bool run_entry(playback *b, player *p, stream *s) {
                                             : !complete(b, p, e->unit))
             return false;
         s->waiting = false;
+        if (e->unit >= 0 && b->now_ms > s->began_ms + MOMENT)
+            add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, s->began_ms, b->now_ms);
         break;
     case CF_DO_SYNC:
         p->host_ms = b->now_ms;
@@ -337,8 +350,8 @@ static cf_played result_of(playback *b) {
     return result;
 }
 
-cf_played cf_playback(const cf_record *const *records, int players) {
-    playback b = {.hardware = records[0]->hardware, .players = players};
+cf_played cf_playback(const cf_record *const *records, int players, cf_trace_list *events) {
+    playback b = {.hardware = records[0]->hardware, .players = players, .events = events};
     start(&b, records);
     for (double next = 0; next < INFINITY;) {
         b.now_ms += next;

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "record.h"
+#include "trace.h"
 
 enum { CF_PLACES = 64 };
 typedef struct cf_place_exposed {
@@ -33,5 +34,6 @@ typedef struct cf_played { // of the last step that begins and ends
     cf_place_exposed place[CF_PLACES]; // exposed, by operation; the longest first
 } cf_played;
 
-// records: of every player, the same steps. Dies on a deadlock, with player and operation.
-cf_played cf_playback(const cf_record *const *records, int players);
+// records: of every player, the same steps. events: NULL, or a list for each player, to be freed by the caller. Dies on a deadlock,
+// with player and operation.
+cf_played cf_playback(const cf_record *const *records, int players, cf_trace_list *events);

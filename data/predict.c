@@ -1,6 +1,7 @@
 // See predict.h.
 #include "predict.h"
 #include "../commfuse/playback.h"
+#include "durable.h"
 #include "input.h"
 #include "json.h"
 #include <stddef.h>
@@ -159,13 +160,11 @@ void predict_options(options *o, cf_hardware *h) {
     const char *other = *o->init_from   ? "init-from"
                         : *o->out       ? "out"
                         : *o->export_to ? "export"
-                        : *o->trace     ? "trace"
                         : o->check_wire ? "check-wire"
                                         : NULL;
     if (other)
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
-                        "--predict reads and saves no model, has no data to check and writes no timeline, but --%s is given",
-                        other);
+                        "--predict reads and saves no model and has no data to check, but --%s is given", other);
     o->dry_run = true;
     if (strcmp(o->dtype, "auto") == 0) o->dtype = dtype;
     if (strcmp(o->dtype, dtype) != 0)
@@ -176,7 +175,17 @@ void predict_options(options *o, cf_hardware *h) {
 
 // --- one mesh in one mode ---
 
-static forecast foresee(const options *given, const cf_hardware *h, int mode, predict_record *record, void *trainer) {
+static void write_timeline(const char *path, int players, const cf_trace_list *events) {
+    size_t size;
+    problem why;
+    char *text = cf_trace_text(players, events, &size);
+    if (!durable_replace(path, text, (int64_t)size, false, &why))
+        cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
+    free(text);
+}
+
+static forecast foresee(const options *given, const cf_hardware *h, int mode, bool timeline, predict_record *record,
+                        void *trainer) {
     options o = *given;
     forecast f = {0};
     const int64_t world = o.tp * o.dp, players = o.predict_all ? world : o.tp;
@@ -185,14 +194,16 @@ static forecast foresee(const options *given, const cf_hardware *h, int mode, pr
                         "%ld ranks that differ are more than the %d that --predict plays", players, CF_PLAYERS_MAX);
     predicted_rank rank[CF_PLAYERS_MAX] = {0};
     const cf_record *records[CF_PLAYERS_MAX];
+    cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
     o.overlap = modes[mode];
     for (int i = 0; i < players; i++) record(trainer, &o, i, (int)players, &rank[i]), records[i] = &rank[i].record;
-    f.played = cf_playback(records, (int)players);
+    f.played = cf_playback(records, (int)players, timeline ? events : NULL);
     f.tokens_per_s = 1e3 * (double)(o.batch ? o.batch : o.micro_batch * o.dp) * (double)o.seq / f.played.step_ms;
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= h->memory_bytes;
-    for (int i = 0; i < players; i++) cf_record_free(&rank[i].record);
+    if (timeline) write_timeline(o.trace, (int)players, events);
+    for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
 }
 
@@ -254,7 +265,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
             forecast f[MODES];
             int best = NONE;
             if (!set_mesh(&o, given, ranks, tp)) continue;
-            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&o, h, mode, record, trainer);
+            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&o, h, mode, false, record, trainer);
             for (int mode = NONE; mode < MODES; mode++)
                 if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
             cf_print(out, "%6ld %4ld %6ld", ranks, tp, o.dp);
@@ -287,7 +298,7 @@ void predict(const options *o, const cf_hardware *h, predict_record *record, voi
         options mesh = *o;
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
-        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, record, trainer);
+        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *o->trace && mode == AUTO, record, trainer);
         cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
         print_modes(f, out);
         if (!f[AUTO].fits) cf_print(out, "This does not fit: a rank has %.1f GiB\n", h->memory_bytes / (1 << 30));

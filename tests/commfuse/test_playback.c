@@ -46,7 +46,7 @@ static cf_played play(cf_record *a, cf_record *b) {
     const cf_record *both[] = {a, b};
     cf_record_add(a, CF_DO_STEP);
     if (b) cf_record_add(b, CF_DO_STEP);
-    cf_played p = cf_playback(both, b ? 2 : 1);
+    cf_played p = cf_playback(both, b ? 2 : 1, NULL);
     cf_record_free(a);
     if (b) cf_record_free(b);
     return p;

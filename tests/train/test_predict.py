@@ -136,6 +136,37 @@ class Predict(harness.Case):
         self.assertEqual(len(re.findall(r"^ +\d+ best: tp \d+ x dp \d+ by", result.out, re.M)), 2)
         self.assertRegex(result.out, r"Overlap saves")
 
+    def test_timeline(self):
+        trace = self.fresh("trace.json")
+        self.predicted(trace=trace, tp=2, dp=2, **FEW)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)
+        events = [e for e in (events["traceEvents"] if isinstance(events, dict) else events) if e.get("ph") == "X"]
+        self.assertEqual({e["pid"] for e in events}, {0, 1})
+        self.assertIn("reduce-scatter mlp.fc2", {e["name"] for e in events})
+
+    def test_a_timeline_replaces_a_file_as_a_whole(self):
+        """Written through no link, and on a full disk the old one stays; a pipe is refused, not waited for."""
+        dear, trace, pipe = self.fresh("dear"), self.fresh("trace.json"), self.fresh("pipe")
+        with open(dear, "w", encoding="utf-8") as file:
+            file.write("dear")
+        os.link(dear, trace)
+
+        def no_space():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        arguments = harness.options(predict=os.path.join(MACHINES, "h100x8.json"), trace=trace, tp=2, **FEW)
+        self.assertFails(harness.run(arguments, preexec_fn=no_space), "--trace", trace, "File too large")
+        self.assertTrue(os.path.samefile(trace, dear))
+        os.remove(trace)
+        os.symlink(dear, trace)
+        for name in (trace, dear):  # what is there is replaced, not written into
+            self.predicted(trace=trace, tp=2, **FEW)
+            self.assertFalse(os.path.islink(trace))
+            with open(dear, encoding="utf-8") as file:
+                self.assertEqual(file.read(), "dear", name)
+        os.mkfifo(pipe)
+        self.assertFails(self.ask(trace=pipe, tp=2, **FEW), "--trace", pipe, "not a regular file")
+
     def test_damaged(self):
         """Each field, missing, of another kind, out of its range: refused by its name. So is one that is misspelt."""
         good = described("h100x8")
@@ -189,8 +220,7 @@ class Predict(harness.Case):
 
     def test_refused(self):
         for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),
-                            (dict(check_wire=True), "--check-wire"), (dict(trace="trace.json"), "--trace"),
-                            (dict(tp=128, dp=1, heads=128), "--tp"),
+                            (dict(check_wire=True), "--check-wire"), (dict(tp=128, dp=1, heads=128), "--tp"),
                             (dict(predict_all=True, tp=2, dp=64), "--predict-all"),
                             (dict(predict_all=True, predict_ranks="128:129"), "--predict-all")):
             result = self.ask(**{**FEW, **more})
