@@ -8,6 +8,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
+
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
 }
@@ -87,6 +89,15 @@ static void print_shared_cores(const run_report *r) {
                  r->transport->local_cores, r->transport->local_size);
 }
 
+// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
+static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
+    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
+        cf_print(stdout,
+                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
+                 "--encoding gpt2 makes GPT-2's tokens\n",
+                 option, files, r->V);
+}
+
 void report_banner(const run_report *r) {
     const options *o = r->o;
     const cf_choice schedule = recipe_schedule(o);
@@ -109,6 +120,8 @@ void report_banner(const run_report *r) {
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
+    print_bytes(r, r->train, "train", o->train);
+    print_bytes(r, r->val, "val", o->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else if (r->peak_source)

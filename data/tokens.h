@@ -21,7 +21,7 @@ typedef struct tokens {
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
     uint64_t hash; // of all tokens, after tokens_verify(); 0 before
-    // The largest token read so far, its file and its position.
+    // The largest token read so far, its file and its position. In a set of bytes it is at most 255.
     int largest, largest_in;
     int64_t largest_at;
     token_file *file; // (files)

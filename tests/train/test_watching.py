@@ -230,6 +230,14 @@ class Log(harness.Case):
                 self.assertEqual([entry["step"] for entry in log[1:3]], [0, 0])
                 self.assertTrue(log[2]["text"])
 
+    def test_bytes_given_to_a_model_of_words_are_told_of(self):
+        for vocab, told in (2000, 2), (1000, 0):  # --train and --val; the tokens are below 101
+            with self.subTest(vocab=vocab):
+                result = harness.run(harness.options(train=self.tokens, val=self.tokens, vocab=vocab, layers=1, channels=16,
+                                                     heads=2, seq=8, steps=1, val_every=0))
+                self.assertEqual(result.status, 0, str(result))
+                self.assertEqual(result.out.count("seem to be bytes"), told, str(result))
+
     def test_a_sample_does_not_command_the_terminal(self):
         """Whatever bytes a model draws; weights at random draw all of them."""
         model, shape = self.fresh("model.bin"), dataclasses.replace(self.shape, V=256, Vp=256)
