@@ -1,5 +1,6 @@
 // See predict.h.
 #include "predict.h"
+#include "recipe.h"
 #include "../commfuse/playback.h"
 #include "durable.h"
 #include "input.h"
@@ -7,7 +8,7 @@
 #include <stddef.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
-static const char *const modes[] = {"ideal", "none", "slice", "commfuse", "auto"};
+static const char *modes[] = {"ideal", "none", "slice", "commfuse", "auto"}; // --overlap NAME takes the place of commfuse
 enum { IDEAL, NONE, SLICE, COMMFUSE, AUTO, MODES };
 static const double PAYS = 0.02; // the part of a step that overlap must save
 
@@ -289,6 +290,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
 }
 
 void predict(const options *o, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
+    if (recipe_schedule(o).algorithm) modes[COMMFUSE] = o->overlap;
     int64_t from = 0, to = 0;
     if (sscanf(o->predict_ranks, "%ld:%ld", &from, &to) == 2) {
         if (from < 1) cf_die_together("count ranks from 1", "--predict-ranks %s", o->predict_ranks);
