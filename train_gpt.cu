@@ -108,9 +108,8 @@ static void load_state(trainer *t) {
     zero_start(&t->model.zero);
 }
 
-// --- one step: gpt_train_step() of layers/step.c ---
+// --- one step: gpt_train_step() of layers/step.c, on this replica's sequences ---
 
-// This replica's sequences of micro-batch `micro`.
 static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32_t *targets) {
     const trainer *t = (const trainer *)trainer_;
     const options *o = &t->o;
