@@ -112,10 +112,10 @@ static void load_state(trainer *t) {
 
 static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32_t *targets) {
     const trainer *t = (const trainer *)trainer_;
-    const options *o = &t->o;
-    const int64_t B = o->micro_batch, first = t->context.step * o->batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
-    for (int64_t b = 0; t->report.train && b < B; b++) // a prediction has no tokens
-        tokens_load(t->report.train, tokens_shuffled(t->report.train, (uint64_t)o->seed, first + b), b, B, inputs, targets, NULL, NULL);
+    const int64_t B = t->o.micro_batch, first = t->context.step * t->o.batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
+    tokens *data = t->report.train;
+    for (int64_t b = 0; data && b < B; b++) // a prediction has no tokens
+        tokens_load(data, tokens_shuffled(data, (uint64_t)t->o.seed, first + b), b, B, inputs, targets, NULL, NULL);
 }
 
 static void train_step(trainer *t) {

@@ -140,7 +140,7 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
     if (!costs->spare && o->threads <= 1) snprintf(option, room, "fewer ranks on a host");
     if (!costs->spare) return "no core to spare";
     snprintf(option, room, "--micro-batch %ld", 2 * o->micro_batch);
-    if (latency_s > wire_s && schedule.slices > 1)
+    if (latency_s > wire_s && schedule.algorithm && schedule.slices > 1)
         snprintf(option, room, "--overlap %s:%d", schedule.algorithm->name, schedule.slices / 2);
     if (latency_s > wire_s) return "latency";
     if (cut) snprintf(option, room, "--overlap auto"); // nothing hides its first or last slice

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 
-enum { MAGIC = 20240328, VERSION = 2, MAX_TOKENS = 1 << 24 };
+enum { MAGIC = 20240328, FILE_VERSION = 2, MAX_TOKENS = 1 << 24 };
 
 typedef struct word {
     const char *bytes;
@@ -24,7 +24,7 @@ static const char *const how_to_read = "it belongs beside the token files; every
 
 vocabulary *vocabulary_open(const char *path) {
     static const header_field field[] = {{"magic", MAGIC, MAGIC},
-                                         {"version", VERSION, VERSION},
+                                         {"version", FILE_VERSION, FILE_VERSION},
                                          {"number of tokens", 1, MAX_TOKENS}};
     problem why;
     int64_t size, at = INPUT_HEADER_BYTES;

@@ -33,9 +33,9 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-// Adds rows of precise, `sums` (R, C), or if that is NULL of real.
-static void scatter(precise *dwte, const real *reals, const precise *sums, const int32_t *tokens, int64_t first, int64_t count,
-                    int64_t R, int64_t C) {
+// Adds rows (R, C) of precise, or of real.
+static void scatter(precise *dwte, const void *rows, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+                    int64_t C) {
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
@@ -43,18 +43,19 @@ static void scatter(precise *dwte, const real *reals, const precise *sums, const
             precise *restrict to = dwte + (tokens[r] - first) * C + c;
             const int64_t from = r * C + c, columns = smaller(C - c, STRIP);
 #pragma omp simd
-            for (int64_t i = 0; i < columns; i++) to[i] += sums ? sums[from + i] : precise_of(reals[from + i]);
+            for (int64_t i = 0; i < columns; i++)
+                to[i] += sums ? ((const precise *)rows)[from + i] : precise_of(((const real *)rows)[from + i]);
         }
 }
 
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
-    scatter(dwte, dout, NULL, tokens, first, count, R, C);
+    scatter(dwte, dout, false, tokens, first, count, R, C);
 }
 
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
-    scatter(dwte, NULL, dout, tokens, first, count, R, C);
+    scatter(dwte, dout, true, tokens, first, count, R, C);
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {

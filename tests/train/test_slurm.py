@@ -194,7 +194,7 @@ echo $SLURM_STEP_NUM_TASKS $SLURM_PROCID $SLURMD_NODENAME $SLURM_CPUS_ON_NODE $S
 exec {harness.PROGRAM} "$@"
 """)
         os.chmod(program, 0o755)
-        found, said, rows = self.sweep("--program", program)
+        found, said, rows = self.sweep("--repeats", "1", "--program", program)
         self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("COMPLETED", ["ok"]), said)
         with open(ranks, encoding="utf-8") as file:
             lines = sorted(line for line in file.read().splitlines() if line.startswith("2 "))
