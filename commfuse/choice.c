@@ -41,22 +41,16 @@ static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
     return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, rank, choice.slices, w->folds);
 }
 
-// Where peers are no shift of rank 0's, which a few ranks show, all ranks are replayed, or the choice counts as endless.
+// One rank stands for all if the exchanges of others are its own, shifted. Else all are replayed, or the choice counts as endless.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    const int N = w->ranks, sample[] = {1, N / 2, N - 1};
     const estimate e = {w, c};
     const cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
     cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, 0)};
-    bool alike = true;
-    for (int i = 0; i < 3 && N > 1; i++) {
-        cf_schedule *other = schedule_of(choice, w, sample[i]);
-        alike &= cf_schedule_is_shifted(all[0], other);
-        cf_schedule_free(other);
-    }
-    const int replayed = alike ? 1 : N <= REPLAYED_RANKS ? N : 0;
-    for (int r = 1; r < replayed; r++) all[r] = schedule_of(choice, w, r);
-    const double ms = replayed > 0 ? cf_replay(all, replayed, &machine).finished_ms : INFINITY;
-    for (int r = 0; r == 0 || r < replayed; r++) cf_schedule_free(all[r]);
+    const int ranks = all[0]->algorithm->shifted ? 1 : w->ranks;
+    const bool few = ranks <= REPLAYED_RANKS;
+    for (int r = 1; r < ranks && few; r++) all[r] = schedule_of(choice, w, r);
+    const double ms = few ? cf_replay(all, ranks, &machine).finished_ms : INFINITY;
+    for (int r = 0; r < REPLAYED_RANKS; r++) cf_schedule_free(all[r]);
     return ms;
 }
 

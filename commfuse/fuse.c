@@ -104,8 +104,7 @@ static cf_schedule *create_schedule(const cf_fuse_plan *p, cf_choice c, int rank
 
 // This rank's schedule. Those of an algorithm that the tests do not know are checked, all ranks' together.
 static cf_schedule *checked_schedule(const cf_fuse_plan *p, cf_choice c) {
-    if (c.algorithm >= cf_algorithms && c.algorithm < cf_algorithms + cf_algorithm_count)
-        return create_schedule(p, c, p->group->rank);
+    if (cf_algorithm_find(c.algorithm->name) == c.algorithm) return create_schedule(p, c, p->group->rank);
     cf_schedule **all = cf_host_alloc(p->group->size, sizeof *all, p->name), *mine = NULL;
     for (int r = 0; r < p->group->size; r++) all[r] = create_schedule(p, c, r);
     char where[CF_WHERE_TEXT];

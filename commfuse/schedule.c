@@ -327,15 +327,15 @@ enum {
 // A row serves what its generator makes; `otherwise` serves the rest. What has no computation to hide behind travels at once.
 // clang-format off
 const cf_algorithm cf_algorithms[] = {
-    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .most = 1, .native = true, .blocking = true,
+    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .most = 1, .native = true, .blocking = true, .shifted = true,
      .help = "the library's blocking collective, before or after one computation"},
-    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .most = MOST, .native = true,
+    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .most = MOST, .native = true, .shifted = true,
      .help = "data slicing: a non-blocking collective for each slice"},
     {.name = "ring", .serves = ROUNDS, .otherwise = "direct", .generate = ring, .bits = "ring", .slices = 1, .most = MOST,
-     .folds = true, .tail_free = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
+     .folds = true, .tail_free = true, .shifted = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
     {.name = "direct", .serves = ROUNDS | ALLTOALLS, .otherwise = "once", .generate = direct, .bits = "ring", .slices = 1,
-     .most = MOST, .folds = true, .tail_free = true, .help = "CommFuse straight to the rank that needs a slice"},
-    {.name = "once", .serves = ALL, .generate = at_once, .bits = "once", .slices = 1, .most = 1, .tail_free = true,
+     .most = MOST, .folds = true, .tail_free = true, .shifted = true, .help = "CommFuse straight to the rank that needs a slice"},
+    {.name = "once", .serves = ALL, .generate = at_once, .bits = "once", .slices = 1, .most = 1, .tail_free = true, .shifted = true,
      .help = "exchanges with all ranks at the same time, during the computation of the own shard"},
     {.name = "commfuse", .otherwise = "ring", .bits = "ring", .slices = 1, .most = MOST, .help = "the paper's name for ring"},
     {.name = "nowire", .otherwise = "ring", .slices = 1, .most = MOST, .bound = true,
@@ -402,25 +402,6 @@ void cf_schedule_free(cf_schedule *schedule) {
 
 int64_t cf_schedule_row(const cf_schedule *s, int64_t rows, int k) {
     return rows * k / s->slices;
-}
-
-static int next_exchange(const cf_schedule *s, int i) {
-    while (i < s->count && s->step[i].kind != CF_EXCHANGE) i++;
-    return i;
-}
-
-bool cf_schedule_is_shifted(const cf_schedule *a, const cf_schedule *b) {
-    const int N = a->ranks, m = a->slices, by = b->rank - a->rank + N;
-    int i = next_exchange(a, 0), j = next_exchange(b, 0);
-    for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
-        const cf_step *x = &a->step[i], *y = &b->step[j];
-        const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
-        if (y->send_to != (sends ? (x->send_to + by) % N : -1) || y->recv_from != (receives ? (x->recv_from + by) % N : -1) ||
-            (sends && y->send_slice != (x->send_slice + by * m) % (N * m)) ||
-            (receives && y->recv_slice != (x->recv_slice + by * m) % (N * m)))
-            return false;
-    }
-    return i == a->count && j == b->count;
 }
 
 // --- printing ---

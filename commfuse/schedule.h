@@ -104,6 +104,7 @@ typedef struct cf_algorithm {
     bool blocking;        // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool folds;           // makes schedules that fold (cf_schedule_create)
     bool tail_free;       // CommFuse's promise: the first computation waits for no transfer, the last has none after it
+    bool shifted;         // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
     bool bound;           // `otherwise` without its transfers: the results are wrong
 } cf_algorithm;
 
@@ -141,9 +142,6 @@ static inline int cf_nth_wait(const cf_step *step, int n) {
 
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
 int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
-
-// The exchanges of b are those of a, another rank's, with all ranks shifted. So one rank stands for all (replay.h).
-bool cf_schedule_is_shifted(const cf_schedule *a, const cf_schedule *b);
 
 // One readable line per step, as a malloc'ed string.
 char *cf_schedule_print(const cf_schedule *schedule);

@@ -19,3 +19,23 @@ static inline bool row_leads(const cf_algorithm *row, cf_operation operation, cf
 static inline bool row_is_own(const cf_algorithm *row, cf_operation operation, cf_side side) {
     return row_serves(row, operation, side) || (row->bound && row_leads(row, operation, side));
 }
+
+static inline int next_exchange(const cf_schedule *s, int i) {
+    while (i < s->count && s->step[i].kind != CF_EXCHANGE) i++;
+    return i;
+}
+
+// The exchanges of b are those of a, another rank's, with all ranks shifted.
+static inline bool is_shifted(const cf_schedule *a, const cf_schedule *b) {
+    const int N = a->ranks, m = a->slices, by = b->rank - a->rank + N;
+    int i = next_exchange(a, 0), j = next_exchange(b, 0);
+    for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
+        const cf_step *x = &a->step[i], *y = &b->step[j];
+        const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
+        if (y->send_to != (sends ? (x->send_to + by) % N : -1) || y->recv_from != (receives ? (x->recv_from + by) % N : -1) ||
+            (sends && y->send_slice != (x->send_slice + by * m) % (N * m)) ||
+            (receives && y->recv_slice != (x->recv_slice + by * m) % (N * m)))
+            return false;
+    }
+    return i == a->count && j == b->count;
+}

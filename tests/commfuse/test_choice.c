@@ -107,7 +107,7 @@ static void a_schedule_need_not_be_its_neighbours(void **state) {
         char where[CF_WHERE_TEXT];
         for (int r = 0; r < ranks; r++) all[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &row, ranks, r, 1, false);
         assert_null(cf_schedule_check(all, where));
-        assert_int_equal(cf_schedule_is_shifted(all[0], all[1]), ranks == 2);
+        assert_int_equal(is_shifted(all[0], all[1]), ranks == 2);
         for (int r = 0; r < ranks; r++) cf_schedule_free(all[r]);
         const cf_work w = product(ranks, 4096, 768, 2304);
         const double ms = cf_choice_ms((cf_choice){&row, 1}, &w, &cpu), wire_ms = 1e3 * (ranks - 1) * w.bytes / cpu.bytes_per_s;
