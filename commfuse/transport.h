@@ -36,7 +36,7 @@ typedef enum {
 
 typedef struct cf_request {
     cf_request_kind kind;
-    bool blocking; // collectives: by the library's blocking call (mode none)
+    bool blocking; // collectives: by the library's blocking call
     const cf_group *group;
     cf_dtype dtype;
     // EXCHANGE: group ranks, -1: half absent; counts in elements of dtype.

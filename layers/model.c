@@ -66,16 +66,19 @@ static bool is_up(const gpt *g) {
 
 // Memory that is used twice. Each use ends before the next begins; T=gradients compares with buffers apart (gpt_setup).
 //
-//   memory                     is                              from                              until
-//   the last norm, or with     its layer norm's output         norm_forward(), gpt_norm_again()  its linear layer's weight gradient
-//   recompute attention's      mlp_dy                          row_begin_backward(fcproj)        fcproj's weight gradient
-//   with recompute the MLP's   its layer norm's output         norm_forward(), gpt_norm_again()  fc's weight gradient
-//                              attention_dy                    row_begin_backward(attproj)       attproj's weight gradient
-//   dqkv                       up.qkv                          up_forward(), QKV's product       the end of its all-to-all
-//                              gradient of QKV                 attention's backward              QKV's weight gradient
-//   hidden, with recompute     GELU's output                   forward, gelu_again()             fcproj's product, weight gradient
-//   sums                       the result of an operation      its begin                         the kernel that reads it next
-//   prepared                   weights of a product            linear_prepare_…()                the next product's preparation
+//   memory                     used as                     from                              until
+//   norms kept: the last one   the last norm's output      norm_forward()                    the head's weight gradient
+//                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
+//                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
+//   recompute: attention's     output of attention's norm  norm_forward(), gpt_norm_again()  QKV's weight gradient
+//                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
+//   recompute: the MLP's       output of the MLP's norm    norm_forward(), gpt_norm_again()  fc's weight gradient
+//                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
+//   recompute: hidden          GELU's output of a layer    forward, gelu_again()             fcproj's product, weight gradient
+//   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
+//                              the gradient of QKV         attention's backward              QKV's weight gradient
+//   sums                       the result of an operation  its begin                         the kernel that reads it next
+//   prepared                   weights of a product        linear_prepare_…()                the next product's preparation
 static real *shared_with(gpt *g, real *memory, int64_t elements) {
     return g->setup.apart ? gpt_alloc(g, elements, sizeof *memory, "activations, shared") : memory;
 }

@@ -70,8 +70,12 @@ static void update(gpt_step *s, adamw a, double clip) {
     step_result *r = &s->result;
     r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
     a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
-    if (r->skipped) find_nonfinite(s, r), zero_skip_update(&s->model->zero);
-    if (!r->skipped) zero_update(&s->model->zero, a);
+    if (r->skipped) {
+        find_nonfinite(s, r);
+        zero_skip_update(&s->model->zero);
+    } else {
+        zero_update(&s->model->zero, a);
+    }
 }
 
 void gpt_step_die(const gpt_step *s) {
