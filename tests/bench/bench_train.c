@@ -177,6 +177,7 @@ static void make_mesh(bench *b) {
 
 static void make_context(bench *b) {
     if (b->o.threads == 0) b->o.threads = 1;
+    cf_device_threads((int)b->o.threads);
     cf_context_start(&b->context, b->transport, (int)b->o.threads);
 }
 
