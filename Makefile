@@ -30,7 +30,7 @@ WERROR  := -Werror
 WARN    := -Wall -Wextra $(WERROR) -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
 # clang warns of every `omp simd` loop that it cannot vectorise; gcc ignores the option.
 WARN    += -Wno-pass-failed
-# After a longjmp, functions with CF_RETURNS (commfuse/die.h) read only arguments that they have not changed; gcc also warns of
+# After a longjmp, functions with CF_RETURNS (commfuse/base/die.h) read only arguments that they have not changed; gcc also warns of
 # variables in functions that it inlines into them. clang ignores the option.
 WARN    += -Wno-clobbered -Wno-unknown-warning-option
 # The program reads neither errno of math functions nor traps, so exp() and others can be vectorised; NaN and infinity still work.
@@ -60,11 +60,12 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 # --- sources and objects ---
 
 # Not in the GPU program, beside the twins of .cu files.
-cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
+cpu_alone := $(wildcard commfuse/cpu/*.c layers/gemm*.c)
 # The third twin of device, transport and kernels records what the program would do (--predict).
-planned  := commfuse/planned.c layers/kernels_planned.c
-commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
-data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
+planned  := commfuse/predict/planned.c layers/kernels_planned.c
+core     := $(filter-out $(planned),$(wildcard commfuse/*.c $(addprefix commfuse/,base/*.c cpu/*.c launch/*.c predict/*.c)))
+commfuse := $(core:%.c=$(B)/%.o)
+data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c data/run/*.c))
 layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16.c $(planned),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
 layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(planned),$(wildcard layers/*.c)))
@@ -86,7 +87,7 @@ $(B)/train_gpt_bf16: $(B)/train_gpt_bf16.o $(commfuse) $(layers16) $(data)
 twins    := $(cpu_alone) $(patsubst %.cu,%.c,$(wildcard layers/*.cu))
 $(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(program)) $(planned:%.c=$(B)/%.o)
 $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)/%.o),$(commfuse)) \
-    $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/planned.o $(B)/bf16/layers/kernels_planned.o
+    $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/predict/planned.o $(B)/bf16/layers/kernels_planned.o
 $(programs:%=$(B)/%):
 	$(CC) $(FLAGS) $(LDFLAGS) -o $@ $^ $(libs)
 

@@ -8,17 +8,17 @@
 // same path through this file, so they begin operations in the same order.
 #include <signal.h>
 #include <string.h>
-#include "commfuse/die.h"
-#include "commfuse/streams.h"
+#include "commfuse/base/die.h"
+#include "commfuse/base/streams.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
 #endif
-#include "commfuse/stop.h"
-#include "data/origin.h"
-#include "data/predict.h"
-#include "data/recipe.h"
-#include "data/report.h"
+#include "commfuse/launch/stop.h"
+#include "data/run/origin.h"
+#include "data/run/predict.h"
+#include "data/run/recipe.h"
+#include "data/run/report.h"
 #include "layers/step.h"
 #ifdef __cplusplus
 }
@@ -250,7 +250,7 @@ static int train_model(trainer *t) {
     allow_long_waits(t, true);
     if (t->transport->rank == 0) origin_open_output(o);
     if (*o->hellaswag) t->questions = hellaswag_open(o->hellaswag, o->seq, r->V);
-    t->text = vocabulary_prompt(o, t->words, r->V, &t->prompt_tokens);
+    t->text = prompt_encode(o, t->words, r->V, &t->prompt_tokens);
     origin_compare_data(o, t->transport, r->train, r->val, r->V, t->start, t->questions, t->text, t->prompt_tokens);
     load_state(t);
     report_meet(r); // with the long time limit, because some ranks read faster

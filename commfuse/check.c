@@ -17,7 +17,7 @@
 //
 // Memory: three words per step, allocated with the operation. Steps that receive nothing have zero in both lists.
 #include "check.h"
-#include "die.h"
+#include "base/die.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -9,7 +9,7 @@
 #include "mesh.h"
 #include "schedule.h"
 #include "transport.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

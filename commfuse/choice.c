@@ -38,7 +38,7 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
 }
 
 static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
-    return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, rank, choice.slices, w->folds);
+    return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, w->hosts, rank, choice.slices, w->folds);
 }
 
 // One rank stands for all if the exchanges of others are its own, shifted. Else all are replayed, or the choice counts as endless.

@@ -8,7 +8,7 @@
 
 #include "schedule.h"
 #include "transport.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -20,12 +20,12 @@ typedef struct cf_choice {
 typedef struct cf_work { // of one operation
     cf_operation operation;
     cf_side side;
-    int ranks;
-    double bytes; // of one shard
-    double flops; // of all slices on one rank
-    bool early;   // begun well before it is finished: a collective must not block
-    bool native;  // native collectives may be chosen
-    bool folds;   // see schedule.h
+    int ranks, hosts; // of its group
+    double bytes;     // of one shard
+    double flops;     // of all slices on one rank
+    bool early;       // begun well before it is finished: a collective must not block
+    bool native;      // native collectives may be chosen
+    bool folds;       // see schedule.h
 } cf_work;
 
 enum { CF_CHOICES = 13 }; // at most, one from a plan file included

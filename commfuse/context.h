@@ -28,11 +28,11 @@
 
 #include "check.h"
 #include "device.h"
-#include "die.h"
+#include "base/die.h"
 #include "mesh.h"
 #include "trace.h"
 #include "transport.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "memory.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -13,7 +13,7 @@
 // then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the whole. Computations
 // of the two lanes do not wait for each other; everything else (additions, requests) waits for both lanes.
 #include "fuse.h"
-#include "die.h"
+#include "base/die.h"
 #include "schedule_check.h"
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +65,7 @@ cf_work cf_fuse_work(const cf_fuse *f) {
     return (cf_work){.operation = f->plan.operation,
                      .side = f->plan.side,
                      .ranks = f->plan.group->size,
+                     .hosts = f->plan.group->hosts,
                      .bytes = (double)(f->plan.capacity * cf_dtype_size(f->plan.dtype)),
                      .flops = f->plan.flops,
                      .early = f->plan.early || f->plan.bulk,
@@ -96,7 +97,8 @@ static void release(cf_fuse *f) {
 // The schedule of one rank. A caller's generator runs without the error boundary of the function that needs it.
 static cf_schedule *create_schedule(const cf_fuse_plan *p, cf_choice c, int rank) {
     cf_boundary *boundary = cf_boundary_swap(NULL);
-    cf_schedule *s = cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, rank, c.slices, p->folds);
+    cf_schedule *s =
+        cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, p->group->hosts, rank, c.slices, p->folds);
     cf_boundary_swap(boundary);
     if (!s) cf_die(NULL, "%s: %s", p->name, cf_error());
     return s;

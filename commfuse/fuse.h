@@ -14,7 +14,7 @@
 #include "choice.h"
 #include "context.h"
 #include "schedule.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -2,7 +2,7 @@
 // guards stay useful.
 #include "memory.h"
 #include "device.h"
-#include "die.h"
+#include "base/die.h"
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,13 +1,13 @@
 // See mesh.h.
 #include "mesh.h"
-#include "die.h"
+#include "base/die.h"
 #include "memory.h"
 #include <stdlib.h>
 
 static cf_group make_group(const char *name, int size, int rank, int first, int stride) {
     int *world = cf_host_alloc(size, sizeof *world, "a group");
     for (int i = 0; i < size; i++) world[i] = first + i * stride;
-    return (cf_group){.name = name, .size = size, .rank = rank, .world = world, .slack = true, .collectives = true};
+    return (cf_group){.name = name, .size = size, .rank = rank, .hosts = 1, .world = world, .slack = true, .collectives = true};
 }
 
 void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp) {

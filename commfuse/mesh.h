@@ -3,7 +3,7 @@
 #pragma once
 
 #include <stdbool.h>
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -11,6 +11,7 @@ typedef struct cf_group {
     const char *name; // "tp", "dp", "world", "self"
     int size;         // ranks in the group
     int rank;         // this process's rank in it
+    int hosts;        // as many neighbouring members are on each; 1: one host, or they are not even; set by cf_transport.bind
     int *world;       // world[i]: world rank of member i
     bool slack;       // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
     bool collectives; // native collectives may be chosen for it; set by cf_transport.bind

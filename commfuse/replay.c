@@ -1,6 +1,6 @@
 // See replay.h.
 #include "replay.h"
-#include "die.h"
+#include "base/die.h"
 #include "memory.h"
 #include <math.h>
 #include <stdlib.h>

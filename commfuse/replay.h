@@ -16,7 +16,7 @@
 #pragma once
 
 #include "schedule.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

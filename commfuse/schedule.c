@@ -16,7 +16,7 @@
 // Once: where the latency of a transfer exceeds the computation of a slice, or nothing is computed, one transfer after another
 // would cost N − 1 latencies. So all transfers are one unit.
 #include "schedule.h"
-#include "die.h"
+#include "base/die.h"
 #include "memory.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -375,15 +375,20 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) 
     return NULL;
 }
 
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int rank, int slices,
-                                bool folds) {
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
+                                int slices, bool folds) {
     CF_RETURNS(NULL);
     bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
-    if (!asked || ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
+    if (!asked || ranks < 1 || hosts < 0 || (hosts > 1 && ranks % hosts != 0) || rank < 0 || rank >= ranks || slices < 1)
         cf_die(NULL, "schedule of %s for rank %d of %d with %d slices", asked ? asked->name : "no algorithm", rank, ranks, slices);
-    const cf_schedule as = {
-        .operation = operation, .side = side, .bound = asked->bound ? asked : NULL, .ranks = ranks, .rank = rank, .slices = slices};
+    const cf_schedule as = {.operation = operation,
+                            .side = side,
+                            .bound = asked->bound ? asked : NULL,
+                            .ranks = ranks,
+                            .hosts = hosts > 1 ? hosts : 1,
+                            .rank = rank,
+                            .slices = slices};
     const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);
     if (a && a->native && ranks == 1) a = cf_algorithm_serving(cf_algorithm_find("ring"), operation, side); // nothing to collect
     cf_schedule *s = NULL;

@@ -17,7 +17,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -65,6 +65,7 @@ typedef struct cf_schedule {
     const struct cf_algorithm *algorithm; // which made the steps
     const struct cf_algorithm *bound;     // nowire or ideal: the transfers are left out, so results are wrong; NULL: they are there
     int ranks, rank, slices;              // N, r, m
+    int hosts;                            // H, with N / H neighbouring ranks on each
     // FULL is ordered [owner][k]; for a reduce-scatter by several native collectives [k][owner], because each needs its N slices
     // side by side
     bool slice_major;
@@ -115,7 +116,7 @@ const cf_algorithm *cf_algorithm_find(const char *name); // NULL: none has it
 // The one that makes the schedule of this operation: itself, or the first `otherwise` that serves it. NULL: none.
 const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_operation operation, cf_side side);
 
-// The schedule of group rank `rank` of `ranks`. slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank
+// The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank
 // and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
 //
 // folds: the computation of a reduce-scatter can add to existing values. With m >= 2 the own slices 0 … m − 2, the last to be
@@ -123,8 +124,8 @@ const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_opera
 // computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for it, and
 // folding hides as much as before.
 // NULL on an error, such as a side on which the operation does not compute.
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int rank, int slices,
-                                bool folds);
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
+                                int slices, bool folds);
 void cf_schedule_free(cf_schedule *schedule);
 
 // EXCHANGE and COLLECTIVE: they run during the compute stream's work.

@@ -15,7 +15,7 @@
 // Data are tracked by name. The value of a slice is its number and the contributors summed in it, in the order of the sum:
 // contributor (p - j - 1) mod N of a slice that rank j owns is rank p.
 #include "schedule_check.h"
-#include "die.h"
+#include "base/die.h"
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 // See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are
 // in flight at the same time.
 #include "trace.h"
-#include "die.h"
+#include "base/die.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

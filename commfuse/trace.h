@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include "device.h"
 #include "transport.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include "device.h"
-#include "die.h"
+#include "base/die.h"
 #include "mesh.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

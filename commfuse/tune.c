@@ -1,6 +1,6 @@
 // See tune.h.
 #include "tune.h"
-#include "die.h"
+#include "base/die.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "fuse.h"
-#include "extern_c.h"
+#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

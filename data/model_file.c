@@ -4,7 +4,7 @@
 #include "model_file.h"
 #include "durable.h"
 #include "input.h"
-#include "../commfuse/bf16.h"
+#include "../commfuse/base/bf16.h"
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 

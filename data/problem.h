@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "../commfuse/memory.h"
-#include "../commfuse/printable.h"
+#include "../commfuse/base/printable.h"
 
 typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""

@@ -2,7 +2,8 @@
 // (llm.c's), beside the token files: a header of 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one
 // byte with its length and its bytes. Byte-level models need none: token = byte.
 #pragma once
-#include "options.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 typedef struct vocabulary vocabulary;
 // path: a vocabulary file. NULL if the file does not exist; dies together if it is damaged.
@@ -22,8 +23,3 @@ int64_t vocabulary_encode(const vocabulary *v, const char *text, int64_t bytes, 
 // The classes of characters in GPT-2's pattern: \p{L}, \p{N}, \s, and all others.
 typedef enum { OTHER_CHARACTER, LETTER, NUMERAL, BLANK } character_class;
 character_class vocabulary_class_of(const char *at); // of a valid character
-
-// The *count tokens of --prompt, in an array with room for o->sample_tokens more, which the caller frees. Without --prompt one
-// token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
-enum { PROMPT_MAX_BYTES = 1 << 16 };
-int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int64_t *count);

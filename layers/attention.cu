@@ -27,7 +27,7 @@
 // Tiles that the mask hides are skipped. Blocks with the longest loop start first.
 #include "attention.h"
 #include "attention_cudnn.h"
-#include "../commfuse/cuda.h"
+#include "../commfuse/gpu/cuda.h"
 
 enum {
     LANES = 16,               // threads that share rows

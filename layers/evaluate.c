@@ -1,7 +1,7 @@
 // See model.h. When fewer than B sequences are left for each replica, passes are smaller; in the last one some replicas repeat
 // sequences, which are not counted. So the result depends neither on the mesh nor on B.
 #include "model.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 // Matrix product of fp32 by oneDNN.
 #include "gemm.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include <dnnl.h>
 #include <string.h>
 

@@ -9,7 +9,7 @@
 #include "gemm.h"
 #include <dnnl.h>
 #include <dnnl_debug.h>
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 
 // One kind of product. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {

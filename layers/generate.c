@@ -1,6 +1,6 @@
 // See model.h.
 #include "model.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>

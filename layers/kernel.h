@@ -11,7 +11,7 @@
 
 #include <math.h>
 #include <string.h>
-#include "../commfuse/cuda.h"
+#include "../commfuse/gpu/cuda.h"
 #include "real.h"
 
 enum { WARP = 32, PACK = cf_pack<real>::N };

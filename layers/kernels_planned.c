@@ -1,7 +1,7 @@
-// The layers' third twin, for --predict: every kernel records how much it computes and how many bytes it moves (commfuse/record.h).
+// The layers' third twin, for --predict: every kernel records how much it computes and how many bytes it moves (commfuse/predict/record.h).
 // A line below is the body of a function of the layers' headers; the Makefile makes the functions. Sizes that depend on the device
 // are those of the CPU's or of the GPU's twin.
-#include "../commfuse/record.h"
+#include "../commfuse/predict/record.h"
 #include "adamw.h"
 #include "attention.h"
 #include "crossentropy.h"

@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include "../commfuse/cuda.h"
+#include "../commfuse/gpu/cuda.h"
 #include "elementwise.h"
 #include "kernel.h"
 

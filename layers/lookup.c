@@ -1,6 +1,6 @@
 // See lookup.h.
 #include "lookup.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "embedding.h"
 #include <stdlib.h>
 #include <string.h>

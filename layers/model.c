@@ -20,7 +20,7 @@
 //
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "attention.h"
 #include "crossentropy.h"
 #include "elementwise.h"

@@ -1,7 +1,7 @@
 // See params.h. Local memory has the order of the buckets, each followed by its padding, so that a bucket is always one run.
 #include "params.h"
 #include "linear.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "attention.h"
 #include "random.h"
 #include <math.h>

@@ -9,7 +9,7 @@
 // precise_of() when they read an element, real_of() when they write one.
 #pragma once
 
-#include "../commfuse/bf16.h"
+#include "../commfuse/base/bf16.h"
 #include "../commfuse/device.h"
 
 #if defined(REAL_IS_DOUBLE)

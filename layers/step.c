@@ -1,7 +1,7 @@
 // See step.h. Every element of every tensor is owned by one rank of the world, so the global norm is the sum of the ranks' sums,
 // added in rank order.
 #include "step.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // See zero.h.
 #include "zero.h"
-#include "../commfuse/die.h"
+#include "../commfuse/base/die.h"
 #include "linear.h"
 #include <math.h>
 #include <stdlib.h>

@@ -46,7 +46,7 @@ BURST_BYTES_MIN, BURST_S = 68 << 10, 250e-6
 #
 # Open MPI would write a whole message to the connection at once, and the announcement of the next message would wait for it, so the
 # two directions of a link would take turns: flags 9 make it send fragments. Up to the eager limit a message is sent without asking
-# first, which would wait for the other side's data; the limit is larger than a chunk of ours (commfuse/transport_mpi.c) and than
+# first, which would wait for the other side's data; the limit is larger than a chunk of ours (commfuse/cpu/transport_mpi.c) and than
 # most messages of native collectives. The kernel chooses the sizes of socket buffers. Daemons are started by "agent HOST COMMAND…".
 HUB = r"""
 set -e

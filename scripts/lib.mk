@@ -6,12 +6,12 @@
 PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib
 # The other headers of commfuse/ are internal.
-public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device die extern_c fuse memory mesh replay schedule \
-                                                       schedule_check trace transport tune))
+public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device fuse memory mesh replay schedule schedule_check trace \
+                                                       transport tune base/die base/extern_c))
 examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
-lib_objects := $(patsubst %.c,$(L)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
+lib_objects := $(patsubst %.c,$(L)/%.o,$(core))
 lib_libs    := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 
 lib: $(L)/libcommfuse.a $(L)/$(soname) $(L)/commfuse.pc ## build/lib/libcommfuse.a and .so: commfuse/ for other programs
@@ -32,8 +32,8 @@ $(L)/commfuse.pc: Makefile scripts/lib.mk commfuse/context.h
 
 to := $(DESTDIR)$(PREFIX)
 install: lib ## the library, its headers, pkg-config file and examples, below PREFIX (/usr/local), or DESTDIR/PREFIX
-	install -d '$(to)/include/commfuse' '$(to)/lib/pkgconfig' '$(to)/share/commfuse/examples'
-	install -m 644 $(public_headers) '$(to)/include/commfuse'
+	install -d $(patsubst %,'$(to)/include/%',$(sort $(dir $(public_headers)))) '$(to)/lib/pkgconfig' '$(to)/share/commfuse/examples'
+	$(foreach header,$(public_headers),install -m 644 $(header) '$(to)/include/$(header)' &&) true
 	install -m 644 $(L)/libcommfuse.a '$(to)/lib'
 	install -m 755 $(L)/$(soname) '$(to)/lib'
 	ln -sf $(soname) '$(to)/lib/libcommfuse.so'

@@ -9,7 +9,7 @@
 //
 // A time is between two events around the work, enqueued behind a kernel that spins until the host has enqueued all of it:
 // the median of REPETITIONS. Inputs are random. `bits` compares results with the whole product's.
-#include "commfuse/cuda.h"
+#include "commfuse/gpu/cuda.h"
 #include <algorithm>
 #include <cublasLt.h>
 #include <cuda_bf16.h>

@@ -18,7 +18,7 @@
 // compute is one monolithic computation, T_comm the (N − 1) transfers of a shard one after another. Cutting
 // costs something by itself ("chunking", printed per layout and m, additions included); as part of the time it
 // lowers what is hidden.
-#include "../../commfuse/die.h"
+#include "../../commfuse/base/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../commfuse/replay.h"
 #include "../../layers/attention.h"
@@ -258,7 +258,7 @@ static double simulated(kind what, const char *algorithm, int N, const setting *
     cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
         schedule[r] =
-            cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, r, cut[set->cut], false);
+            cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, 1, r, cut[set->cut], false);
     cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
     double ms = cf_replay(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);

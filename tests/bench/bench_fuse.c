@@ -18,7 +18,7 @@
 // take turns within one repetition, so that a drift of the machine meets all of them, and each time in another order, so
 // that none profits or suffers from the one before it. The monolithic computation, which all others are set against, has
 // four turns in each, so that its error adds little to theirs.
-#include "../../commfuse/die.h"
+#include "../../commfuse/base/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../layers/attention.h"
 #include "../../layers/linear.h"

@@ -28,7 +28,7 @@
 // The rate of square products is the median over the better part of a second of each size, for a device that draws
 // all its power runs slower than in a burst.
 // A source for either device: on a CPU use small sizes.
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "layers/adamw.h"
 #include "layers/attention.h"
 #include "layers/crossentropy.h"

@@ -21,7 +21,7 @@
 #include "layers/layernorm.h"
 #include "layers/linear.h"
 #include "layers/random.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 
 enum { REPETITIONS_MAX = 1000, WARM_UP = 2, PIECE_ROWS_MIN = 64, CUTS_MAX = 8 };
 

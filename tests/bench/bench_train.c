@@ -21,10 +21,10 @@
 //
 // Of train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan FILE,
 // or --out DIR: DIR/plan.json is read if it is there, else written when trials, before the rounds, have found a plan.
-#include "../../commfuse/die.h"
-#include "../../data/options.h"
-#include "../../data/plan.h"
-#include "../../data/log.h"
+#include "../../commfuse/base/die.h"
+#include "../../data/run/options.h"
+#include "../../data/run/plan.h"
+#include "../../data/run/log.h"
 #include "../../layers/model.h"
 #include "../../layers/step.h"
 #include "../../layers/peak.h"

@@ -1,5 +1,5 @@
 // What the transports between GPUs rely on and no emulator can tell, on one GPU, within half a minute. A line for each
-// figure says what is good; each section decides something in commfuse/transport_cuda.cu or transport_ipc.cu:
+// figure says what is good; each section decides something in commfuse/gpu/transport_cuda.cu or transport_ipc.cu:
 //
 //   the device      whether CUDA IPC and words of host memory can be used at all
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way, each way once a
@@ -16,7 +16,7 @@
 // What is timed stands behind a gate, a word that the host writes when all is enqueued: the host's own time is in no
 // figure. Nothing is done for the first time while a gate is closed: loading a kernel may wait for streams that wait. (So
 // all are loaded at start, and copies of every size have been made: the driver has several kernels for them.)
-#include "commfuse/cuda.h"
+#include "commfuse/gpu/cuda.h"
 #include <cuda.h>
 #include <errno.h>
 #include <linux/magic.h>

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "commfuse/device.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/mesh.h"
 #include "commfuse/transport.h"
 

@@ -49,7 +49,7 @@ def mac(key, data):
 
 
 class Line:
-    """A connection to a rank: the protocol of commfuse/bootstrap_sockets.c, written from its description alone."""
+    """A connection to a rank: the protocol of commfuse/launch/bootstrap_sockets.c, written from its description alone."""
     HEAD = struct.Struct("<IIiIq")
     CHALLENGE_BYTES = HEAD.size + 32 + 32
 

@@ -275,7 +275,8 @@ static void check_words(const job *j, const char *expected) {
 // The rank to which the owner sends the slice on its way to this rank.
 static int first_on_the_way(const cf_schedule *owner, int slice) {
     for (int rank = mesh.tp_group.rank;;) {
-        cf_schedule *s = cf_schedule_create(owner->operation, owner->side, owner->algorithm, mesh.tp, rank, owner->slices, false);
+        cf_schedule *s =
+            cf_schedule_create(owner->operation, owner->side, owner->algorithm, mesh.tp, 1, rank, owner->slices, false);
         const int source = source_of(s, slice);
         cf_schedule_free(s);
         if (source == owner->rank || source == rank) return rank;
@@ -316,7 +317,7 @@ static void flip_everywhere(kind of, const cf_algorithm *row, int slices, bool i
     job j = job_create(&checked, of, row, slices, CF_FP32);
     for (int sender = 0; sender < mesh.tp; sender++) {
         const cf_schedule *mine = cf_fuse_schedule(j.fuse);
-        cf_schedule *s = cf_schedule_create(of.operation, of.side, row, mesh.tp, sender, slices, of.folds);
+        cf_schedule *s = cf_schedule_create(of.operation, of.side, row, mesh.tp, 1, sender, slices, of.folds);
         CHECK(s->slices == mine->slices && s->algorithm == mine->algorithm, "another schedule");
         const cf_step *sent;
         for (int nth = 0; (sent = exchange_of(s, nth)); nth++) {

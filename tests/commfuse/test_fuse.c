@@ -11,7 +11,7 @@
 #include "tests/commfuse/ranks.h"
 #include "tests/commfuse/rows.h"
 #include "tests/death.h"
-#include "commfuse/bf16.h"
+#include "commfuse/base/bf16.h"
 #include "commfuse/choice.h"
 #include "commfuse/fuse.h"
 #include <time.h>

@@ -2,7 +2,7 @@
 //
 // The verdict of the watch: from the position of each rank, which ranks are to blame, in words.
 #include "tests/death.h"
-#include "commfuse/watch.c"
+#include "commfuse/launch/watch.c"
 
 enum { SIZE = 24 };
 

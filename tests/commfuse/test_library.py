@@ -86,7 +86,7 @@ class Library(unittest.TestCase):
         self.assertNotRegex(needed, r"NEEDED.*(dnnl|cjson|xxhash)")
 
     def test_headers_declare_what_is_there(self):
-        exported, headers = self.exported("-D", self.prefix / "lib/libcommfuse.so"), sorted(self.prefix.glob("include/commfuse/*"))
+        exported, headers = self.exported("-D", self.prefix / "lib/libcommfuse.so"), sorted(self.prefix.glob("include/**/*.h"))
         self.assertGreater(len(headers), 10)
         for header in headers:
             code = re.sub(r"//[^\n]*", "", header.read_text())
@@ -97,10 +97,11 @@ class Library(unittest.TestCase):
                     self.assertTrue((header.parent / name).exists(), f"{name} is not installed")
 
     def test_each_header_is_whole_in_c_and_cpp(self):
-        for header in sorted(self.prefix.glob("include/commfuse/*.h")):
+        for header in sorted(self.prefix.glob("include/**/*.h")):
+            name = header.relative_to(self.prefix / "include")
             for compiler, standard in ("cc", "c11"), ("c++", "c++17"):
                 source = self.folder / f"one.{compiler.replace('cc', 'c').replace('c++', 'cc')}"
-                source.write_text(f"#include <commfuse/{header.name}>\n#include <commfuse/{header.name}>\nint main(void) {{ return 0; }}\n")
+                source.write_text(f"#include <{name}>\n#include <{name}>\nint main(void) {{ return 0; }}\n")
                 with self.subTest(header=header.name, compiler=compiler):
                     self.run_there(compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
                                    *self.flags("--cflags"), source)

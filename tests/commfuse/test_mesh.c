@@ -2,7 +2,7 @@
 //
 // Meshes: every tp × dp of at most 64 ranks, seen from every rank.
 #include "tests/death.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/mesh.h"
 
 enum { RANKS_MAX = 64 };

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include <math.h>
-#include "commfuse/playback.h"
+#include "commfuse/predict/playback.h"
 #include "tests/death.h"
 
 static void assert_near(double found, double expected) {

@@ -44,7 +44,7 @@ static const cf_algorithm *serving(const cf_algorithm *row, kind of) { // NULL: 
 static set set_create(kind of, const cf_algorithm *row, int ranks, int slices) {
     set all = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
-        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, r, slices, of.folds);
+        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, 1, r, slices, of.folds);
         assert_non_null(all.of[r]);
     }
     return all;
@@ -127,8 +127,8 @@ static void many_ranks(void **state) {
 
 static void same_call_same_schedule(void **state) {
     (void)state;
-    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 3, 2, false);
-    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 3, 2, false);
+    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2, false);
+    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2, false);
     char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
     assert_string_equal(first, second);
     int lines = 0;

@@ -2,9 +2,9 @@
 //
 // Codes are standard HMAC-SHA256, and text from elsewhere is printed without control characters.
 #include "tests/death.h"
-#include "commfuse/die.h"
-#include "commfuse/printable.h"
-#include "commfuse/secret.h"
+#include "commfuse/base/die.h"
+#include "commfuse/base/printable.h"
+#include "commfuse/launch/secret.h"
 
 static void a_code_is_what_rfc_4231_says(void **state) {
     (void)state;

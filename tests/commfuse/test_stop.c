@@ -7,8 +7,8 @@
 // on the stack of a product, this test ends in "munmap_chunk(): invalid pointer".
 #include "tests/death.h"
 #include "commfuse/device.h"
-#include "commfuse/die.h"
-#include "commfuse/stop.h"
+#include "commfuse/base/die.h"
+#include "commfuse/launch/stop.h"
 #include "layers/gemm.h"
 #include <pthread.h>
 #include <signal.h>

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <math.h>
 #include "commfuse/device.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/trace.h"
 
 static const double TOLERANCE_MS = 1e-6;

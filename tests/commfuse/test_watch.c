@@ -13,7 +13,7 @@ static int bind_or_fail(int fd, const struct sockaddr *name, socklen_t length) {
     return bind_fails ? -1 : bind(fd, name, length);
 }
 #define bind bind_or_fail
-#include "commfuse/watch.c"
+#include "commfuse/launch/watch.c"
 #undef bind
 
 enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };

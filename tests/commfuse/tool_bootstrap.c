@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "commfuse/bootstrap.h"
-#include "commfuse/die.h"
+#include "commfuse/launch/bootstrap.h"
+#include "commfuse/base/die.h"
 
 enum { STAY_S = 120, ROUNDS = 4 };
 static const int64_t counts[ROUNDS] = {1, 0, 77, 100000};

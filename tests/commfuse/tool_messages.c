@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/transport.h"
 
 enum { LENGTHS_MAX = 16, RANKS_MAX = 64, WAVES = 3, TIMEOUT_S = 60 };

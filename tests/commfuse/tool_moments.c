@@ -2,7 +2,7 @@
 //     tool_moments COUNT
 // Prints whether the first of COUNT moments is remembered, and how many events were counted of three: a transfer that began
 // with it, one of the last moments, and a wait between them. (One that ends before it begins is none.)
-#include "../../commfuse/die.h"
+#include "../../commfuse/base/die.h"
 #include "../../commfuse/trace.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/fuse.h"
 
 // COUNT: more than a library sends without being asked.

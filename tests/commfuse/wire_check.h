@@ -10,7 +10,7 @@
 //   wire deadlock   every step of every rank completes, one transfer at a time
 #pragma once
 
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/schedule_check.h"
 #include <stdarg.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/accounts.h"
+#include "data/run/accounts.h"
 #include "commfuse/device.h"
 #include <cjson/cJSON.h>
 #include <math.h>

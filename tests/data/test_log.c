@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/log.h"
+#include "data/run/log.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "commfuse/schedule.h"
-#include "data/options.h"
+#include "data/run/options.h"
 #include <math.h>
 #include <time.h>
 

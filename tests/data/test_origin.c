@@ -2,7 +2,7 @@
 // Which changes of a run are refused: tests/train/test_saving.py has those that options make. Here is what no option can make.
 #include "tests/death.h"
 #include "tests/data/says.h"
-#include "data/origin.h"
+#include "data/run/origin.h"
 #include <cjson/cJSON.h>
 
 static const gpt_shape shape = {.maxT = 64, .V = 256, .L = 2, .H = 2, .C = 8, .Vp = 256};

@@ -1,5 +1,6 @@
 // Tokens of texts, for tests/data/test_prompt.py: `tool_prompt TOKENIZER.bin`: of each text of standard input, which a zero
 // ends, a line of numbers. `tool_prompt`: a digit for each character from U+0000 to U+10FFFF, its class; - is no character.
+#include "data/input.h"
 #include "data/vocabulary.h"
 #include <stdlib.h>
 

@@ -10,7 +10,7 @@
 //
 // Initial weights: with the clock, zeros, because nobody looks at numbers then, and models are large.
 #include "emulator.h"
-#include "../../commfuse/transport_cuda.h"
+#include "../../commfuse/gpu/transport_cuda.h"
 #include "../../layers/adamw.h"
 #include "../../layers/attention_cudnn.h"
 #include "../../layers/crossentropy.h"

@@ -1,7 +1,7 @@
 // See fuzz.h.
 #define _GNU_SOURCE
 #include "tests/fuzz/fuzz.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "commfuse/memory.h"
 #include <stdarg.h>
 #include <sys/mman.h>

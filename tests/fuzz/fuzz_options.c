@@ -1,7 +1,7 @@
 // The command line, an argument a line. Values that are taken come out the same when they are given again.
 #include "tests/fuzz/fuzz.h"
 #include "commfuse/schedule.h"
-#include "data/options.h"
+#include "data/run/options.h"
 
 enum { ARGUMENTS = 64, VALUE = 8192 };
 

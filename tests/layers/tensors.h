@@ -6,7 +6,7 @@
 // tensor_guards() finds writes.
 #pragma once
 
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "layers/random.h"
 #include "layers/real.h"
 #include <math.h>

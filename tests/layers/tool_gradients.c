@@ -4,7 +4,7 @@
 // Sample i of the file belongs to replica i / B. apart 1: buffers that share memory (model.c) have their own, which changes no bit.
 // Prints `loss %.17g`; OUT is a model file whose "weights" are the gradients of the mean loss over all B · dp samples. Gradients
 // take the path of training: backward, then reduction over tp and dp by zero.h.
-#include "../../commfuse/die.h"
+#include "../../commfuse/base/die.h"
 #include "../../data/model_file.h"
 #include "../../data/tokens.h"
 #include "../../layers/step.h"

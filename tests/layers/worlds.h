@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernel_testing.h"
-#include "commfuse/die.h"
+#include "commfuse/base/die.h"
 #include "layers/params.h"
 
 enum { RANKS_MAX = 12 };

@@ -128,7 +128,7 @@ class Documents(unittest.TestCase):
                 self.assertTrue(any(pattern in test for test in tests), "selects no test")
 
     def test_options(self):
-        table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/option_list.h").read_text())
+        table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/run/option_list.h").read_text())
         programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/.*\.py|tests/run\.py", name)]
         scripts = "".join((ROOT / name).read_text() for name in programs)
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}

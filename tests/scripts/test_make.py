@@ -15,7 +15,7 @@ echo "${C_INCLUDE_PATH:+$C_INCLUDE_PATH: }$*" >>commands
 while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done
 """
 FILES = ("Makefile", "scripts/cuda.mk", "scripts/lib.mk", "scripts/tools.mk", "tests/tests.mk", "tests/emulator/emulator.mk",
-         "tests/fuzz/fuzz.mk", "scripts/find_python.sh", "scripts/find_cuda.sh", "commfuse/die.c", "commfuse/context.h")
+         "tests/fuzz/fuzz.mk", "scripts/find_python.sh", "scripts/find_cuda.sh", "commfuse/base/die.c", "commfuse/context.h")
 KINDS = "release", "ref", "cuda-bf16", "emulated-fp32"
 
 
@@ -43,7 +43,7 @@ class Copy(unittest.TestCase):
 class Processor(Copy):
     def compiled(self, *words):
         """Processors that objects were compiled for by this call, in turn."""
-        commands = self.make(*words, *(f"build/{kind}/commfuse/die.o" for kind in KINDS))
+        commands = self.make(*words, *(f"build/{kind}/commfuse/base/die.o" for kind in KINDS))
         return [word.removeprefix("-march=") for line in commands for word in line.split() if word.startswith("-march=")]
 
     def test_every_object_is_of_one_processor(self):
@@ -61,8 +61,8 @@ class Users(Copy):
 
     def built(self, *words):
         """Commands by what they make, with and without the user's flags."""
-        targets = [*(f"build/{kind}/commfuse/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.7",
-                   "build/emulated-fp32/commfuse/device_cuda.cuda.o", "build/cuda-bf16/commfuse/device_cuda.cuda.o"]
+        targets = [*(f"build/{kind}/commfuse/base/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.7",
+                   "build/emulated-fp32/commfuse/gpu/device_cuda.cuda.o", "build/cuda-bf16/commfuse/gpu/device_cuda.cuda.o"]
         commands = self.make("NVCC=./cc", "CXX=./cc", "program=", *words, *targets)
         return {re.search(r"-o (\S+)", line)[1]: line.split() for line in commands}
 
@@ -82,7 +82,7 @@ class Users(Copy):
                     self.assertLess(words.index("-O3"), words.index("-O2"))
 
     def test_their_flags_come_after_what_is_needed(self):
-        for name in "train_gpt.cu", "commfuse/device_cuda.cu":
+        for name in "train_gpt.cu", "commfuse/gpu/device_cuda.cu":
             shutil.copy(ROOT / name, self.folder / name)
         plain = self.built()
         self.assertIn("-std=gnu11", plain["build/release/train_gpt"])

@@ -8,15 +8,20 @@ import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = "commfuse", "layers", "data"
-BELOW = {"commfuse": {"commfuse"}, "layers": {"layers", "commfuse"}, "data": {"data", "commfuse"},
-         "": {"layers", "data", "commfuse"}}  # "": train_gpt.cu
-LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/transport_mpi.c", "commfuse/flights_mpi.c", "commfuse/flights_mpi.h",
-                                     "commfuse/bootstrap_mpi.c"},
-             r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/transport_nccl.cu"},
+ROOMS = {"commfuse": ("base", "launch", "cpu", "gpu", "predict"), "data": ("run",)}
+FOLDERS = "commfuse", "layers", "data", *(f"{folder}/{room}" for folder, rooms in ROOMS.items() for room in rooms)
+CORE = {"commfuse", "commfuse/base"}
+BELOW = {"commfuse/base": set(), "commfuse": CORE, "commfuse/launch": CORE, "commfuse/cpu": CORE | {"commfuse/launch"},
+         "commfuse/gpu": CORE | {"commfuse/launch"}, "commfuse/predict": CORE, "data": CORE, "data/run": set(FOLDERS) - {"layers"},
+         "layers": CORE, "": set(FOLDERS)}  # "": train_gpt.cu
+# The declaration of tensors' order and shape; a kernel's includes; what predicted kernels write.
+ACROSS = {("data", "layers/params.h"), ("layers", "commfuse/gpu/cuda.h"), ("layers", "commfuse/predict/record.h")}
+LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/cpu/flights_mpi.c", "commfuse/cpu/flights_mpi.h",
+                                     "commfuse/launch/bootstrap_mpi.c"},
+             r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/gpu/transport_nccl.cu"},
              r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/attention_cudnn.cu"},
              r"\bcublas\w+": {"layers/linear.cu"}}
-CUDA_HEADERS = "commfuse/cuda.h", "commfuse/checksum.h", "commfuse/transport_cuda.h", "layers/kernel.h"
+CUDA_HEADERS = "commfuse/gpu/cuda.h", "commfuse/base/checksum.h", "commfuse/gpu/transport_cuda.h", "layers/kernel.h"
 
 
 class Packages(unittest.TestCase):
@@ -94,9 +99,9 @@ class Twins(unittest.TestCase):
                     self.assertTrue(os.path.exists(ROOT / f"{name[:-2]}.cu"))
 
     def test_devices(self):
-        self.check("commfuse/device.h", "commfuse/device_cpu.c", "commfuse/device_cuda.cu")
-        planned = re.findall(r"^#define PLANNED_(\w+)", (ROOT / "commfuse/planned.c").read_text(), re.MULTILINE)
-        self.assertEqual(planned, defined("commfuse/device_cpu.c", planned))
+        self.check("commfuse/device.h", "commfuse/cpu/device_cpu.c", "commfuse/gpu/device_cuda.cu")
+        planned = re.findall(r"^#define PLANNED_(\w+)", (ROOT / "commfuse/predict/planned.c").read_text(), re.MULTILINE)
+        self.assertEqual(planned, defined("commfuse/cpu/device_cpu.c", planned))
 
 
 class Arrows(unittest.TestCase):
@@ -107,8 +112,8 @@ class Arrows(unittest.TestCase):
                 with self.subTest(file=name, include=include):
                     here = os.path.normpath(os.path.join(folder, include))
                     self.assertTrue(os.path.exists(ROOT / here), "is included by its place beside the file")
-                    if (folder, here) != ("data", "layers/params.h"):  # the one declaration of tensors' order and shape
-                        self.assertIn(os.path.dirname(here), BELOW[folder])
+                    if (folder, here) not in ACROSS:
+                        self.assertIn(os.path.dirname(here), BELOW[folder] | {folder})
 
     def test_libraries_are_known_in_one_place(self):
         for pattern, allowed in LIBRARIES.items():
@@ -116,7 +121,7 @@ class Arrows(unittest.TestCase):
             self.assertEqual(users, allowed, pattern)
 
     def test_what_is_printed_goes_through_one_filter(self):
-        for name in [*sources("data"), "train_gpt.cu"]:
+        for name in [*sources("data", "data/run"), "train_gpt.cu"]:
             manifest = r"\bfprintf\(out," if name == "data/checkpoint.c" else "$^"  # written into memory
             with self.subTest(file=name):
                 self.assertNotRegex(re.sub(manifest, "", code(name)), r"\b(v?f?printf|f?puts|perror)\(", "cf_print() is for that")

@@ -1,0 +1,215 @@
+// The CPU as a device: a stream runs at once, memory is the process's own.
+#define _GNU_SOURCE
+#include "../device.h"
+#include "../base/bf16.h"
+#include "../base/checksum.h"
+#include "../base/die.h"
+#include "../base/limits.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14 };
+enum { STACK_MIN = 7 << 18, STACK = 8 << 20 }; // bytes; oneDNN 2.6 takes 1.1 MiB
+
+struct cf_stream {
+    int unused;
+};
+
+// --- device ---
+
+static int64_t free_bytes;
+
+void cf_device_open(int local_rank) {
+    free_bytes = cf_limits_memory();
+}
+
+int64_t cf_device_memory(int local_ranks) {
+    return free_bytes / local_ranks;
+}
+
+const char *cf_device_name(void) {
+    return "CPU";
+}
+
+#ifdef _OPENMP
+// A thread that starts later gets the default, unless OMP_STACKSIZE gives OpenMP's another one.
+static void raise_stacks(void) {
+    struct rlimit limit;
+    pthread_attr_t attributes;
+    size_t bytes = STACK;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK) {
+        limit.rlim_cur = limit.rlim_max < STACK ? limit.rlim_max : STACK;
+        setrlimit(RLIMIT_STACK, &limit);
+    }
+    if (pthread_getattr_default_np(&attributes) != 0) return;
+    if (pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < STACK && pthread_attr_setstacksize(&attributes, STACK) == 0)
+        pthread_setattr_default_np(&attributes);
+    pthread_attr_destroy(&attributes);
+}
+
+static size_t stack_of_this_thread(void) {
+    pthread_attr_t attributes;
+    size_t bytes = SIZE_MAX;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return bytes;
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+    return bytes;
+}
+
+// A product that needs more than a thread has may write over other memory without a fault. At least one thread of OpenMP is asked:
+// the measurement of the peak starts some even for a program of one.
+static void start_threads(int threads) {
+    size_t least = SIZE_MAX;
+    int started = 0;
+    raise_stacks();
+#pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least) reduction(+ : started)
+    {
+        cf_limits_unbind();
+        least = stack_of_this_thread(), started = 1;
+    }
+    if (started < threads)
+        cf_die_together("lower --threads, or raise OMP_THREAD_LIMIT", "OpenMP starts %d threads of %d", started, threads);
+    if (least < STACK_MIN)
+        cf_die_together(
+            "OMP_STACKSIZE and GOMP_STACKSIZE give threads their stacks, ulimit -s the first one: unset them, or ask for 8 MiB",
+            "a thread has a stack of %zu KiB, and matrix products need %d", least >> 10, STACK_MIN >> 10);
+}
+#endif
+
+void cf_device_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_dynamic(0); // OMP_DYNAMIC would start fewer on a busy machine
+    omp_set_num_threads(threads);
+    if (getpid() == syscall(SYS_gettid)) start_threads(threads); // other threads multiply nothing
+#endif
+}
+
+// --- streams ---
+
+cf_stream *cf_stream_create(void) {
+    return cf_host_alloc(1, sizeof(cf_stream), "a stream");
+}
+
+cf_stream *cf_stream_create_second(void) {
+    return NULL;
+}
+
+void cf_stream_free(cf_stream *stream) {
+    free(stream);
+}
+
+void cf_stream_sync(cf_stream *stream) {}
+
+cf_moment cf_moment_now(cf_stream *stream) {
+    return (cf_moment){.ms = cf_now_ms()};
+}
+
+cf_moment cf_moment_untimed(cf_stream *stream) {
+    return cf_moment_now(stream);
+}
+
+double cf_moment_ms(cf_moment moment) {
+    return moment.ms;
+}
+
+bool cf_moment_passed(cf_moment moment) {
+    return true;
+}
+
+void cf_moment_wait(cf_moment moment) {}
+
+bool cf_moment_remembered(cf_moment moment) {
+    return true;
+}
+
+void cf_stream_after(cf_stream *stream, cf_moment moment) {}
+
+// --- work ---
+
+void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    if (bytes > 0) memmove(to, from, (size_t)bytes);
+}
+
+void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
+    if (bytes > 0) memset(to, 0, (size_t)bytes);
+}
+
+#define PLAIN_SUM(a, b) ((a) + (b))
+#define BF16_SUM(a, b)  cf_bf16_of_float(cf_float_of_bf16(a) + cf_float_of_bf16(b))
+#define ADD(type, SUM)                                                                                                             \
+    {                                                                                                                              \
+        type *t = (type *)to;                                                                                                      \
+        const type *f = (const type *)from;                                                                                        \
+        const bool onto = t != f;                                                                                                  \
+        _Pragma("omp parallel for simd if (parallel : count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++) {               \
+            type sum = f[i];                                                                                                       \
+            for (int p = 1; p < parts; p++) sum = SUM(sum, f[p * stride + i]);                                                     \
+            t[i] = onto ? SUM(sum, t[i]) : sum;                                                                                    \
+        }                                                                                                                          \
+        return;                                                                                                                    \
+    }
+
+void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
+    switch (dtype) {
+    case CF_FP32:
+        ADD(float, PLAIN_SUM)
+    case CF_FP64:
+        ADD(double, PLAIN_SUM)
+    case CF_INT64:
+        ADD(int64_t, PLAIN_SUM)
+    case CF_BF16:
+        ADD(uint16_t, BF16_SUM)
+    case CF_BYTE:
+        break;
+    }
+    cf_die(NULL, "cf_add: bytes are not added");
+}
+
+static uint64_t word_at(const char *data, int64_t i, size_t bytes) {
+    uint64_t word = 0;
+    memcpy(&word, data + 8 * i, bytes);
+    return word;
+}
+
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    const char *at = (const char *)data;
+    int64_t words = bytes / 8;
+    uint64_t total = 0;
+#pragma omp parallel for simd reduction(+ : total) if (parallel : words >= PARALLEL_MIN)
+    for (int64_t i = 0; i < words; i++) total += cf_checksum_word(word_at(at, i, 8), (uint64_t)i);
+    if (bytes % 8) total += cf_checksum_word(word_at(at, words, (size_t)(bytes % 8)), (uint64_t)words);
+    *sum += total;
+}
+
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream) {
+    for (int64_t i = 0; i < count && difference->place == 0; i++) {
+        if (expected[i] == found[i]) continue;
+        *difference = *what;
+        difference->place = 1 + i;
+        difference->expected = expected[i];
+        difference->found = found[i];
+    }
+}
+
+// --- memory ---
+
+void *cf_device_malloc(int64_t bytes) {
+    void *address = NULL;
+    int64_t rounded = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT; // at least one byte
+    if (posix_memalign(&address, ALIGNMENT, (size_t)rounded) != 0) return NULL;
+    memset(address, 0, (size_t)rounded);
+    return address;
+}
+
+void cf_device_free(void *memory) {
+    free(memory);
+}

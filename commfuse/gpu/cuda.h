@@ -1,0 +1,40 @@
+// Shared by the .cu files. Never included by C.
+//
+// Every call is checked at once: CF_CUDA and its like report file, line and what to do. Only cf_launch launches kernels. Memory is
+// read and written sixteen bytes at a time through cf_pack where addresses allow.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include "../device.h"
+#include "../base/die.h"
+
+#define CF_CUDA(call) cf_cuda_check((call), #call, __FILE__, __LINE__)
+// Dies unless code is cudaSuccess, naming the call, its file and line, and what to do.
+void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line);
+
+cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
+cf_stream *cf_cuda_stream_urgent(void);         // for communication: has priority over other streams
+// While cf_stream_sync() waits, it calls look(argument) again and again, to notice a dead peer.
+void cf_cuda_watch(void (*look)(void *argument), void *argument);
+int cf_cuda_multiprocessors(void); // of the device in use
+// Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
+// until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
+extern int cf_cuda_left;
+
+// Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
+template <typename... Parameters, typename... Arguments>
+void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {
+    if ((int64_t)blocks.x * blocks.y * blocks.z == 0) return;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.stream = cf_cuda_stream(stream);
+    CF_CUDA(cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...));
+}
+
+// Sixteen bytes of T, moved by one instruction.
+template <typename T> struct alignas(16) cf_pack {
+    enum { N = 16 / sizeof(T) };
+    T value[N];
+};

@@ -1,0 +1,461 @@
+// A GPU as a device: functions that take a stream enqueue on it and return. See device.h.
+//
+// Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication have the highest
+// priority: their kernels get the next free multiprocessor while blocks of a matrix product still wait for one. Nothing here
+// waits inside the CUDA library, because such a wait could not end when a peer is gone. cf_stream_sync() queries an event instead,
+// at first in a row, then with sleeps between, and lets the transport check its peers meanwhile.
+//
+// Moments are events in a ring. A moment's number is a running count, so a moment older than the ring is known to be forgotten
+// and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
+// has a known time on the host's clock, and is renewed now and then, before the two clocks drift apart.
+//
+// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once. Checksums are
+// sums of integers, which have no order, so blocks add theirs atomically.
+#include "../base/checksum.h"
+#include "cuda.h"
+#include <cuda_bf16.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <utility>
+
+enum {
+    STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
+    STAGES = 8,
+    MOMENTS = 1 << 18,
+    ADD_THREADS = 256,
+    ADD_WAVES = 8, // blocks per multiprocessor, at most
+    SUM_THREADS = 256,
+    SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
+    MAJOR_MIN = 8,   // compute capability that this program is built for
+    YIELD_US = 2000, // a wait yields the core between polls until this long, then sleeps between them
+    REST_US = 20,
+    LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
+    BASE_TRIES = 3
+};
+static const double BASE_AGE_MS = 1000;
+
+struct cf_stream {
+    cudaStream_t stream;
+};
+
+typedef struct moments {
+    cudaEvent_t event[MOMENTS];
+    int64_t recorded, created; // moments so far; events that exist
+} moments;
+
+static struct {
+    cudaDeviceProp properties;
+    int least, greatest; // priorities
+    void (*look)(void *argument);
+    void *argument;
+    moments timed, untimed;
+    cudaStream_t clock;      // the base is recorded here, where nothing else is
+    cudaEvent_t base, fresh; // fresh: perhaps the next base
+    double base_ms;          // on the cf_now_ms clock
+    int64_t base_number;     // moments recorded before
+    struct {
+        void *memory;     // pinned
+        cudaEvent_t read; // the device has copied from it
+    } stage[STAGES];
+    int64_t staged; // copies so far
+    int count;      // GPUs of this host
+    size_t free;    // bytes, when the device was opened
+} device;
+
+int cf_cuda_left;
+
+// --- what CUDA says ---
+
+static const char *hint_for(cudaError_t code) {
+    switch (code) {
+    case cudaErrorMemoryAllocation:
+        return "lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose";
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+        return "look at nvidia-smi and CUDA_VISIBLE_DEVICES; ./train_gpt is the CPU program";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+        return "the driver is older than the CUDA version of this program: update it, or build with an older CUDA";
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+        return "this program was built for other GPUs: build it on this machine with make cuda";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorLaunchFailure:
+    case cudaErrorHardwareStackError:
+        return "a kernel before this call failed: compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows which";
+    case cudaErrorECCUncorrectable:
+        return "the GPU is broken: look at nvidia-smi -q, take this host out";
+    default:
+        return "CUDA_LAUNCH_BLOCKING=1 shows the call that failed; dmesg has the driver's messages";
+    }
+}
+
+void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    cf_die(hint_for(code), "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+// --- the device ---
+
+static void find_devices(void) {
+    const cudaError_t code = cudaGetDeviceCount(&device.count);
+    if (code == cudaSuccess && device.count > 0) return;
+    int version = 0; // stays 0 without a driver, where CUDA reports an old one
+    cudaDriverGetVersion(&version);
+    char driver[64] = "this host has no NVIDIA driver";
+    if (version > 0) snprintf(driver, sizeof driver, "the driver knows CUDA %d.%d", version / 1000, version % 1000 / 10);
+    const bool old = version > 0 && code == cudaErrorInsufficientDriver;
+    cf_die_together(old ? hint_for(code) : "use ./train_gpt, the CPU program, or look at nvidia-smi",
+                    "no CUDA device: %s (cudaGetDeviceCount says: %s)", driver,
+                    code == cudaSuccess ? "0 devices" : cudaGetErrorString(code));
+}
+
+void cf_device_open(int local_rank) {
+    size_t total = 0;
+    find_devices();
+    CF_CUDA(cudaSetDevice(local_rank % device.count));
+    CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % device.count));
+    if (device.properties.major < MAJOR_MIN)
+        cf_die("use ./train_gpt, the CPU program, or a newer GPU", "%s has compute capability %d.%d; this program needs %d.0",
+               device.properties.name, device.properties.major, device.properties.minor, MAJOR_MIN);
+    CF_CUDA(cudaFree(NULL)); // initialises it
+    CF_CUDA(cudaMemGetInfo(&device.free, &total));
+    CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
+    CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
+    CF_CUDA(cudaEventCreate(&device.base));
+    CF_CUDA(cudaEventCreate(&device.fresh));
+    for (int i = 0; i < STAGES; i++) {
+        CF_CUDA(cudaMallocHost(&device.stage[i].memory, STAGE_BYTES));
+        CF_CUDA(cudaEventCreateWithFlags(&device.stage[i].read, cudaEventDisableTiming));
+    }
+    prctl(PR_SET_TIMERSLACK, 1000UL); // ns: a rest of 20 us would last 70
+}
+
+int64_t cf_device_memory(int local_ranks) {
+    return (int64_t)device.free / ((local_ranks + device.count - 1) / device.count);
+}
+
+const char *cf_device_name(void) {
+    return device.properties.name;
+}
+
+void cf_device_threads(int threads) {
+    (void)threads;
+}
+
+int cf_cuda_multiprocessors(void) {
+    return device.properties.multiProcessorCount;
+}
+
+// --- streams ---
+
+static cf_stream *stream_of_priority(int priority) {
+    cf_stream *stream = (cf_stream *)cf_host_alloc(1, sizeof *stream, "a stream");
+    CF_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority));
+    return stream;
+}
+
+cf_stream *cf_stream_create(void) {
+    return stream_of_priority(device.least);
+}
+
+cf_stream *cf_stream_create_second(void) {
+    return cf_stream_create();
+}
+
+cf_stream *cf_cuda_stream_urgent(void) {
+    return stream_of_priority(device.greatest);
+}
+
+void cf_stream_free(cf_stream *stream) {
+    if (!stream) return;
+    CF_CUDA(cudaStreamDestroy(stream->stream));
+    free(stream);
+}
+
+cudaStream_t cf_cuda_stream(cf_stream *stream) {
+    if (!stream) cf_die(NULL, "a kernel or copy needs a stream");
+    return stream->stream;
+}
+
+// Its stream is empty, so the event is recorded within microseconds; the quickest of a few tries was disturbed least.
+static void renew_base(void) {
+    double quickest_ms = 1e300;
+    for (int i = 0; i < BASE_TRIES; i++) {
+        const double before_ms = cf_now_ms();
+        CF_CUDA(cudaEventRecord(device.fresh, device.clock));
+        CF_CUDA(cudaEventSynchronize(device.fresh));
+        const double took_ms = cf_now_ms() - before_ms;
+        if (took_ms >= quickest_ms) continue;
+        quickest_ms = took_ms, device.base_ms = before_ms + took_ms / 2;
+        std::swap(device.base, device.fresh);
+    }
+    device.base_number = device.timed.recorded;
+}
+
+static bool event_passed(cudaEvent_t event) {
+    cudaError_t code = cudaEventQuery(event);
+    if (code == cudaErrorNotReady) return false;
+    CF_CUDA(code);
+    return true;
+}
+
+static void wait_for(cudaEvent_t event) {
+    static const struct timespec pause = {0, REST_US * 1000L};
+    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    bool looked = false;
+    while (!event_passed(event)) {
+        const double now_ms = cf_now_ms();
+        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
+            nanosleep(&pause, NULL);
+        else
+            sched_yield();
+        if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
+        looked_ms = now_ms;
+        looked = true;
+        device.look(device.argument);
+    }
+    if (looked) device.look(device.argument); // it notes that the wait is over
+}
+
+void cf_stream_sync(cf_stream *stream) {
+    cf_moment_wait(cf_moment_untimed(stream));
+    if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
+}
+
+void cf_cuda_watch(void (*look)(void *argument), void *argument) {
+    device.look = look;
+    device.argument = argument;
+}
+
+// --- moments ---
+
+static moments *of(cf_moment moment) {
+    return moment.number < 0 ? &device.untimed : &device.timed;
+}
+
+static cudaEvent_t event_of(cf_moment moment) {
+    const int64_t number = llabs(moment.number);
+    if (number == 0 || !cf_moment_remembered(moment))
+        cf_die("ask for it sooner, or synchronise more often", "moment %lld is not among the last %d of its kind",
+               (long long)moment.number, MOMENTS);
+    return of(moment)->event[number % MOMENTS];
+}
+
+static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
+    const int64_t number = m->recorded + 1;
+    while (m->created <= number % MOMENTS) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created++], flags));
+    m->recorded = number;
+    CF_CUDA(cudaEventRecord(m->event[number % MOMENTS], cf_cuda_stream(stream)));
+    return number;
+}
+
+cf_moment cf_moment_now(cf_stream *stream) {
+    if (device.base_ms == 0) renew_base();
+    return {0, record(&device.timed, cudaEventDefault, stream)};
+}
+
+cf_moment cf_moment_untimed(cf_stream *stream) {
+    return {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
+}
+
+// The event enqueued first is the first argument, so a difference is negative only if events of two streams passed in the other
+// order.
+double cf_moment_ms(cf_moment moment) {
+    cudaEvent_t event = event_of(moment);
+    float ms = 0;
+    if (moment.number > device.base_number) {
+        CF_CUDA(cudaEventElapsedTime(&ms, device.base, event));
+        return device.base_ms + ms;
+    }
+    CF_CUDA(cudaEventElapsedTime(&ms, event, device.base));
+    return device.base_ms - ms;
+}
+
+bool cf_moment_passed(cf_moment moment) {
+    return event_passed(event_of(moment));
+}
+
+void cf_moment_wait(cf_moment moment) {
+    if (cf_moment_remembered(moment)) wait_for(event_of(moment));
+}
+
+bool cf_moment_remembered(cf_moment moment) {
+    return llabs(moment.number) > of(moment)->recorded - MOMENTS;
+}
+
+void cf_stream_after(cf_stream *stream, cf_moment moment) {
+    CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(moment), 0));
+}
+
+// --- work ---
+
+static bool pageable(const void *memory) {
+    cudaPointerAttributes attributes;
+    CF_CUDA(cudaPointerGetAttributes(&attributes, memory));
+    return attributes.type == cudaMemoryTypeUnregistered;
+}
+
+// The host may change its memory when this returns: it reads the next micro-batch's tokens while the device still works on the
+// last. (The library promises that for few bytes at best; for many it waits inside for the stream, and nobody watches the peers.)
+void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    if (bytes <= 0) return;
+    const bool to_host = pageable(to);
+    if (to_host) cf_stream_sync(stream); // the library's copy would wait, too, without watching the peers
+    if (to_host || !pageable(from)) {
+        CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
+        return;
+    }
+    for (int64_t at = 0, part; at < bytes; at += part) {
+        const int i = (int)(device.staged++ % STAGES);
+        part = bytes - at < STAGE_BYTES ? bytes - at : (int64_t)STAGE_BYTES;
+        wait_for(device.stage[i].read);
+        memcpy(device.stage[i].memory, (const char *)from + at, (size_t)part);
+        CF_CUDA(cudaMemcpyAsync((char *)to + at, device.stage[i].memory, (size_t)part, cudaMemcpyDefault, cf_cuda_stream(stream)));
+        CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
+    }
+}
+
+void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
+    if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
+}
+
+// Blocks for `work` items, `of_block` each, but at most `waves` for each multiprocessor.
+static dim3 blocks_for(int64_t work, int64_t of_block, int64_t waves) {
+    const int64_t blocks = (work + of_block - 1) / of_block, most = waves * cf_cuda_multiprocessors();
+    return dim3((unsigned)(blocks < most ? blocks : most));
+}
+
+template <typename T> static __device__ T sum(T a, T b) {
+    return a + b;
+}
+
+template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+}
+
+// N elements, from element i on.
+template <typename T, int N> static __device__ void add_at(T *to, const T *from, int parts, int64_t stride, int64_t i) {
+    typedef struct alignas(N * sizeof(T)) group {
+        T value[N];
+    } group;
+    group a = *(const group *)(from + i);
+    for (int p = 1; p < parts + (to != from); p++) {
+        const group b = *(const group *)(p < parts ? from + p * stride + i : to + i);
+        for (int k = 0; k < N; k++) a.value[k] = sum(a.value[k], b.value[k]);
+    }
+    *(group *)(to + i) = a;
+}
+
+// Each thread adds groups of N elements, `threads` groups apart, and then one element of the rest.
+template <typename T, int N> static __global__ void add_kernel(T *to, const T *from, int parts, int64_t stride, int64_t count) {
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = first; i < count / N; i += threads) add_at<T, N>(to, from, parts, stride, i * N);
+    for (int64_t i = count / N * N + first; i < count; i += threads) add_at<T, 1>(to, from, parts, stride, i);
+}
+
+template <typename T> static void add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_stream *stream) {
+    const int N = cf_pack<T>::N;
+    const bool aligned = ((uintptr_t)to | (uintptr_t)from | (parts > 1) * (uintptr_t)stride * sizeof(T)) % sizeof(cf_pack<T>) == 0;
+    const dim3 blocks = blocks_for(aligned ? count / N + count % N : count, ADD_THREADS, ADD_WAVES);
+    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, blocks, dim3(ADD_THREADS), stream, (T *)to, (const T *)from, parts,
+              stride, count);
+}
+
+void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
+    const auto adds = dtype == CF_FP32    ? add<float>
+                      : dtype == CF_FP64  ? add<double>
+                      : dtype == CF_INT64 ? add<int64_t>
+                                          : add<__nv_bfloat16>;
+    if (dtype == CF_BYTE) cf_die(NULL, "cf_add: bytes are not added");
+    adds(to, from, parts, stride, count, stream);
+}
+
+// Word i of `bytes` bytes at `data`, which is aligned to T.
+template <typename T> static __device__ uint64_t word_at(const T *data, int64_t i, int64_t bytes) {
+    const int parts = 8 / sizeof(T);
+    int64_t left = (bytes - 8 * i) / (int64_t)sizeof(T);
+    uint64_t word = 0;
+    for (int k = 0; k < parts; k++)
+        if (k < left) word |= (uint64_t)data[parts * i + k] << (k * sizeof(T) * 8 % 64);
+    return word;
+}
+
+static __device__ uint64_t warp_sum(uint64_t mine) {
+    for (int distance = warpSize / 2; distance > 0; distance /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
+    return mine;
+}
+
+// All threads read whole words; the first one also reads the bytes after the last whole word.
+template <typename T>
+static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
+    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t words = bytes / 8;
+    uint64_t mine = 0;
+#pragma unroll 4 // so many words are loaded together
+    for (int64_t i = first; i < words; i += threads) mine += cf_checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
+    if (first == 0 && bytes % 8) mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
+    mine = warp_sum(mine);
+    if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
+}
+
+template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, 4 * SUM_THREADS, SUM_WAVES), dim3(SUM_THREADS), stream,
+              (unsigned long long *)sum, (const T *)data, bytes);
+}
+
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    if ((uintptr_t)data % 8 == 0) return checksum<uint64_t>(sum, data, bytes, stream);
+    if ((uintptr_t)data % 4 == 0) return checksum<uint32_t>(sum, data, bytes, stream);
+    if ((uintptr_t)data % 2 == 0) return checksum<uint16_t>(sum, data, bytes, stream);
+    checksum<uint8_t>(sum, data, bytes, stream);
+}
+
+static __global__ void compare_words(const uint64_t *expected, const uint64_t *found, int64_t count, cf_difference what,
+                                     cf_difference *difference) {
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+        if (expected[i] == found[i]) continue;
+        unsigned long long *place = (unsigned long long *)&difference->place;
+        if (atomicCAS(place, 0ull, (unsigned long long)(1 + i)) != 0) continue;
+        for (int k = 0; k < CF_ABOUTS; k++) difference->about[k] = what.about[k];
+        difference->expected = expected[i];
+        difference->found = found[i];
+    }
+}
+
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream) {
+    cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what, difference);
+}
+
+// --- memory ---
+
+// Allocations are whole blocks of the driver: other processes map whole blocks, and the driver puts small allocations into one.
+#ifndef CF_BLOCK_BYTES // on the emulator they have their exact size, because it checks for writes beyond their end
+#define CF_BLOCK_BYTES (2 << 20)
+#endif
+
+void *cf_device_malloc(int64_t bytes) {
+    void *memory = NULL;
+    int64_t blocks = bytes > 0 ? (bytes + CF_BLOCK_BYTES - 1) / CF_BLOCK_BYTES : 1;
+    cudaError_t code = cudaMalloc(&memory, (size_t)(blocks * CF_BLOCK_BYTES));
+    if (code == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // NULL reports it, not the next call
+        return NULL;
+    }
+    CF_CUDA(code);
+    CF_CUDA(cudaMemsetAsync(memory, 0, bytes > 0 ? (size_t)bytes : 1, device.clock));
+    CF_CUDA(cudaStreamSynchronize(device.clock));
+    return memory;
+}
+
+void cf_device_free(void *memory) {
+    CF_CUDA(cudaFree(memory));
+}

@@ -1,0 +1,49 @@
+// Shared by transport_cuda.cu and its two wires, transport_nccl.cu and transport_ipc.cu. Never included by C.
+#pragma once
+
+#include "cuda.h"
+#include "../transport.h"
+extern "C" { // these are for C
+#include "../launch/bootstrap.h"
+#include "../launch/secret.h"
+#include "../launch/watch.h"
+}
+
+// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either kind.
+struct cf_wire {
+    const char *name; // "nccl", "ipc"
+    const cf_group *group;
+    const cf_stream *waiter; // the stream that waited last
+    int64_t waited;          // number of the last `end` that it waited for
+    int64_t posted;          // number of the last `end` posted
+    int blocks;              // most multiprocessors that kernels of requests under way take
+    // Call before post until it returns -1. Informs the peers where this rank receives, and learns where they do. Otherwise returns
+    // the group rank of a peer that has not come to this request. Never waits. NULL: not needed.
+    int (*meet)(cf_wire *, cf_request *requests, int count);
+    // Enqueues the transfers, one or a unit of `count` exchanges, after the work enqueued on `stream` so far and after the
+    // arrivals of `after`; sets begin, arrival and end of each. Ends follow each other in the order posted.
+    void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
+    // The library's message about a dead peer (static storage); NULL: none. The function NULL: it never has one.
+    const char *(*look)(cf_wire *);
+    void (*close)(cf_wire *); // call it when all transfers are complete on all ranks
+};
+
+// Words of host memory that processes share: a process that finds a word there also sees what its writer wrote before.
+CF_EXTERN_C_BEGIN
+void cf_word_write(uint32_t *word, uint32_t value);
+bool cf_word_is(uint32_t *word, uint32_t value);
+CF_EXTERN_C_END
+
+// When the stream that a request is posted on lets it begin.
+static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
+    return r->posted.number ? r->posted : cf_moment_untimed(stream);
+}
+
+// All ranks of the world call both at once, each with its group. Both use the bootstrap equally often whatever they find, so
+// groups may differ.
+
+// wanted: false if this group needs none; returns NULL then. blocks: most thread blocks of a kernel; 0: NCCL chooses.
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks);
+// Returns NULL on all members, with the reason in `why`, unless every member can map the memory of every other one. one_host:
+// the group's members are on one host; otherwise nothing is tried.
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);

@@ -1,0 +1,453 @@
+// See watch.h. All packets have one format: sender, receiver, and the sender's position.
+//
+//   QUESTION    I have waited too long and give up; where are you?
+//   ANSWER      my position; repeats the question's number, which is unpredictable
+//   NO_ANSWER   you did not answer: a process that was stopped reads this when it continues
+//
+// One thread receives all packets from one socket: it answers questions and stores answers. The socket's error queue shows
+// when nobody listens at a rank's port any more: that process is dead. The thread that gives up sends questions, again and again
+// because packets may be lost, and reads the stored answers. A rank that has not answered after SILENCE_MS is frozen, or its host
+// is gone. A rank that gave up itself may have ended before it is asked; its question contained its position and counts as its
+// answer.
+//
+// The rank that another one waits for is often not to blame, because it waits itself: in a ring a standstill spreads from
+// neighbour to neighbour until every rank waits, directly or not, for the few that do not wait. So the message names those. If all
+// ranks wait, they wait for each other, which happens when they are not at the same operation.
+//
+// Each rank sends the IPv4 addresses of its host. Hosts with equal addresses are one host, and its ranks use the loopback. Of
+// another host's addresses, those that this host has too (bridges of containers) are left out.
+//
+// A packet from an unexpected address, or without a valid code made with the run's key (secret.h), is ignored. The key is made from
+// the secret and from random bytes of each rank, so it differs from run to run; with a secret it is never sent.
+#define _GNU_SOURCE
+#include "watch.h"
+#include "../device.h"
+#include "../base/die.h"
+#include "../base/printable.h"
+#include "secret.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <linux/errqueue.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    QUESTION = 1,
+    ANSWER,
+    NO_ANSWER,
+    ADDRESSES_MAX = 16,
+    LABEL_BYTES = 64,
+    NAMED_MAX = 4, // ranks that a verdict names one by one
+    POLL_MS = 5,
+    REPEAT_MS = 250,  // between two questions to one rank
+    REFUSED_MS = 100, // a rank that refuses at one address may answer at another
+    SILENCE_MS = 2000,
+    FOLLOW_MS = 200,  // a rank that waits, and still does so long after another rank gave up, gives up too
+    LINGER_MS = 1500, // after the message: the others have received the question, and now ask and print
+    DEADLINE_POLL_MS = 50,
+    DEADLINE_MORE_MS = 1000 // beyond the time-out, so that ranks that know more print first
+};
+
+typedef struct position {    // of a rank in the program
+    int32_t waits;           // 1: for peer; 0: it computes
+    int32_t peer;            // world rank; -1: several
+    int32_t layer, step;     // of the operation it waits for, or posted last; -1: none
+    double since_s;          // how long it has waited or computed
+    char label[LABEL_BYTES]; // of that operation; "": none yet
+} position;
+
+typedef struct packet {
+    cf_mac code; // of all the following
+    uint64_t question;
+    int32_t kind, from, to, unused;
+    position at; // of the sender
+} packet;
+
+typedef struct contact { // how to reach a rank; on all ranks of one host only port and random differ
+    uint32_t address[ADDRESSES_MAX];
+    int32_t addresses;
+    uint16_t port, unused;
+    uint64_t random[2];
+} contact;
+
+typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } status;
+
+typedef struct rank_state { // what this rank knows about another
+    status is;
+    position at; // the latest that it sent
+    bool refused, gave_up;
+} rank_state;
+
+struct cf_watch {
+    int rank, size, socket; // socket -1: none
+    cf_mac key;
+    contact *contacts; // (size)
+    pthread_t thread;
+    pthread_mutex_t lock; // protects all the following
+    rank_state *ranks;    // (size), this rank's included
+    position posted;      // the operation posted last
+    position here;        // the operation waited for; if none, as `posted`
+    double since_ms;      // when this rank began to wait or compute
+    uint64_t question;    // number of this rank's question
+    int first_to_give_up; // -1: none
+    double gave_up_ms;    // when its question came
+    int unanswered;       // a rank whose question this one did not answer; -1: none
+};
+
+static atomic_bool gave_up; // this process has
+
+// --- the verdict ---
+
+static void print_rank(FILE *out, int rank, const rank_state *r) {
+    const position *at = &r->at;
+    char wait[CF_WAIT_TEXT], operation[CF_OPERATION_TEXT];
+    fprintf(out, "; rank %d ", rank);
+    if (r->is == DEAD)
+        fprintf(out, "is dead: its process has ended");
+    else if (r->is == SILENT)
+        fprintf(out, "does not answer: frozen, or its host is dead or cut off");
+    else if (at->waits)
+        fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step}, NULL));
+    else
+        fprintf(out, "answers: it computes, for %.3g s now, %s%s: it is slow, or stuck there", at->since_s,
+                *at->label ? "after " : "and has not begun any operation",
+                *at->label ? cf_operation_text(operation, at->label, at->layer, at->step) : "");
+}
+
+// Ranks are to blame in this order: those that are dead or silent; those that do not wait; those that wait in another operation.
+// Names the first kind that there is, as a continuation of "rank 0 waits for rank 1: …": "; rank 1 does not answer: …". Returns a
+// hint.
+static const char *verdict(const rank_state *ranks, int size, int me, char *text, size_t bytes) {
+    memset(text, 0, bytes);
+    FILE *out = fmemopen(text, bytes, "w");
+    if (!out) cf_die(NULL, "out of memory for an inquiry among %d ranks", size);
+    enum { GONE, COMPUTES, APART, KINDS } kind = GONE;
+    int named = 0;
+    bool dead = false;
+    for (; kind < KINDS && named == 0; kind += named == 0)
+        for (int rank = 0; rank < size; rank++) {
+            const rank_state *r = &ranks[rank];
+            const position *at = &r->at, *here = &ranks[me].at;
+            const bool answers = r->is == ANSWERED, waits = answers && at->waits;
+            const bool apart = waits && (at->layer != here->layer || at->step != here->step || strcmp(at->label, here->label) != 0);
+            const bool is[KINDS] = {!answers, answers && !waits, apart && named == 0}; // of APART, naming one is enough
+            if (rank == me || !is[kind]) continue;
+            dead |= r->is == DEAD;
+            if (++named <= NAMED_MAX) print_rank(out, rank, r);
+        }
+    if (named > NAMED_MAX) fprintf(out, "; and %d more", named - NAMED_MAX);
+    if (kind == APART) fprintf(out, ": the ranks are not at the same operation (desynchronised)");
+    if (kind == KINDS) fprintf(out, "; they wait for each other in the same operation: messages are lost or late");
+    fclose(out);
+    text[bytes - 1] = 0;
+    static const char *const hints[] = {
+        [GONE] = "look at that process and its host: stopped, swapping, off the network? (or UDP does not get through)",
+        [COMPUTES] = "look at what that rank does and at its host's load, or allow more time with --timeout",
+        [APART] = "all ranks need the same program, options and data; if they have them, the program has a bug",
+        [KINDS] = "look at the network between these ranks, or allow more time with --timeout"};
+    return dead ? "see that rank's last message, and its host's log: was it killed, out of memory?" : hints[kind];
+}
+
+// --- addresses ---
+
+// Returns -1 where there is no UDP.
+static int open_socket(uint32_t address, uint16_t *port) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(address)};
+    socklen_t length = sizeof name;
+    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1;
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&name, sizeof name) == 0 &&
+        getsockname(fd, (struct sockaddr *)&name, &length) == 0 && setsockopt(fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on) == 0) {
+        *port = name.sin_port;
+        return fd;
+    }
+    fprintf(stderr, "note: rank %d has no UDP socket (%s); if ranks stop, messages cannot say why\n", cf_die_rank(),
+            strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+static bool has_address(const contact *c, uint32_t address) {
+    for (int i = 0; i < c->addresses; i++)
+        if (c->address[i] == address) return true;
+    return false;
+}
+
+// Keeps only the addresses at which this rank can reach that one.
+static void keep_reachable(contact *c, const contact *mine) {
+    const bool here = c->addresses == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0;
+    const int count = here || c->addresses > ADDRESSES_MAX ? 0 : c->addresses;
+    c->addresses = 0;
+    for (int i = 0; i < count; i++)
+        if (!has_address(mine, c->address[i])) c->address[c->addresses++] = c->address[i];
+    if (here) c->address[c->addresses++] = htonl(INADDR_LOOPBACK);
+}
+
+// --- packets ---
+
+static cf_mac code_of(const cf_watch *w, const packet *p) {
+    return cf_mac_of(&w->key, &p->question, sizeof *p - offsetof(packet, question));
+}
+
+static packet make_packet(cf_watch *w, int kind, int to, uint64_t question) {
+    packet p;
+    memset(&p, 0, sizeof p);
+    pthread_mutex_lock(&w->lock);
+    p.at = w->here;
+    p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
+    pthread_mutex_unlock(&w->lock);
+    p.kind = kind, p.from = w->rank, p.to = to, p.question = question;
+    p.code = code_of(w, &p);
+    return p;
+}
+
+static bool is_rank(const cf_watch *w, int rank) {
+    return rank >= 0 && rank < w->size;
+}
+
+static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes, const struct sockaddr_in *from) {
+    position *at = &p->at;
+    if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank ||
+        !has_address(&w->contacts[p->from], from->sin_addr.s_addr))
+        return false;
+    const cf_mac code = code_of(w, p);
+    if (!cf_mac_equal(&code, &p->code)) return false;
+    at->label[LABEL_BYTES - 1] = 0;
+    cf_printable(at->label);
+    return at->peer == -1 || is_rank(w, at->peer);
+}
+
+// Reads the packets that came back because nobody listens at that address and port.
+static void note_refusals(cf_watch *w) {
+    for (;;) {
+        _Alignas(struct cmsghdr) char control[512];
+        struct sockaddr_in to = {.sin_port = 0};
+        struct msghdr message = {.msg_name = &to,
+                                 .msg_namelen = sizeof to,
+                                 .msg_control = control,
+                                 .msg_controllen = sizeof control};
+        if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+        const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        if (!c || c->cmsg_type != IP_RECVERR) continue;
+        const bool refused = ((const struct sock_extended_err *)(const void *)CMSG_DATA(c))->ee_errno == ECONNREFUSED;
+        pthread_mutex_lock(&w->lock);
+        for (int i = 0; refused && i < w->size; i++)
+            w->ranks[i].refused |= w->contacts[i].port == to.sin_port && has_address(&w->contacts[i], to.sin_addr.s_addr);
+        pthread_mutex_unlock(&w->lock);
+    }
+}
+
+static void *receive(void *argument) {
+    cf_watch *w = (cf_watch *)argument;
+    for (;;) { // cf_watch_close() cancels it in recvfrom() or sendto(), where it holds no lock
+        packet p;
+        struct sockaddr_in from = {.sin_port = 0};
+        socklen_t length = sizeof from;
+        const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
+        if (bytes < 0) note_refusals(w);
+        if (bytes < 0 || !is_valid(w, &p, bytes, &from)) continue;
+        rank_state *r = &w->ranks[p.from];
+        pthread_mutex_lock(&w->lock);
+        if (p.kind == ANSWER && r->is == ASKED && p.question == w->question) r->is = ANSWERED, r->at = p.at;
+        if (p.kind == NO_ANSWER && w->unanswered < 0) w->unanswered = p.from;
+        if (p.kind == QUESTION) {
+            r->gave_up = true;
+            if (r->is != ANSWERED) r->at = p.at; // otherwise verdict() may be reading it
+            if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
+        }
+        pthread_mutex_unlock(&w->lock);
+        if (p.kind != QUESTION) continue;
+        p = make_packet(w, ANSWER, p.from, p.question);
+        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
+    }
+    return NULL;
+}
+
+// --- the position of this rank ---
+
+static void set_operation(position *at, const char *label, int layer, int step) {
+    memset(at->label, 0, sizeof at->label);
+    memcpy(at->label, label, strnlen(label, sizeof at->label - 1));
+    at->layer = layer, at->step = step;
+}
+
+void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    set_operation(&w->posted, label, layer, step);
+    if (!w->here.waits) w->here = w->posted;
+    w->since_ms = cf_now_ms();
+    pthread_mutex_unlock(&w->lock);
+}
+
+void cf_watch_goes_on(cf_watch *w) {
+    if (!w) return;
+    cf_stop_waits(NULL);
+    pthread_mutex_lock(&w->lock);
+    w->here = w->posted;
+    w->since_ms = cf_now_ms();
+    pthread_mutex_unlock(&w->lock);
+}
+
+// --- the inquiry ---
+
+static void send_packet(cf_watch *w, int kind, int rank) {
+    const packet p = make_packet(w, kind, rank, w->question);
+    const contact *to = &w->contacts[rank];
+    for (int i = 0; i < to->addresses; i++) {
+        struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
+        note_refusals(w); // of earlier packets: otherwise sendto() returns that error and sends nothing
+        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name);
+    }
+}
+
+// Asks all other ranks until each has answered, is dead, or has been silent for too long.
+static void ask(cf_watch *w) {
+    const double begin_ms = cf_now_ms();
+    double sent_ms = -REPEAT_MS;
+    pthread_mutex_lock(&w->lock);
+    cf_random(&w->question, sizeof w->question);
+    for (int rank = 0; rank < w->size; rank++) w->ranks[rank].is = rank == w->rank ? ANSWERED : ASKED;
+    pthread_mutex_unlock(&w->lock);
+    for (bool open = true; open; poll(NULL, 0, POLL_MS)) {
+        const bool send = cf_now_ms() - sent_ms > REPEAT_MS;
+        if (send) sent_ms = cf_now_ms();
+        open = false;
+        for (int rank = 0; rank < w->size; rank++) {
+            rank_state *r = &w->ranks[rank];
+            pthread_mutex_lock(&w->lock);
+            if (r->is == ASKED && cf_now_ms() - begin_ms > (r->refused ? REFUSED_MS : SILENCE_MS))
+                r->is = r->gave_up ? ANSWERED : r->refused ? DEAD : SILENT;
+            const status is = r->is;
+            pthread_mutex_unlock(&w->lock);
+            open |= is == ASKED;
+            if (send && is == ASKED) send_packet(w, QUESTION, rank);
+            if (is == SILENT) send_packet(w, NO_ANSWER, rank);
+        }
+    }
+}
+
+CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
+    char what[CF_WAIT_TEXT], nothing[64], found[1536] = "";
+    snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
+    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
+    if (w->socket >= 0) {
+        atomic_store(&gave_up, true);
+        pthread_mutex_lock(&w->lock);
+        int first = w->first_to_give_up, unanswered = w->unanswered, length = 0;
+        pthread_mutex_unlock(&w->lock);
+        if (unanswered >= 0) {
+            snprintf(found, sizeof found, "; rank %d has given up: this rank did not answer it", unanswered);
+            hint = "this process did not run: was it stopped, or its host asleep or swapping?";
+        } else {
+            if (first >= 0) length = snprintf(found, sizeof found, "; rank %d has given up", first);
+            w->ranks[w->rank].at = make_packet(w, 0, w->rank, 0).at;
+            ask(w);
+            hint = verdict(w->ranks, w->size, w->rank, found + length, sizeof found - (size_t)length);
+        }
+    }
+    cf_die(hint, "rank %d %s; %s%s", cf_die_rank(), cf_wait_text(what, &wait, peers), news ? news : nothing, found);
+}
+
+void cf_watch_waits(cf_watch *w, cf_wait wait, const char *peers, double waited_ms, double timeout_ms, const char *news) {
+    if (!w) return;
+    pthread_mutex_lock(&w->lock);
+    if (!w->here.waits) w->since_ms = cf_now_ms();
+    w->here.waits = true, w->here.peer = wait.peer;
+    set_operation(&w->here, wait.label, wait.layer, wait.step);
+    const bool follows = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
+    pthread_mutex_unlock(&w->lock);
+    cf_stop_waits(&wait);
+    if (news || (timeout_ms > 0 && waited_ms >= timeout_ms) || (follows && waited_ms >= FOLLOW_MS))
+        give_up(w, peers, wait, waited_ms, news);
+}
+
+void cf_watch_linger(void) {
+    if (atomic_load(&gave_up)) poll(NULL, 0, LINGER_MS);
+}
+
+// --- start and end ---
+
+cf_watch *cf_watch_open(cf_bootstrap *ranks) {
+    const int size = ranks->size;
+    if (size == 1) return NULL;
+    cf_watch *w = cf_host_alloc(1, sizeof *w, "the watch");
+    *w = (cf_watch){.rank = ranks->rank,
+                    .size = size,
+                    .contacts = cf_host_alloc(size, sizeof *w->contacts, "the watch"),
+                    .ranks = cf_host_alloc(size, sizeof *w->ranks, "the watch"),
+                    .posted = {.layer = -1, .step = -1},
+                    .here = {.layer = -1, .step = -1},
+                    .since_ms = cf_now_ms(),
+                    .first_to_give_up = -1,
+                    .unanswered = -1};
+    pthread_mutex_init(&w->lock, NULL);
+    contact mine;
+    memset(&mine, 0, sizeof mine);
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) != 0) all = NULL;
+    for (const struct ifaddrs *i = all; i && mine.addresses < ADDRESSES_MAX; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
+            mine.address[mine.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
+    freeifaddrs(all);
+    cf_random(mine.random, sizeof mine.random);
+    w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
+    ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
+    cf_mac secret = cf_secret();
+    w->key = cf_mac_of(&secret, w->contacts, (size_t)size * sizeof *w->contacts);
+    for (int rank = 0; rank < size; rank++) keep_reachable(&w->contacts[rank], &mine);
+    if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
+    return w;
+}
+
+void cf_watch_close(cf_watch *w) {
+    if (!w) return;
+    if (w->socket >= 0) {
+        pthread_cancel(w->thread);
+        pthread_join(w->thread, NULL);
+        close(w->socket);
+    }
+    free(w->ranks);
+    free(w->contacts);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+// --- deadlines inside libraries ---
+
+static struct {
+    pthread_t thread;
+    const char *what;
+    double timeout_s;
+} deadline;
+
+// Counts polls, not time: if this process itself is stopped, that lasts one poll, however long.
+static void *end_at_deadline(void *unused) {
+    for (int64_t polls = (int64_t)((deadline.timeout_s * 1e3 + DEADLINE_MORE_MS) / DEADLINE_POLL_MS) + 1; polls > 0; polls--)
+        poll(NULL, 0, DEADLINE_POLL_MS); // cf_deadline_end() cancels it here
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
+           "NCCL_DEBUG=INFO), or allow more time with --timeout",
+           "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what, deadline.timeout_s);
+    return unused;
+}
+
+void cf_deadline_begin(const char *what, double timeout_s) {
+    deadline.what = what;
+    deadline.timeout_s = timeout_s;
+    if (timeout_s > 0 && pthread_create(&deadline.thread, NULL, end_at_deadline, NULL) != 0) cf_die(NULL, "cannot start a thread");
+}
+
+void cf_deadline_end(void) {
+    if (deadline.timeout_s <= 0) return;
+    pthread_cancel(deadline.thread);
+    pthread_join(deadline.thread, NULL);
+}

@@ -1,0 +1,225 @@
+// See log.h. A log is never overwritten: a run that finds the log of another run renames it. If that one still writes, it goes on in
+// the renamed file. The lock of --out keeps two writers from resuming one run.
+//
+// Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
+#include "log.h"
+#include "../../commfuse/base/streams.h"
+#include "../durable.h"
+#include "../json.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { READER_MS = 1000, BEHIND = 2048 };
+
+struct logfile {
+    int fd;
+    bool regular; // neither a device nor a pipe
+    char path[PATH_MAX];
+    cJSON *line;     // between log_begin and log_end
+    int64_t missing; // lines that could not be written
+    bool failing;    // the last line is one of them
+    atomic_bool unsynced;
+};
+
+CF_NORETURN static void die_unwritable(const char *path) {
+    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log"
+           : errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
+                                                                  : "give another --log",
+           "log %s cannot be written: %s", path, strerror(errno));
+}
+
+static void join_name(char name[PATH_MAX], const char *path, const char *suffix) {
+    if (snprintf(name, PATH_MAX, "%s%s", path, suffix) >= PATH_MAX)
+        cf_die("choose a shorter --log", "the name of log %s is too long", path);
+}
+
+static void open_file(logfile *log, const char *path) {
+    struct stat status;
+    if (log->fd >= 0) close(log->fd); // the old file has been renamed
+    // A pipe that nobody reads must hold up nothing.
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (log->fd < 0) die_unwritable(path);
+    log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+bool log_empty(const logfile *log) {
+    return !log || lseek(log->fd, 0, SEEK_END) <= 0;
+}
+
+// Renames the log to the first of FILE.1, FILE.2, … that is free.
+static void rename_old(logfile *log, const char *whose) {
+    char name[PATH_MAX], suffix[16];
+    for (int i = 1;; i++) {
+        snprintf(suffix, sizeof suffix, ".%d", i);
+        join_name(name, log->path, suffix);
+        if (access(name, F_OK) == 0) continue;
+        if (rename(log->path, name) != 0) die_unwritable(name);
+        cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
+        return;
+    }
+}
+
+// --- resuming ---
+
+// Lines of other programs stay.
+static bool stays(const cJSON *line, const log_resume *resume) {
+    double at;
+    if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
+    if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
+    const bool evaluation =
+                   json_is(line, "event", "val") || json_is(line, "event", "sample") || json_is(line, "event", "hellaswag"),
+               again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (evaluation && !resume->evaluated);
+    return at < (double)resume->step + !again;
+}
+
+// Replaces the log by the lines that stay. False, with the log unchanged, if its first "config" is of another run.
+static bool cut(const logfile *log, const log_resume *resume) {
+    problem why;
+    durable_file replacement;
+    char *text = NULL;
+    size_t room = 0;
+    bool ours = false, others = false;
+    FILE *from = fopen(log->path, "r");
+    if (!from) die_unwritable(log->path);
+    bool ok = durable_create(&replacement, log->path, -1, &why);
+    for (ssize_t length; ok && !others && (length = getline(&text, &room, from)) > 0;) {
+        if (text[length - 1] != '\n') break; // cut short
+        cJSON *line = cJSON_Parse(text);
+        if (!ours && json_is(line, "event", "config")) {
+            ours = json_is(line, "run", resume->run);
+            others = !ours;
+        }
+        if (stays(line, resume)) ok = durable_append(&replacement, text, length, &why);
+        cJSON_Delete(line);
+    }
+    ok = ok && (!ferror(from) || durable_problem(&why, "cannot read", log->path, -1)) &&
+         (!ours || durable_commit(&replacement, &why));
+    durable_abandon(&replacement);
+    fclose(from);
+    free(text);
+    if (!ok) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
+    return ours;
+}
+
+logfile *log_open(const char *path, const log_resume *resume) {
+    if (!path || !*path) return NULL;
+    logfile *log = cf_host_alloc(1, sizeof *log, path);
+    log->fd = -1;
+    open_file(log, path);
+    join_name(log->path, path, "");
+    if (!log->regular) return log;                        // a device or a pipe keeps no lines
+    if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
+    if (log_empty(log)) return log;
+    if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
+    open_file(log, log->path);
+    return log;
+}
+
+// --- writing ---
+
+static void check(const logfile *log, const void *added, const char *name) {
+    if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
+}
+
+void log_begin(logfile *log, const char *event) {
+    if (!log) return;
+    log->line = cJSON_CreateObject();
+    LOG_ADD(log, FIELD("event", event));
+}
+
+void log_add(logfile *log, const log_field *field, size_t fields) {
+    char number[JSON_NUMBER_TEXT];
+    for (const log_field *f = field; log && f < field + fields; f++)
+        if (f->name)
+            check(log,
+                  f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
+                  : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
+                            : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
+                  f->name);
+}
+
+// A line is written whole or not at all.
+void log_end(logfile *log) {
+    if (!log) return;
+    char *text = cJSON_PrintUnformatted(log->line);
+    check(log, text, "the line");
+    const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
+    cf_printable(text);
+    text[length] = '\n'; // in place of the terminator
+    bool written = durable_write(log->fd, text, length + 1);
+    struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
+    if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
+        written = durable_write(log->fd, text, length + 1);
+    if (!written && !log->failing)
+        cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
+                 strerror(errno));
+    if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
+    log->missing += !written;
+    log->failing = !written;
+    cJSON_free(text);
+    cJSON_Delete(log->line);
+    log->line = NULL;
+}
+
+bool log_complete(const logfile *log) {
+    if (!log) return true;
+    const bool unsynced = atomic_load(&log->unsynced);
+    if (log->missing > 0) cf_print(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
+    if (unsynced) cf_print(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
+    return log->missing == 0 && !unsynced;
+}
+
+void log_sync(logfile *log) {
+    if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
+    cf_print(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
+}
+
+void log_close(logfile *log) {
+    if (!log) return;
+    cJSON_Delete(log->line);
+    close(log->fd);
+    free(log);
+}
+
+// --- the line on standard output ----------------------------------------------------------------------------
+
+enum { COLUMNS = 80 };
+
+static int shown; // characters of the line in place: a process has one standard output
+
+bool progress_on_terminal(void) {
+    if (!isatty(STDOUT_FILENO)) return false;
+    if (!getenv("OMPI_COMM_WORLD_SIZE")) return true;
+    char path[64], target[256];
+    snprintf(path, sizeof path, "/proc/%d/fd/1", (int)getppid());
+    ssize_t length = readlink(path, target, sizeof target - 1);
+    if (length <= 0) return false;
+    target[length] = 0;
+    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+}
+
+void progress_show(const char *line, bool last) {
+    // A launcher that ends all ranks, or a pager, may not read for a while.
+    if (!last && cf_streams_waiting() > BEHIND) return;
+    struct winsize size;
+    const bool terminal = progress_on_terminal();
+    const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
+    const int whole = (int)strlen(line);
+    const int length = terminal && whole >= columns ? columns - 1 : whole; // the next line can replace only one that fits
+    if (terminal)
+        putchar('\r'), cf_print(stdout, "%.*s%*s%s", length, line, shown > length ? shown - length : 0, "", last ? "\n" : "");
+    else
+        cf_print(stdout, "%s\n", line);
+    shown = last || !terminal ? 0 : length;
+    fflush(stdout);
+}
+
+void progress_break(void) {
+    if (shown) cf_print(stdout, "\n");
+    shown = 0;
+}

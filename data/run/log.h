@@ -1,0 +1,64 @@
+// The output of a run while it trains: the log for programs, and a line of progress for people.
+//
+// The log is one JSON object a line. Rank 0 writes it; a log that is NULL is allowed and ignored.
+// A line that cannot be written (disk full) is reported and left out, and training continues: see log_complete().
+//
+//     LOG_LINE(log, "val", FIELD("step", step), FIELD("loss", loss));
+#pragma once
+#include "../problem.h"
+
+typedef struct logfile logfile;
+// path NULL or "": no log, NULL. Dies if the file cannot be written.
+// resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
+// Otherwise the run resumes at `step`: the log keeps the steps before it, and the events between steps up to it (validation and
+// samples at `step` only if the checkpoint was saved after them). The rest, "end", "audit" and a cut line are removed, because the
+// run writes them again. The file is replaced as a whole. If there is none, or its first "config" is of another "run": a new log.
+typedef struct log_resume {
+    const char *run;
+    int64_t step;
+    bool evaluated; // validation and samples before `step` are done
+} log_resume;
+logfile *log_open(const char *path, const log_resume *resume);
+bool log_empty(const logfile *log); // no line yet
+
+// FIELD("loss", 3.2): a number, a text, or a bool, which is written only if it is true. Numbers keep all digits (NaN and infinity
+// become null); whole numbers are exact below 2^53. A byte that may not be printed (printable.h) becomes '?'. A field without a name
+// is left out.
+typedef struct log_field {
+    const char *name, *text; // text NULL: a number or a bool
+    double number;
+    bool flag;
+} log_field;
+static inline log_field log_number(const char *name, double number) {
+    log_field field = {name, NULL, number, false};
+    return field;
+}
+static inline log_field log_text(const char *name, const char *text) {
+    log_field field = {name, text, 0, false};
+    return field;
+}
+static inline log_field log_flag(const char *name, bool is_set) {
+    log_field field = {is_set ? name : NULL, NULL, 0, true};
+    return field;
+}
+#define FIELD(name, value)                                                                                                         \
+    _Generic((value), char * : log_text, const char * : log_text, bool : log_flag, default : log_number)(name, value)
+void log_begin(logfile *log, const char *event);
+void log_add(logfile *log, const log_field *field, size_t fields);
+void log_end(logfile *log); // writes the line
+#define LOG_ADD(log, ...)                                                                                                          \
+    log_add(log, (const log_field[]){__VA_ARGS__}, sizeof((const log_field[]){__VA_ARGS__}) / sizeof(log_field))
+#define LOG_LINE(log, event, ...) (log_begin(log, event), LOG_ADD(log, __VA_ARGS__), log_end(log))
+
+bool log_complete(const logfile *log); // false: lines were lost, and it has printed how many
+void log_sync(logfile *log);           // writes all lines so far to the disk, or warns. Any thread may call it
+void log_close(logfile *log);
+
+// --- the line on standard output ---
+
+// Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
+bool progress_on_terminal(void);
+// Shows a line. On a terminal the next one replaces it; if the terminal is too narrow, the end is cut off. last: keep the line and go
+// to the next. Other lines are left out while nobody reads the output (streams.h).
+void progress_show(const char *line, bool last);
+void progress_break(void); // ends a line in place, so that other output starts on its own line

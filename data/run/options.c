@@ -1,0 +1,253 @@
+// See options.h. Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
+#include "options.h"
+#include "../../commfuse/schedule.h"
+#include "../input.h"
+#include "../json.h"
+#include <stddef.h>
+
+const option_row options_table[OPTIONS] = {
+#define OPTION(type, kind, field, name, value, least, most, choices, help)                                                         \
+    {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
+#include "option_list.h"
+};
+enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 30 };
+
+// --- values ------------------------------------------------------------------------------------------------
+
+static bool is_choice(const char *choices, const char *text) {
+    size_t length = strcspn(text, "|");
+    if (text[length] != 0) return false;
+    for (const char *c = choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
+        if (length > 0 && strncmp(c, text, length) == 0 && (c[length] == '|' || c[length] == 0)) return true;
+    return false;
+}
+
+static const char decimal[] = "0123456789";
+
+static bool is_step_range(const char *text) {
+    const size_t first = strspn(text, decimal), second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
+    return first > 0 && second > 0 && text[first + 1 + second] == 0 && atof(text) < atof(text + first + 1) &&
+           atof(text + first + 1) <= 1e9;
+}
+
+// Refuses blanks, hexadecimal numbers, NaN and infinity, which strtod() accepts. A double holds all allowed whole numbers exactly.
+static bool set_number(void *field, const option_row *row, const char *text, problem *why) {
+    const bool whole = row->type == OPTION_INT;
+    const size_t sign = whole && (*text == '-' || *text == '+');
+    const char *number = text + sign;
+    char *end = NULL;
+    bool plain = *number != 0 && number[strspn(number, whole ? decimal : "+-.0123456789eE")] == 0;
+    const double value = strtod(text, &end);
+    if (!plain || *end != 0 || (!whole && !isfinite(value)))
+        return problem_set(why, NULL, "--%s '%.*s' is not a %s; allowed is %.10g to %.16g", row->name, ECHO_MAX, text,
+                           whole ? "whole number in plain digits" : "finite decimal number", row->minimum, row->maximum);
+    if (value < row->minimum || value > row->maximum)
+        return problem_set(why, NULL, "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name, ECHO_MAX, text,
+                           row->minimum, row->maximum);
+    if (whole)
+        *(int64_t *)field = (int64_t)value;
+    else
+        *(double *)field = value;
+    return true;
+}
+
+static bool set(options *o, const option_row *row, const char *text, problem *why) {
+    void *field = (char *)o + row->offset;
+    if (row->type == OPTION_INT || row->type == OPTION_REAL) return set_number(field, row, text, why);
+    if (row->type == OPTION_FLAG) {
+        *(bool *)field = *text != 0;
+        return true;
+    }
+    if (row->type == OPTION_CHOICE && !is_choice(row->choices, text))
+        return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
+    if (strcmp(row->choices, "A:B") == 0 && *text && !is_step_range(text))
+        return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
+                           text);
+    *(const char **)field = text;
+    return true;
+}
+
+// --- names -------------------------------------------------------------------------------------------------
+
+// Levenshtein's distance between b and the first `length` characters of a, if it is at most `most`; else any larger number.
+static size_t distance(const char *a, size_t length, const char *b, int most) {
+    for (; length > 0 && *a == *b; length--) a++, b++;
+    if (length == 0 || *b == 0 || most == 0) return length > 0 ? length : strlen(b);
+    const size_t replace = distance(a + 1, length - 1, b + 1, most - 1), left_out = distance(a, length, b + 1, most - 1),
+                 added = distance(a + 1, length - 1, b, most - 1), least = replace < left_out ? replace : left_out;
+    return 1 + (added < least ? added : least);
+}
+
+static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
+    char hint[128] = "--help lists all options";
+    size_t best = length < 4 ? 2 : 3; // a word that differs more is another one
+    if ((length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0))
+        return problem_set(why, "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4", "there is no --%.*s",
+                           (int)length, name);
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        const size_t d = distance(name, length, row->name, (int)best);
+        if (d < best) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
+        if (d < best) best = d;
+    }
+    return problem_set(why, hint, "unknown option %.*s", (int)(name + length - argument), argument);
+}
+
+static const option_row *find(const char *name, size_t length) {
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
+        if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
+    return NULL;
+}
+
+// --- the command line --------------------------------------------------------------------------------------
+
+// Sets the option in argv[*at]; *at becomes the last argument used.
+static bool set_argument(options *o, int argc, char **argv, int *at, problem *why) {
+    const char *argument = argv[*at], *name = argument + strspn(argument, "-");
+    const char *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    if (argument[0] != '-' || *name == 0)
+        return problem_set(why, "options start with --; quote patterns to keep the shell from expanding them: --train 'data/*.bin'",
+                           "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
+    const option_row *row = name - argument == 2          ? find(name, length)
+                            : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
+                                                          : NULL;
+    if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
+    o->given[row - options_table] = true;
+
+    if (row->type == OPTION_FLAG) {
+        if (equals) return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX, equals + 1);
+        return set(o, row, "yes", why);
+    }
+    const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
+    if (*value == 0 || (!equals && strncmp(value, "--", 2) == 0))
+        return problem_set(why, row->help, "--%s needs a value, but %s%.*s", row->name,
+                           *value ? "the next argument is " : "there is none", ECHO_MAX, value);
+    return set(o, row, value, why);
+}
+
+// An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line overrides it.
+static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *why) {
+    const size_t length = strlen(item->string);
+    const option_row *row = find(item->string, length);
+    const char *text = cJSON_GetStringValue(item);
+    char number[JSON_NUMBER_TEXT];
+    options checked_only;
+    if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
+    bool *given = &o->given[row - options_table];
+    const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
+    if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
+    if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
+    if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
+    if (!text)
+        return problem_set(why, row->help, "the value of --%s is no %s", row->name,
+                           flag      ? "true or false"
+                           : numeric ? "number"
+                                     : "text");
+    if (json_repeated(file, item)) return problem_set(why, NULL, "--%s appears twice", row->name);
+    if (row == &options_table[OPTION_config])
+        return problem_set(why, "put all options into one", "--config in a file is not allowed");
+    if (!set(*given ? &checked_only : o, row, text, why)) return false;
+    *given |= *text != 0;
+    return true;
+}
+
+// Marks the options of a list "lr|train".
+static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
+    for (size_t length; *given; given += length + (given[length] == '|')) {
+        length = strcspn(given, "|");
+        const option_row *row = find(given, length);
+        if (!row) return unknown(given, given, length < ECHO_MAX ? length : ECHO_MAX, why);
+        listed[row - options_table] = true;
+    }
+    return true;
+}
+
+// The first line of a log has all values of its run, and the names of those that were given: only these are read.
+static bool read_config(options *o, problem *why) {
+    static cJSON *config; // options point into it
+    char name[1024];
+    bool listed[OPTIONS] = {false};
+    problem wrong = {"", ""};
+    int64_t bytes;
+    char *text = input_read_all("--config", o->config, CONFIG_MAX, &bytes, why);
+    if (!text) return false;
+    snprintf(name, sizeof name, "--config %.1000s", o->config);
+    cJSON_Delete(config);
+    config = json_object(
+        text, bytes, name,
+        "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, without comments or a last comma, or name a run's log", why);
+    free(text);
+    if (!config) return false;
+    const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
+    bool sound = !given || read_given(given, listed, &wrong);
+    for (const cJSON *item = config->child; sound && item; item = item->next) {
+        const option_row *row = find(item->string, strlen(item->string));
+        if (!given || (row && listed[row - options_table])) sound = set_item(o, config, item, &wrong);
+    }
+    return sound || problem_set(why, wrong.hint, "%s: %s", name, wrong.what);
+}
+
+bool options_try(options *o, int argc, char **argv, problem *why) {
+    *o = (options){0};
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
+        if (!set(o, row, row->fallback, why)) return false;
+    for (int i = 1; i < argc; i++)
+        if (!set_argument(o, argc, argv, &i, why)) return false;
+    return !*o->config || read_config(o, why);
+}
+
+void options_parse(options *o, int argc, char **argv) {
+    problem why;
+    if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+}
+
+void options_value(const options *o, const option_row *row, char *text, int64_t size) {
+    const void *field = (const char *)o + row->offset;
+    char number[JSON_NUMBER_TEXT];
+    if (row->type == OPTION_INT)
+        snprintf(text, (size_t)size, "%ld", *(const int64_t *)field);
+    else if (row->type == OPTION_FLAG)
+        snprintf(text, (size_t)size, "%s", *(const bool *)field ? "yes" : "no");
+    else if (row->type == OPTION_REAL)
+        snprintf(text, (size_t)size, "%s", json_print_number(*(const double *)field, 6, number));
+    else
+        snprintf(text, (size_t)size, "%s", *(const char *const *)field);
+}
+
+// --- help --------------------------------------------------------------------------------------------------
+
+// Prints `text` from column `from` on; lines after WIDTH columns continue at `from`.
+static void print_wrapped(FILE *file, int from, const char *text) {
+    int column = from;
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+        if (column + 1 + length > WIDTH) column = cf_print(file, "\n%*s", from, "") - 1;
+        if (column > from) column += cf_print(file, " ");
+        column += cf_print(file, "%.*s", length, text);
+        text += length + strspn(text + length, " ");
+    }
+    fputc('\n', file);
+}
+
+int options_help(FILE *file) {
+    if (cf_die_rank() != 0) return 0;
+    cf_print(file,
+             "usage: mpirun -np N ./train_gpt --train GLOB [options]; the last of an option counts\nTrains a GPT with every "
+             "collective fused into the computation "
+             "beside it.\n\n  %-38s %-8s %s\n",
+             "option", "default", "meaning (allowed range); --name value or --name=value");
+    const char *group = "";
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        if (strcmp(group, row->group) != 0) cf_print(file, "\n%s\n", row->group);
+        group = row->group;
+        const bool whole = row->type == OPTION_INT, number = whole || row->type == OPTION_REAL;
+        char option[64], line[512];
+        snprintf(option, sizeof option, "--%s %s", row->name, number ? whole ? "N" : "X" : row->choices ? row->choices : "");
+        snprintf(line, sizeof line, number ? "%s (%.10g to %.16g)" : "%s", row->help, row->minimum, row->maximum);
+        int from = cf_print(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
+        print_wrapped(file, from, line);
+        for (int i = 0; i < cf_algorithm_count && row == &options_table[OPTION_overlap]; i++)
+            print_wrapped(file, cf_print(file, "    %-47s", cf_algorithms[i].name), cf_algorithms[i].help);
+    }
+    return 0;
+}

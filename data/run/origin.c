@@ -1,0 +1,342 @@
+// See origin.h.
+#include "origin.h"
+#include "../durable.h"
+#include "../json.h"
+#include <errno.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+// The token files of an option, "train" or "val": those with its name in a directory.
+static const char *files_of(const char *option, const char *value) {
+    static char pattern[PATH_MAX];
+    struct stat status;
+    if (stat(value, &status) != 0 || !S_ISDIR(status.st_mode)) return value;
+    const int length = snprintf(pattern, sizeof pattern, "%s/%s_*.bin", value, option);
+    return length < (int)sizeof pattern ? pattern : value;
+}
+
+// Looks beside the tokens, then beside the model file.
+vocabulary *origin_vocabulary(const options *o) {
+    char *first = tokens_first_file(*o->train ? files_of("train", o->train) : files_of("val", o->val));
+    vocabulary *words = vocabulary_beside(first);
+    free(first);
+    return words ? words : vocabulary_beside(o->init_from);
+}
+
+tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
+    if (!*pattern) return NULL;
+    tokens *data = tokens_open(files_of(option, pattern), o->seq);
+    if (o->verify_data && root)
+        cf_print(stdout, "verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
+    fflush(stdout);
+    if (o->verify_data) tokens_verify(data);
+    tokens_check(data, V);
+    return data;
+}
+
+// --- what ranks must have in common ------------------------------------------------------------------------
+
+// Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
+static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
+    typedef struct fact {
+        char text[56];
+        uint64_t hash;
+    } fact;
+    const int facts = cJSON_GetArraySize(mine);
+    fact *own = cf_host_alloc(facts, sizeof *own, "what ranks compare"), *f = own;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, mine) {
+        snprintf(f->text, sizeof f->text, "%s", item->valuestring);
+        f++->hash = XXH64(item->valuestring, strlen(item->valuestring), 0);
+    }
+    fact *all = f = cf_allgather_alloc(transport, own, facts * (int64_t)sizeof *own);
+    for (int i = 0; i < facts * transport->size; i++, f++)
+        if (f->hash != all[i % facts].hash)
+            cf_die_together(hint, "rank %d has another %s than rank 0: '%s', on rank 0 '%s'", i / facts,
+                            cJSON_GetArrayItem(mine, i % facts)->string, f->text, all[i % facts].text);
+    free(all);
+    free(own);
+    cJSON_Delete(mine);
+}
+
+void origin_compare_options(const options *o, const char *version, cf_transport *transport) {
+    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
+    cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
+    manifest_add(program, "version of this program", "%s", version);
+    compare(transport, program, "copy one program to every host, or build it there from the same sources");
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        char value[4096], name[40];
+        snprintf(name, sizeof name, "|%s|", row->name);
+        if (strstr(of_a_host, name)) continue;
+        snprintf(name, sizeof name, "--%s", row->name);
+        options_value(o, row, value, sizeof value);
+        manifest_add(all, name, "%s", value);
+    }
+    compare(transport, all, "start every rank with the same options; some launchers take them per host");
+}
+
+static uint64_t fingerprint_of(const tokens *data) {
+    return !data ? 0 : data->hash ? data->hash : data->fingerprint;
+}
+
+void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
+                         const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
+    cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
+    problem why;
+    int64_t bytes;
+    uint64_t model = 0;
+    if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
+    manifest_add(data, "number of samples in --train", "%ld", train ? train->samples : 0);
+    manifest_add(data, "fingerprint of --train", "%lu", fingerprint_of(train));
+    manifest_add(data, "number of samples in --val", "%ld", val ? val->samples : 0);
+    manifest_add(data, "fingerprint of --val", "%lu", fingerprint_of(val));
+    manifest_add(data, "size of the vocabulary", "%ld", V);
+    manifest_add(data, "hash of --init-from", "%lu", model);
+    manifest_add(data, "hash of --hellaswag", "%lu", questions ? questions->hash : 0);
+    manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
+    compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
+    // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
+    const uint64_t mark = *o->out ? checkpoint_mark(o->out) : 0;
+    manifest_add(out, "--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
+    compare(transport, out, "give --out a directory of a file system that all hosts share, where all may write");
+}
+
+// --- what a checkpoint records of its run ------------------------------------------------------------------
+
+// A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
+// evaluations are done. These may not, because the result would be neither the old run nor a new one.
+enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
+static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
+                                        "positions", "seq",          "batch",         "lr",           "min-lr",
+                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
+                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
+                                        "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
+static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
+                                             {"positions", "--seq, the model's positions"},
+                                             {"train-tokens", "tokens of --train"},
+                                             {"train-samples", "samples of --train"},
+                                             {"train-blocks", "content of --train"},
+                                             {"train-hash", "content of --train, by --verify-data"}};
+
+cJSON *origin_describe(const options *o, const run_facts *facts) {
+    const tokens none = {0}, *t = facts->train ? facts->train : &none;
+    char text[PATH_MAX];
+    cJSON *all = cJSON_CreateObject();
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        if (row->type == OPTION_FLAG) continue;
+        options_value(o, row, text, sizeof text);
+        manifest_add(all, row->name, "%s", text);
+    }
+    manifest_add(all, "positions", "%ld", facts->shape->maxT);
+    manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
+    manifest_add(all, "train-tokens", "%ld", t->count);
+    manifest_add(all, "train-samples", "%ld", t->samples);
+    manifest_add(all, "train-hash", "%ld", (int64_t)t->hash);
+    manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
+    manifest_add(all, "skipped", "%ld", facts->skipped);
+    manifest_add(all, "watched", "%d", facts->watched);
+    manifest_add(all, "version", "%s", facts->version);
+    manifest_add(all, "run", "%s", facts->run);
+    if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
+    return all;
+}
+
+void origin_name(const manifest *m, char name[RUN_NAME]) {
+    uint64_t number = 0;
+    const char *old = m ? manifest_value(m, "run") : NULL;
+    if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
+    snprintf(name, RUN_NAME, "%016lx", number);
+    if (old) snprintf(name, RUN_NAME, "%s", old);
+}
+
+int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
+    const char *text = manifest_value(m, name);
+    char *end = NULL;
+    long value = text ? strtol(text, &end, 10) : 0;
+    return text && *text && !*end ? value : missing;
+}
+
+void origin_compare_run(const options *o, const run_facts *facts, const manifest *m) {
+    char model[1024] = "", run[1024] = ""; // "--lr 0.1 (the checkpoint: 0.2), …"
+    cJSON *mine = origin_describe(o, facts);
+    // If the learning rate does not depend on --steps, the run may be made longer or shorter.
+    const char *schedule = manifest_value(m, "schedule");
+    const bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0,
+               steps_may_change = constant || (o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0);
+    for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
+        const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
+        char *list = i < OF_MODEL ? model : run;
+        const size_t length = strlen(list);
+        if (!saved) saved = "not recorded";
+        if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
+        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(saved, "0") == 0))
+            continue; // known only with --verify-data
+        for (size_t j = 0; j < sizeof description / sizeof *description; j++)
+            if (strcmp(description[j][0], name) == 0) words = description[j][1];
+        snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
+                 words ? words : name, now, saved);
+    }
+    if (*model)
+        cf_die_together("give the options of the checkpoint, or another --out",
+                        "the checkpoint of step %ld in %s is of another model: %s", m->step, o->out, model);
+    if (*run && !o->force)
+        cf_die_together("give the options of the checkpoint; or --force to continue with the new ones; or another --out",
+                        "the run in %s, saved at step %ld, would be changed by: %s", o->out, m->step, run);
+    cJSON_Delete(mine);
+}
+
+// --- the model's shape -------------------------------------------------------------------------------------
+
+static gpt_shape shape_of_file(options *o, model_file **start) {
+    static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_heads, OPTION_vocab};
+    *start = model_file_open(o->init_from);
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (o->given[fixed[i]])
+            cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[fixed[i]].name,
+                            o->init_from);
+    gpt_shape s = (*start)->shape;
+    if (!o->given[OPTION_seq] && o->seq > s.maxT) o->seq = s.maxT;
+    return s;
+}
+
+// saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
+static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
+    gpt_shape s = saved->L > 0 && !o->given[OPTION_model] ? *saved : params_named(o->model);
+    if (o->layers > 0) s.L = o->layers;
+    if (o->channels > 0) s.C = o->channels;
+    if (o->heads > 0) s.H = o->heads;
+    s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.V == saved->V) s.Vp = saved->Vp;
+    if (saved->L > 0 && !o->given[OPTION_seq] && o->seq > saved->maxT) o->seq = saved->maxT;
+    s.maxT = saved->L > 0 ? saved->maxT : o->seq;
+    return s;
+}
+
+// Rank 0 reads the checkpoint. The model file is read only if every rank can read it.
+gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
+    problem why = {"", ""};
+    struct {
+        gpt_shape shape;
+        int64_t step;
+    } saved = {.step = -1}, *all;
+    if (transport->rank == 0 && *o->out) {
+        manifest *m =
+            o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
+        if (m) {
+            saved.step = m->step;
+            saved.shape = (gpt_shape){.maxT = origin_number(m, "positions", 0),
+                                      .V = origin_number(m, "vocab", 0),
+                                      .Vp = origin_number(m, "padded-vocab", 0),
+                                      .L = origin_number(m, "layers", 0),
+                                      .H = origin_number(m, "heads", 0),
+                                      .C = origin_number(m, "channels", 0)};
+            model_shape_check(&saved.shape, "checkpoint in", o->out);
+        } else if (*o->export_to)
+            cf_die("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", o->out,
+                   *why.what ? ": " : "", why.what);
+        manifest_free(m);
+    }
+    all = cf_allgather_alloc(transport, &saved, sizeof saved);
+    saved = all[0];
+    free(all);
+    gpt_shape shape = saved.shape;
+    if (*o->export_to) { // nothing is computed, so the smallest activations will do
+        o->export_step = saved.step;
+        o->seq = o->tp < shape.maxT ? o->tp : shape.maxT;
+        o->micro_batch = 1;
+    } else {
+        const bool readable = cf_min_host(transport, access(o->init_from, R_OK) == 0);
+        shape = *o->init_from && (readable || shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
+    }
+    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
+    return shape;
+}
+
+// --- output ------------------------------------------------------------------------------------------------
+
+void origin_open_output(const options *o) {
+    const char *out = o->out, *hint = "choose another --out DIR that can be written";
+    durable_file file;
+    problem why;
+    if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX) cf_die("choose a shorter --out DIR", "--out is too long");
+    if (*out && checkpoint_lock(out, &why) < 0) cf_die(problem_hint(&why, hint), "--out: %s", why.what);
+    if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
+    if (!*o->trace) return;
+    if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    durable_abandon(&file); // the timeline of an earlier start stays until this one is written
+}
+
+// --- checkpoints -------------------------------------------------------------------------------------------
+
+static void warn_skipped(const problem *why) {
+    fflush(stdout);
+    cf_print(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
+}
+
+// The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
+// ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
+static manifest *find_sound(const options *o, cf_transport *transport, int64_t below, bool *damage) {
+    for (;;) {
+        problem why = {.what = ""};
+        manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
+        if (*why.what) {
+            warn_skipped(&why);
+            *damage = true;
+        }
+        below = cf_root_host(transport, m ? m->step : -1);
+        if (below < 0) return NULL;
+        if (!m) m = checkpoint_manifest(o->out, below, &why);
+        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
+        bool sound = true;
+        for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
+            if (checkpoint_verify(o->out, m, file, &why)) continue;
+            sound = false;
+            warn_skipped(&why);
+        }
+        if (cf_min_host(transport, sound)) return m;
+        *damage = transport->rank == 0;
+        manifest_free(m);
+    }
+}
+
+manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start) {
+    bool damage = false;
+    problem why;
+    manifest *m = *o->out ? find_sound(o, transport, *o->export_to ? o->export_step + 1 : INT64_MAX, &damage) : NULL;
+    if (*o->export_to && m && m->step == o->export_step) return m;
+    if (*o->export_to)
+        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported", o->export_step,
+                        o->out);
+    if (!m && damage && !o->force)
+        cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
+               "none of the checkpoints in %s is sound", o->out);
+    if (!m && damage) cf_print(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
+    if (m && strcmp(o->resume, "no") == 0)
+        cf_die_together("choose another --out, or leave out --resume to continue that run",
+                        "--resume no, but %s holds a checkpoint of step %ld", o->out, m->step);
+    if (m) origin_compare_run(o, facts, m);
+    if (m && m->step > o->steps)
+        cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", o->out, m->step,
+                        o->steps);
+    if (!m && *o->init_from && !start)
+        cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
+    if (damage && !checkpoint_set_aside(o->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
+    return m;
+}
+
+saved_state *origin_open_state(const options *o, const manifest *m) {
+    problem why;
+    saved_state *s = saved_state_open(o->out, m, &why);
+    if (!s) cf_die(problem_hint(&why, NULL), "%s", why.what);
+    return s;
+}
+
+void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    problem why;
+    if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
+        cf_die(problem_hint(&why, NULL), "this checkpoint is of another model: %s", why.what);
+}

@@ -1,0 +1,191 @@
+// See plan.h.
+#include "plan.h"
+#include "../durable.h"
+#include "../input.h"
+#include "../json.h"
+
+enum { PLAN_MAX_BYTES = 1 << 14 };
+
+static char *print(const run_plan *p) {
+    cJSON *plan = cJSON_CreateObject();
+    cJSON_AddStringToObject(plan, "shape", p->shape);
+    cJSON_AddStringToObject(plan, "machine", p->machine);
+    cJSON *list = cJSON_AddObjectToObject(plan, "operations");
+    for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
+        cf_tuned o = cf_tuner_operation(p->tuner, i);
+        char choice[CF_CHOICE_NAME];
+        cf_choice_print(o.choice, choice);
+        cJSON_AddStringToObject(list, o.name, choice);
+    }
+    char *text = cJSON_Print(plan);
+    cJSON_Delete(plan);
+    if (!text) cf_die(NULL, "out of memory for the plan");
+    return text;
+}
+
+static bool unsound(problem *why, const char *name, const char *what, const char *which) {
+    return problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
+}
+
+// Whether a plan is for this shape (and, with `here`, this machine) and has one valid choice for every operation. name: its source.
+static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool here, problem *why) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(plan, "operations"), *item;
+    const char *shape = json_text(plan, "shape"), *machine = json_text(plan, "machine");
+    const int count = cf_tuner_operations(p->tuner);
+    if (!cJSON_IsObject(list) || !shape || !machine)
+        return unsound(why, name, "is damaged: it is not a JSON object with \"shape\", \"machine\" and \"operations\"", "");
+    if (strcmp(shape, p->shape) != 0)
+        return problem_set(why, "leave out --plan to find one while training", "the plan in %s is for %s; this run is %s", name,
+                           shape, p->shape);
+    if (here && strcmp(machine, p->machine) != 0)
+        return problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
+    cJSON_ArrayForEach(item, list) {
+        cf_choice choice;
+        if (json_repeated(list, item)) return unsound(why, name, "names an operation twice: ", item->string);
+        if (!cJSON_IsString(item) || !cf_choice_parse(item->valuestring, &choice) || !cf_tuner_can(p->tuner, item->string, choice))
+            return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for an operation of this run: ",
+                           item->string);
+    }
+    for (int i = 0; i < count; i++) {
+        const char *operation = cf_tuner_operation(p->tuner, i).name;
+        if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
+    }
+    return true;
+}
+
+// Sets the choices of a plan if it fits.
+static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
+    char named[64];
+    snprintf(named, sizeof named, "the plan in %s is damaged: it", name);
+    cJSON *plan = json_object(text, (int64_t)strlen(text), named, "remove it, or write another one: --dry-run prints a plan", why);
+    const bool ok = plan && fits(p, plan, name, here, why);
+    const cJSON *list = ok ? cJSON_GetObjectItemCaseSensitive(plan, "operations") : NULL, *item;
+    cJSON_ArrayForEach(item, list) {
+        cf_choice choice;
+        if (cf_choice_parse(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
+    }
+    if (ok && p->root && strcmp(json_text(plan, "machine"), p->machine) != 0)
+        cf_print(stdout, "plan      note: that in %s was found on %s; this is %s\n", name, json_text(plan, "machine"), p->machine);
+    cJSON_Delete(plan);
+    return ok;
+}
+
+// A file that rank 0 reads, on all ranks; a prediction's ranks, which have no others beside them, each read it. NULL: see why.
+static char *read_shared(const char *path, cf_transport *transport, bool alone, problem *why) {
+    struct shared_text {
+        problem why;
+        char text[PLAN_MAX_BYTES];
+    } *mine = cf_host_alloc(1, sizeof *mine, "a plan"), *all;
+    int64_t bytes = 0;
+    char *text = alone || transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
+    if (text) memcpy(mine->text, text, (size_t)bytes);
+    free(text);
+    all = cf_allgather_alloc(transport, mine, (int64_t)sizeof *mine);
+    *why = all->why;
+    text = *why->what ? NULL : strdup(all->text);
+    free(mine);
+    free(all);
+    return text;
+}
+
+void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version) {
+    problem why;
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*o->predict, .search_again = strcmp(o->plan, "new") == 0};
+    snprintf(p->shape, sizeof p->shape,
+             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", o->tp,
+             o->dp, o->strategy, o->layers, o->channels, o->heads, o->vocab, o->seq, o->micro_batch, o->dtype);
+    const int length = (int)strlen(p->shape); // a policy that is not auto's
+    if (o->given[OPTION_gradients] || o->given[OPTION_prefetch] || o->given[OPTION_embedding])
+        snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", o->gradients,
+                 o->prefetch, o->embedding);
+    snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
+             transport->name, transport->size, transport->local_size, transport->local_cores, o->threads, cf_device_name(),
+             version);
+    if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
+    p->given = *o->plan && !p->search_again;
+    const char *from = p->given ? o->plan : *o->plan ? "" : p->path;
+    if (*from) p->text = read_shared(from, transport, *o->predict, &why);
+    if (p->given && !p->text) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
+}
+
+void plan_free(run_plan *p) {
+    cf_tuner_free(p->tuner);
+    free(p->text);
+}
+
+void plan_start(run_plan *p, const char *saved, int64_t steps) {
+    problem why = {"", ""};
+    if (!p->tuner) return;
+    const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why);
+    p->known = resumed || (p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given, &why));
+    if (p->given && !p->known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (p->root && p->text && !p->known) cf_print(stdout, "plan      %s: not used\n", why.what);
+    cf_tuner_start(p->tuner, !p->given && !resumed && (p->search_again || steps >= PLAN_WORTH_STEPS));
+    if (p->root && cf_tuner_left_out(p->tuner) > 0)
+        cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
+                 cf_tuner_left_out(p->tuner));
+    p->trying = cf_tuner_trying(p->tuner);
+}
+
+void plan_explain(const run_plan *p, FILE *out) {
+    if (!p->tuner) return;
+    char *text = print(p);
+    cf_print(out, "\nThe plan, as --plan FILE reads it%s\n%s\n", p->trying ? "; the first steps look for a better one" : "", text);
+    free(text);
+}
+
+char *plan_text(const run_plan *p) {
+    return p->tuner && p->known ? print(p) : NULL;
+}
+
+// Adds the time of every choice that was tried for an operation: "forward all-gather att.qkv ring:2_ms".
+static void log_trials(const cf_tuner *t, int operation, logfile *log) {
+    char choice[CF_CHOICE_NAME], field[160];
+    cf_choice c;
+    double ms;
+    for (int i = 0; cf_tuner_choice(t, operation, i, &c, &ms); i++) {
+        cf_choice_print(c, choice);
+        snprintf(field, sizeof field, "%s %s_ms", cf_tuner_operation(t, operation).name, choice);
+        LOG_ADD(log, FIELD(isfinite(ms) ? field : NULL, ms));
+    }
+}
+
+static void report_found(const run_plan *p, logfile *log, int64_t step) {
+    const cf_tuner *t = p->tuner;
+    progress_break();
+    cf_print(stdout, "plan      found in trials up to step %ld; a step:", step + 1);
+    log_begin(log, "plan");
+    LOG_ADD(log, FIELD("step", step), FIELD("left_out", cf_tuner_left_out(t)));
+    for (int i = 0; i < cf_tuner_plans(t); i++) {
+        cf_compared plan = cf_tuner_plan(t, i);
+        char name[64];
+        if (!isnan(plan.step_ms)) cf_print(stdout, " %s%s %.1f ms", plan.taken ? "> " : "", plan.name, plan.step_ms);
+        snprintf(name, sizeof name, "%s_ms", plan.name);
+        LOG_ADD(log, FIELD(name, plan.step_ms), FIELD(plan.taken ? "taken" : NULL, plan.name));
+    }
+    cf_print(stdout, "\n");
+    for (int i = 0; i < cf_tuner_operations(t); i++) {
+        cf_tuned o = cf_tuner_operation(t, i);
+        char choice[CF_CHOICE_NAME];
+        cf_choice_print(o.choice, choice);
+        cf_print(stdout, "  %-42s %-9s", o.name, choice);
+        if (!isnan(o.ms)) cf_print(stdout, " %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
+        cf_print(stdout, "\n");
+        LOG_ADD(log, FIELD(o.name, choice));
+        log_trials(t, i, log);
+    }
+    log_end(log);
+    fflush(stdout);
+    problem why;
+    char *text = *p->path ? print(p) : NULL;
+    if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
+        cf_print(stderr, "warning: %s; training continues\n", why.what);
+    free(text);
+}
+
+void plan_step(run_plan *p, logfile *log, int64_t step) {
+    const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
+    p->trying = trying;
+    p->known |= ended;
+    if (p->root && ended) report_found(p, log, step);
+}

@@ -1,0 +1,34 @@
+// The plan of a run: the schedule of each operation, found by the tuner (commfuse/tune.h) or written by hand. --out DIR/plan.json,
+// every checkpoint and the file of --plan hold the same text:
+//
+//   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are, and the policy if it is not auto's
+//     "machine": "mpi, 2 ranks, 2 a host, …",                       where they were timed
+//     "operations": {"forward all-gather att.qkv": "ring:2", "forward reduce-scatter att.proj": "once", …} }
+#pragma once
+#include <limits.h>
+#include "../../commfuse/tune.h"
+#include "log.h"
+#include "options.h"
+
+typedef struct run_plan {
+    cf_tuner *tuner;               // NULL: nothing to choose
+    char shape[256], machine[256]; // of this run
+    char path[PATH_MAX];           // of plan.json; "": none is written
+    char *text;                    // of --plan (given), else of DIR/plan.json; NULL: none
+    bool given, root, trying;
+    bool search_again; // --plan new
+    bool known;        // from trials or from one of the texts
+} run_plan;
+
+// Rank 0 reads the files for all ranks. Dies together if --plan cannot be read.
+void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version);
+void plan_free(run_plan *p);
+
+enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the predicted plan
+// Uses the plan of --plan, else `saved` (the checkpoint's text, or NULL), else DIR/plan.json. With no plan, or that of DIR, trials
+// follow if enough `steps` are left. Dies together if --plan does not fit.
+void plan_start(run_plan *p, const char *saved, int64_t steps);
+void plan_explain(const run_plan *p, FILE *out); // for --dry-run
+char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
+// After each step. Prints, logs and writes the plan when trials have ended.
+void plan_step(run_plan *p, logfile *log, int64_t step);

@@ -1,0 +1,314 @@
+// See predict.h.
+#include "predict.h"
+#include "recipe.h"
+#include "../../commfuse/predict/playback.h"
+#include "../durable.h"
+#include "../input.h"
+#include "../json.h"
+#include <stddef.h>
+
+enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
+static const char *modes[] = {"ideal", "none", "slice", "commfuse", "auto"}; // --overlap NAME takes the place of commfuse
+enum { IDEAL, NONE, SLICE, COMMFUSE, AUTO, MODES };
+static const double PAYS = 0.02; // the part of a step that overlap must save
+
+typedef struct forecast {
+    cf_played played;
+    double tokens_per_s, mfu;
+    double gib;
+    bool fits;
+} forecast;
+
+// --- MACHINE.json ---
+
+enum { MACHINE_BYTES_MAX = 1 << 16 };
+typedef enum { NUMBER, WHOLE, CURVE } field_kind;
+typedef struct field {
+    const char *name;
+    field_kind kind;
+    double low, high, unit, unit_x; // value · unit is stored, and for a curve x · unit_x
+    size_t offset;
+} field;
+
+#define AT(member) offsetof(cf_hardware, member)
+static const field fields[] = {
+    {"peak_tflops", NUMBER, 1e-6, 1e6, 1e12, 0, AT(peak)},
+    {"memory_gb", NUMBER, 1e-3, 1e6, 1e9, 0, AT(memory_bytes)},
+    {"memory_gb_per_s", NUMBER, 1e-3, 1e6, 1e9, 0, AT(memory_bytes_per_s)},
+    {"product_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(product)},
+    {"multiprocessors", WHOLE, 1, 1024, 1, 0, AT(multiprocessors)},
+    {"persistent", WHOLE, 0, 1, 1, 0, AT(persistent)},
+    {"tile_share", CURVE, 1e-3, 1, 1, 1, AT(tile)},
+    {"tile_depth", NUMBER, 0, 1e4, 1, 0, AT(tile_depth)},
+    {"attention_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_forward)},
+    {"attention_backward_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_backward)},
+    {"kernel_us", NUMBER, 0, 1e6, 1e-6, 0, AT(kernel_s)},
+    {"moment_us", NUMBER, 0, 1e6, 1e-6, 0, AT(moment_s)},
+    {"start_us", NUMBER, 0, 1e6, 1e-6, 0, AT(start_s)},
+    {"call_us", NUMBER, 0, 1e6, 1e-6, 0, AT(call_s)},
+    {"word_ns", NUMBER, 0, 1e6, 1e-9, 0, AT(word_s)},
+    {"message_us", NUMBER, 0, 1e6, 1e-6, 0, AT(message_s)},
+    {"native_us", NUMBER, 0, 1e6, 1e-6, 0, AT(native_s)},
+    {"native_share", CURVE, 1e-6, 1, 1, 1e6, AT(native)},
+};
+#undef AT
+#define AT(member) offsetof(cf_link, member)
+static const field link_fields[] = {
+    {"ranks", WHOLE, 0, 1 << 20, 1, 0, AT(ranks)},
+    {"gb_per_s", NUMBER, 1e-6, 1e6, 1e9, 0, AT(bytes_per_s)},
+    {"block_gb_per_s", NUMBER, 0, 1e6, 1e9, 0, AT(block_bytes_per_s)},
+    {"latency_us", NUMBER, 0, 1e6, 1e-6, 0, AT(latency_s)},
+    {"step_us", NUMBER, 0, 1e6, 1e-6, 0, AT(step_s)},
+    {"taken", NUMBER, 0, 0.9, 1, 0, AT(taken)},
+    {"copied", WHOLE, 0, 1, 1, 0, AT(copied)},
+};
+enum { FIELDS = sizeof fields / sizeof *fields, LINK_FIELDS = sizeof link_fields / sizeof *link_fields };
+
+static const char examples[] = "scripts/machines/ has examples, data/run/predict.h says what each field is";
+
+CF_NORETURN static void refuse(const char *path, const char *name, const char *what) {
+    cf_die_together(examples, "%s: \"%.100s\" %s", path, name, what);
+}
+
+static bool read_curve(cf_curve *c, const cJSON *list, const field *f) {
+    const cJSON *pair;
+    c->points = 0;
+    cJSON_ArrayForEach(pair, list) {
+        const cJSON *x = cJSON_GetArrayItem(pair, 0), *y = cJSON_GetArrayItem(pair, 1);
+        int i = c->points;
+        if (i == CF_CURVE_POINTS || !cJSON_IsArray(pair) || cJSON_GetArraySize(pair) != 2 || !cJSON_IsNumber(x) ||
+            !cJSON_IsNumber(y))
+            return false;
+        if (!(x->valuedouble > 0 && x->valuedouble <= 1e12 && y->valuedouble >= f->low && y->valuedouble <= f->high)) return false;
+        c->x[i] = x->valuedouble * f->unit_x, c->y[i] = y->valuedouble * f->unit;
+        if (i > 0 && c->x[i] <= c->x[i - 1]) return false;
+        c->points++;
+    }
+    return cJSON_IsArray(list) && c->points > 0;
+}
+
+// Reads the fields of a table from an object. It must have exactly these, each once, and some of `others`: a misspelt name is an
+// error.
+static void read_fields(void *to, const cJSON *object, const field *table, int count, const char *const *others, const char *path) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object) {
+        bool known = false;
+        for (int i = 0; i < count; i++) known |= strcmp(table[i].name, item->string) == 0;
+        for (int i = 0; others[i]; i++) known |= strcmp(others[i], item->string) == 0;
+        if (!known) refuse(path, item->string, "is no field of a machine");
+        if (json_repeated(object, item)) refuse(path, item->string, "appears twice");
+    }
+    for (const field *f = table; f < table + count; f++) {
+        char what[96];
+        double value = 0;
+        int64_t whole = 0;
+        const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, f->name);
+        void *at = (char *)to + f->offset;
+        bool right = f->kind == CURVE   ? read_curve(at, found, f)
+                     : f->kind == WHOLE ? json_whole(object, f->name, (int64_t)f->low, (int64_t)f->high, &whole)
+                                        : json_number(object, f->name, f->low, f->high, &value);
+        snprintf(what, sizeof what,
+                 f->kind == CURVE ? "is no list of 1 to 32 pairs with ascending x, y from %g to %g" : "is no number from %g to %g",
+                 f->low, f->high);
+        if (!right) refuse(path, f->name, found ? what : "is missing");
+        if (f->kind == WHOLE) *(int *)at = (int)whole;
+        if (f->kind == NUMBER) *(double *)at = value * f->unit;
+    }
+}
+
+static void read_links(cf_hardware *h, const cJSON *list, const char *path) {
+    static const char *const others[] = {"name", NULL};
+    const cJSON *item;
+    if (!cJSON_IsArray(list) || !list->child) refuse(path, "links", "is no list");
+    cJSON_ArrayForEach(item, list) {
+        cf_link *l = &h->link[h->links];
+        const char *name = json_text(item, "name");
+        if (h->links == CF_LINKS) refuse(path, "links", "are more than 4");
+        if (!name || strlen(name) >= sizeof l->name) refuse(path, "links", "have a \"name\" of less than 24 characters each");
+        snprintf(l->name, sizeof l->name, "%s", name);
+        read_fields(l, item, link_fields, LINK_FIELDS, others, path);
+        int below = h->links > 0 ? l[-1].ranks : 1;
+        bool last = item->next == NULL;
+        if (last ? l->ranks != 0 : l->ranks <= below || l->ranks % below != 0)
+            refuse(path, "ranks", "of each link is a multiple of the one before, and 0 of the last, which joins all");
+        h->links++;
+    }
+}
+
+// Returns the type of the rates.
+static const char *read_machine(cf_hardware *h, const char *path) {
+    static const char *const others[] = {"name", "device", "dtype", "links", "comment", NULL};
+    int64_t bytes;
+    problem why;
+    char *text = input_read_all("machine", path, MACHINE_BYTES_MAX, &bytes, &why);
+    cJSON *object = text ? json_object(text, bytes, path, NULL, &why) : NULL;
+    if (!object) cf_die_together(problem_hint(&why, examples), "%s", why.what);
+    const char *name = json_text(object, "name"), *dtype = json_is(object, "dtype", "bf16") ? "bf16" : "fp32";
+    *h = (cf_hardware){.gpu = json_is(object, "device", "gpu")};
+    if (!name || strlen(name) >= sizeof h->name) refuse(path, "name", "is no text of less than 48 characters");
+    if (!h->gpu && !json_is(object, "device", "cpu")) refuse(path, "device", "is neither gpu nor cpu");
+    if (!json_is(object, "dtype", dtype)) refuse(path, "dtype", "is neither bf16 nor fp32");
+    snprintf(h->name, sizeof h->name, "%s", name);
+    read_fields(h, object, fields, FIELDS, others, path);
+    read_links(h, cJSON_GetObjectItemCaseSensitive(object, "links"), path);
+    cJSON_Delete(object);
+    free(text);
+    return dtype;
+}
+
+void predict_options(options *o, cf_hardware *h) {
+    const char *dtype = read_machine(h, o->predict);
+    const char *other = *o->init_from   ? "init-from"
+                        : *o->out       ? "out"
+                        : *o->export_to ? "export"
+                        : o->check_wire ? "check-wire"
+                                        : NULL;
+    if (other)
+        cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
+                        "--predict reads and saves no model and has no data to check, but --%s is given", other);
+    o->dry_run = true;
+    if (strcmp(o->dtype, "auto") == 0) o->dtype = dtype;
+    if (strcmp(o->dtype, dtype) != 0)
+        cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",
+                        o->predict, dtype, o->dtype);
+    if (o->vocab == 0 && !*o->train) o->vocab = GPT2_WORDS;
+}
+
+// --- one mesh in one mode ---
+
+static void write_timeline(const char *path, int players, const cf_trace_list *events) {
+    size_t size;
+    problem why;
+    char *text = cf_trace_text(players, events, &size);
+    if (!durable_replace(path, text, (int64_t)size, false, &why))
+        cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
+    free(text);
+}
+
+static forecast foresee(const options *given, const cf_hardware *h, int mode, bool timeline, predict_record *record,
+                        void *trainer) {
+    options o = *given;
+    forecast f = {0};
+    const int64_t world = o.tp * o.dp, players = o.predict_all ? world : o.tp;
+    if (players > CF_PLAYERS_MAX)
+        cf_die_together(o.predict_all ? "leave out --predict-all" : "lower --tp",
+                        "%ld ranks that differ are more than the %d that --predict plays", players, CF_PLAYERS_MAX);
+    predicted_rank rank[CF_PLAYERS_MAX] = {0};
+    const cf_record *records[CF_PLAYERS_MAX];
+    cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
+    o.overlap = modes[mode];
+    for (int i = 0; i < players; i++) record(trainer, &o, i, (int)players, &rank[i]), records[i] = &rank[i].record;
+    f.played = cf_playback(records, (int)players, timeline ? events : NULL);
+    f.tokens_per_s = 1e3 * (double)(o.batch ? o.batch : o.micro_batch * o.dp) * (double)o.seq / f.played.step_ms;
+    f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
+    f.gib = (double)rank->memory / (1 << 30);
+    f.fits = (double)rank->memory <= h->memory_bytes;
+    if (timeline) write_timeline(o.trace, (int)players, events);
+    for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
+    return f;
+}
+
+// --- output ---
+
+static const char *bound(const cf_played *p) {
+    const char *names[] = {"products", "attention", "memory", "communication", "the host", "transfers that slow kernels"};
+    const double ms[] = {p->work_ms[CF_WORK_PRODUCT],
+                         p->work_ms[CF_WORK_ATTENTION],
+                         p->work_ms[CF_WORK_MEMORY],
+                         p->exposed_ms,
+                         p->host_ms,
+                         p->slowed_ms};
+    int most = 0;
+    for (int i = 1; i < 6; i++)
+        if (ms[i] > ms[most]) most = i;
+    return names[most];
+}
+
+static void print_modes(const forecast *f, FILE *out) {
+    cf_print(out, "%-9s %10s %11s %7s | %9s %9s %9s %9s %9s %9s | %8s  %s\n", "overlap", "step ms", "tokens/s", "MFU", "products",
+             "attention", "memory", "exposed", "slowed", "host", "GiB", "bound by");
+    for (int mode = 0; mode < MODES; mode++) {
+        const cf_played *p = &f[mode].played;
+        cf_print(out, "%-9s %10.2f %11.0f %6.1f%% | %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f | %8.1f  %s\n", modes[mode], p->step_ms,
+                 f[mode].tokens_per_s, 100 * f[mode].mfu, p->work_ms[CF_WORK_PRODUCT], p->work_ms[CF_WORK_ATTENTION],
+                 p->work_ms[CF_WORK_MEMORY], p->exposed_ms, p->slowed_ms, p->host_ms, f[mode].gib, bound(p));
+    }
+    for (int mode = NONE; mode < MODES; mode++) {
+        const cf_played *p = &f[mode].played;
+        cf_print(out, "exposed, %-9s", modes[mode]);
+        for (int i = 0; i < p->places && i < 5; i++)
+            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->place[i].label, p->place[i].ms);
+        cf_print(out, "%s\n", p->places ? "" : " nothing");
+    }
+}
+
+// --- meshes ---
+
+// Each rank keeps its number of sequences, so a replica of tp ranks has tp times as many.
+static bool set_mesh(options *o, const options *given, int64_t ranks, int64_t tp) {
+    *o = *given;
+    o->tp = tp, o->dp = ranks / tp, o->micro_batch = given->micro_batch * tp;
+    if (given->batch > 0 && o->micro_batch * o->dp > given->batch) o->micro_batch = given->batch / o->dp;
+    return ranks % tp == 0 && given->heads % tp == 0 && given->seq % tp == 0 && o->micro_batch >= 1 && o->micro_batch <= 4096 &&
+           (given->batch == 0 || given->batch % (o->micro_batch * o->dp) == 0);
+}
+
+static void predict_meshes(const options *given, const cf_hardware *h, int64_t from, int64_t to, predict_record *record,
+                           void *trainer, FILE *out) {
+    int64_t pays_from = 0, pays_to = 0;
+    cf_print(out, "%6s %4s %6s %10s %10s %10s %10s %10s  %-9s %6s %7s  %s\n", "ranks", "tp", "dp", modes[0], modes[1], modes[2],
+             modes[3], modes[4], "best", "MFU", "GiB", "bound by");
+    for (int64_t ranks = from; ranks <= to; ranks *= 2) {
+        double best_rate = 0, best_gain = 0;
+        char best_line[96] = "no mesh fits";
+        for (int64_t tp = 1; tp <= TP_MOST; tp++) {
+            options o;
+            forecast f[MODES];
+            int best = NONE;
+            if (!set_mesh(&o, given, ranks, tp)) continue;
+            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&o, h, mode, false, record, trainer);
+            for (int mode = NONE; mode < MODES; mode++)
+                if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
+            cf_print(out, "%6ld %4ld %6ld", ranks, tp, o.dp);
+            for (int mode = 0; mode < MODES; mode++) cf_print(out, " %10.2f", f[mode].played.step_ms);
+            cf_print(out, "  %-9s %5.1f%% %7.1f  %s\n", modes[best], 100 * f[best].mfu, f[best].gib,
+                     f[best].fits ? bound(&f[best].played) : "does not fit");
+            fflush(out);
+            if (!f[best].fits || f[best].tokens_per_s <= best_rate) continue;
+            best_rate = f[best].tokens_per_s, best_gain = 1 - f[best].played.step_ms / f[NONE].played.step_ms;
+            snprintf(best_line, sizeof best_line, "tp %ld x dp %ld by %s: %.0f tokens/s, %.1f %% MFU", tp, o.dp, modes[best],
+                     best_rate, 100 * f[best].mfu);
+        }
+        cf_print(out, "%6ld best: %s; %.1f %% less than none\n", ranks, best_line, 100 * best_gain);
+        if (best_gain >= PAYS && pays_from == 0) pays_from = ranks;
+        if (best_gain >= PAYS) pays_to = ranks;
+    }
+    if (pays_from == 0)
+        cf_print(out, "Overlap saves less than %.0f %% of a step everywhere\n", 100 * PAYS);
+    else
+        cf_print(out, "Overlap saves %.0f %% of a step or more from %ld to %ld ranks\n", 100 * PAYS, pays_from, pays_to);
+}
+
+void predict(const options *o, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
+    if (recipe_schedule(o).algorithm) modes[COMMFUSE] = o->overlap;
+    int64_t from = 0, to = 0;
+    if (sscanf(o->predict_ranks, "%ld:%ld", &from, &to) == 2) {
+        if (from < 1) cf_die_together("count ranks from 1", "--predict-ranks %s", o->predict_ranks);
+        predict_meshes(o, h, from, to, record, trainer, out);
+    } else {
+        forecast f[MODES];
+        options mesh = *o;
+        if (mesh.tp == 0) mesh.tp = 1;
+        if (mesh.dp == 0) mesh.dp = 1;
+        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *o->trace && mode == AUTO, record, trainer);
+        cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
+        print_modes(f, out);
+        if (!f[AUTO].fits) cf_print(out, "This does not fit: a rank has %.1f GiB\n", h->memory_bytes / (1 << 30));
+    }
+    cf_print(
+        out,
+        "The rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
+        "load, other users, input, saving. auto: the predicted plan; trials may find a better one.\n",
+        o->predict);
+    if (h->gpu) cf_print(out, "Copy engines, not kernels, do the exchanges over %s.\n", h->link[0].name);
+}

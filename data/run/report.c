@@ -1,0 +1,364 @@
+// See report.h.
+#include "report.h"
+#include "../../commfuse/base/limits.h"
+#include "../../commfuse/launch/stop.h"
+#include "../durable.h"
+#include "recipe.h"
+#include <math.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
+
+static bool root(const run_report *r) {
+    return r->mesh->world_group.rank == 0;
+}
+
+void report_line(const run_report *r, const char *format, ...) {
+    va_list values;
+    if (!root(r)) return;
+    progress_break();
+    va_start(values, format);
+    cf_print_list(stdout, format, values);
+    va_end(values);
+    fflush(stdout);
+}
+
+double report_lap(run_report *r) {
+    double before = r->lap_ms;
+    r->lap_ms = cf_now_ms();
+    return r->lap_ms - before;
+}
+
+double report_spent(run_report *r, time_purpose purpose) {
+    double ms = report_lap(r);
+    r->time.ms[purpose] += ms;
+    return ms;
+}
+
+// --- the beginning ---
+
+void report_resume(run_report *r, const manifest *m) {
+    r->first = m->step;
+    r->watched = origin_number(m, "watched", 0) == 1;
+    report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->o->out,
+                m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
+                manifest_value(m, "version"));
+}
+
+void report_open(run_report *r) {
+    const log_resume resume = {r->run, r->first, r->watched};
+    if (!root(r)) return;
+    r->log = log_open(r->o->log, r->first > 0 ? &resume : NULL);
+    accounts_open(&r->time, r->o->out);
+}
+
+void report_config(run_report *r) {
+    char host[64] = "unknown", given[4096] = "";
+    gethostname(host, sizeof host - 1);
+    for (int i = 0; i < OPTIONS; i++)
+        if (r->o->given[i] && i != OPTION_config)
+            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", options_table[i].name);
+    const bool resumed = r->first > 0 && !log_empty(r->log);
+    log_begin(r->log, resumed ? "resume" : "config");
+    LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),
+            FIELD("host", host), FIELD("given", given) /* for --config */, FIELD("ranks", r->mesh->world_group.size));
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        const void *value = (const char *)r->o + row->offset;
+        if (row->type == OPTION_INT) LOG_ADD(r->log, FIELD(row->name, *(const int64_t *)value));
+        if (row->type == OPTION_REAL) LOG_ADD(r->log, FIELD(row->name, *(const double *)value));
+        if (row->type == OPTION_FLAG) LOG_ADD(r->log, FIELD(row->name, *(const bool *)value ? "yes" : "no"));
+        if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) LOG_ADD(r->log, FIELD(row->name, *(const char *const *)value));
+    }
+    LOG_ADD(r->log, FIELD("parameters", r->parameters), FIELD("peak_tflops_all_ranks", r->peak * 1e-12),
+            FIELD("peak_source", r->peak_source ? r->peak_source : "unknown"));
+    log_end(r->log);
+}
+
+// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
+// each wait then lasts as long as the time slices of other threads.
+static void print_shared_cores(const run_report *r) {
+    int threads = (int)r->o->threads;
+    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
+        cf_print(stdout,
+                 "cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
+                 "cores from those that compute\n",
+                 r->transport->local_cores, r->transport->local_size, threads);
+    else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
+        cf_print(stdout, "cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
+                 r->transport->local_cores, r->transport->local_size);
+}
+
+// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
+static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
+    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
+        cf_print(stdout,
+                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
+                 "--encoding gpt2 makes GPT-2's tokens\n",
+                 option, files, r->V);
+}
+
+void report_banner(const run_report *r) {
+    const options *o = r->o;
+    const cf_choice schedule = recipe_schedule(o);
+    if (!root(r)) return;
+    cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
+             r->version, o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
+    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), o->dtype, o->threads,
+             o->threads == 1 ? "" : "s", cf_limits_text());
+    cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
+             o->strategy, r->transport->name);
+    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
+        print_shared_cores(r);
+    if (!schedule.algorithm)
+        cf_print(stdout, "overlap   auto: --dry-run prints the schedule of each operation\n");
+    else
+        cf_print(stdout, "overlap   %s: %s; %d slice%s\n", schedule.algorithm->name, schedule.algorithm->help, schedule.slices,
+                 schedule.slices == 1 ? "" : "s");
+    cf_print(stdout, "batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
+             o->micro_batch, r->mesh->dp, r->accumulation);
+    if (r->train)
+        cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
+                 r->train->samples);
+    print_bytes(r, r->train, "train", o->train);
+    print_bytes(r, r->val, "val", o->val);
+    if (r->peak > 0)
+        cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
+    else if (r->peak_source)
+        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source);
+    else
+        cf_print(stdout, "peak      not measured by --dry-run\n");
+    cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
+             (double)cf_device_memory(r->transport->local_size) / 1048576,
+             strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
+    if (schedule.algorithm && schedule.algorithm->bound)
+        cf_print(stdout, "NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
+    fflush(stdout);
+}
+
+// --- a step ---
+
+void report_figures(void *run, double *mine) {
+    const run_report *r = run;
+    const cf_trace_figures figures = cf_trace_last(r->context->trace);
+    if (r->last.step >= 0 && !r->last.trial) cf_trace_add_totals(r->context->trace);
+    mine[FIGURE_SAVER] = r->checkpoints ? saver_stage(r->checkpoints) : 0;
+    mine[FIGURE_STOP] = (double)cf_stop_asked();
+    mine[FIGURE_STEP] = (double)r->last.step;
+    mine[FIGURE_MS] = r->last.ms;
+    mine[FIGURE_EXPOSED] = figures.exposed_ms;
+    mine[FIGURE_COMM] = figures.comm_ms;
+}
+
+typedef struct step_times {
+    double ms;                  // by rank 0's clock, so that the sum over steps is the time of the run
+    double exposed_ms, comm_ms; // the maximum over ranks
+    double exposed_mean_ms;     // over ranks
+    double lag_ms;              // how much longer the slowest rank computes than the median
+    int slowest;                // rank
+    int stop;                   // a signal, 0: none
+} step_times;
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
+// rank is the one that waits least.
+static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
+    step_times times = {.ms = all[FIGURE_MS]};
+    double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
+    for (int rank = 0; rank < ranks; rank++) {
+        const double *r = all + rank * stride;
+        if ((int64_t)r[FIGURE_STEP] != step)
+            cf_die("internal error, or a bug in a library: please report it; the checkpoints are sound",
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %ld", rank, r[FIGURE_STEP], step);
+        times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
+        times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
+        times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
+        if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
+        busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
+        if (busy[rank] > most) most = busy[rank], times.slowest = rank;
+    }
+    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
+    times.lag_ms = most - busy[(ranks - 1) / 2];
+    free(busy);
+    return times;
+}
+
+static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
+    char line[256], share[32] = "n/a", eta[32];
+    double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
+    const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
+    if (!root(r)) return;
+    if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
+    if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
+    snprintf(line, sizeof line,
+             "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
+             r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+             s->trial ? "  (trial)" : "");
+    progress_show(line, s->step + 1 == r->o->steps);
+}
+
+void report_step(run_report *r, const double *all, int stride) {
+    const step_report *s = &r->last;
+    if (s->step < 0) return;
+    const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
+    if (r->checkpoints) saver_advance(r->checkpoints, all, stride); // it may exchange more, which overwrites `all`
+    double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
+    double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
+    r->stepped_ms += times.ms;
+    show_step(r, s, &times, tokens_per_s, mfu);
+    LOG_LINE(r->log, "step", FIELD("step", s->step), FIELD("loss", s->loss), FIELD("grad_norm", s->grad_norm), FIELD("lr", s->lr),
+             FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
+             FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
+             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
+    if (s->skipped > 0) {
+        report_line(r, "step %5ld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %ld in a row, at most %ld\n",
+                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->o->skip_nonfinite);
+        LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
+                 FIELD("in_a_row", s->skipped));
+    }
+    plan_step(&r->plan, r->log, s->step);
+    accounts_step(&r->time, s->step, times.ms);
+    if (root(r)) accounts_store(&r->time, false);
+    if (times.stop) r->stop = times.stop;
+    r->last.step = -1;
+}
+
+void report_meet(run_report *r) {
+    cf_barrier(r->context, &r->mesh->world_group);
+    cf_stream_sync(r->context->stream);
+}
+
+void report_begin(run_report *r) {
+    const double start_ms = report_lap(r);
+    r->begin_ms = r->lap_ms, r->trace_from = r->trace_to = -1;
+    if (r->first < r->o->steps) r->time.ms[TIME_START] += start_ms;
+    if (*r->o->trace) sscanf(r->o->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
+    if (r->first > r->trace_from && r->first < r->trace_to && r->first > 0) r->trace_from = (int)r->first;
+}
+
+bool report_trace_due(const run_report *r, int64_t step) {
+    return step == r->trace_from || step == r->trace_to;
+}
+
+void report_begin_step(run_report *r) {
+    cf_context *c = r->context;
+    const bool follows = r->last.step >= 0;
+    if (c->step == r->trace_from) report_meet(r), cf_trace_start(c->trace, r->transport);
+    if (!follows) {
+        report_meet(r);
+        report_spent(r, TIME_WATCH);
+    }
+    cf_trace_step(c->trace, c->step, c->stream);
+    if (follows) r->last.ms = report_lap(r);
+    cf_tuner_begin_step(r->plan.tuner);
+}
+
+static void write_trace(run_report *r, int64_t last) {
+    size_t size = 0;
+    problem why;
+    char *text = cf_trace_gather(r->context->trace, r->transport, &size);
+    if (!root(r)) return;
+    r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
+    free(text);
+    if (!r->untraced) {
+        report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->o->trace);
+        return;
+    }
+    progress_break();
+    cf_print(stderr, "warning: %s; training continues\n", why.what);
+}
+
+void report_end_step(run_report *r) {
+    cf_context *c = r->context;
+    const int64_t step = c->step;
+    double mine[FIGURES];
+    cf_stream_sync(c->stream);
+    cf_trace_step(c->trace, c->step, c->stream);
+    r->last.ms = report_lap(r);
+    cf_tuner_end_step(r->plan.tuner);
+    report_figures(r, mine);
+    double *all = cf_allgather_alloc(r->transport, mine, (int64_t)sizeof mine);
+    report_step(r, all, FIGURES);
+    free(all);
+    const bool ends = step + 1 == r->trace_to || step + 1 == r->o->steps || r->stop;
+    if (ends && step >= r->trace_from && step < r->trace_to) write_trace(r, step);
+}
+
+// --- between steps ---
+
+void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences) {
+    const double ms = report_spent(r, TIME_WATCH);
+    double loss = 0;
+    for (int64_t i = 0; i < sequences; i++) loss += losses[i];
+    loss /= (double)(sequences * r->o->seq);
+    LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
+    report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
+}
+
+void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
+    const double ms = report_spent(r, TIME_WATCH), accuracy = (double)correct / (double)examples;
+    LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
+             FIELD("examples", examples));
+    report_line(r, "step %5ld  HellaSwag %.4f  %ld of %ld\n", step, accuracy, correct, examples);
+}
+
+void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
+    static bool explained;
+    const double ms = report_spent(r, TIME_WATCH);
+    if (!root(r)) return;
+    if (!r->words && r->V > vocabulary_size(NULL) && !explained)
+        cf_print(stderr,
+                 "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
+                 "(data/prepare.py writes one)\n",
+                 r->V);
+    explained = true;
+    char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
+    for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
+    for (char *at = text; at < end; at++)
+        if (!*at) *at = ' '; // a zero byte is a token of a model without words
+    cf_printable(text);
+    report_line(r, "step %5ld  sample\n%s\n---\n", step, text);
+    LOG_LINE(r->log, "sample", FIELD("step", step), FIELD("ms", ms), FIELD("text", text));
+    free(text);
+}
+
+// --- the end ---
+
+int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
+    const int stop = stopped ? r->stop : 0;
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    report_spent(r, TIME_WATCH);
+    if (root(r)) {
+        accounts_store(&r->time, true);
+        progress_break();
+    }
+    accounts_audit(r->context->trace, r->transport, r->o, r->log);
+    log_begin(r->log, "end");
+    LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
+            FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
+            FIELD("bytes_sent_rank0", r->transport->bytes_sent));
+    accounts_log(&r->time, r->log);
+    log_end(r->log);
+    if (stop && saved)
+        report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
+                    step, r->o->steps);
+    if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
+    fflush(stdout);
+    if (!saved)
+        cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",
+                        "the state after step %ld was not saved", step);
+    return stopped ? STATUS_STOPPED : log_complete(r->log) && !r->untraced ? 0 : EXIT_FAILURE;
+}
+
+void report_close(run_report *r) {
+    saver_free(r->checkpoints);
+    log_close(r->log);
+    tokens_close(r->train);
+    tokens_close(r->val);
+}

@@ -1,0 +1,78 @@
+// The output of a run: banner, a line per step on the terminal and in the log, and accounts of its time.
+// All ranks call these functions; only rank 0 prints and writes.
+#pragma once
+#include "../../commfuse/fuse.h"
+#include "accounts.h"
+#include "origin.h"
+#include "plan.h"
+#include "saver.h"
+
+typedef struct step_report {
+    int64_t step;               // -1: none
+    double loss, grad_norm, lr; // of all ranks
+    double ms;                  // this rank's clock
+    int64_t skipped;            // steps skipped in a row up to and including this one; 0: it was not skipped
+    int nonfinite_rank;         // if skipped: the first rank with a number that is not finite, -1: none
+    const char *nonfinite;      // if skipped: the tensor that was not finite
+    bool trial;                 // of the plan
+} step_report;
+
+typedef struct run_report {
+    const options *o;
+    const char *version, *run; // of the program; name of the run, on rank 0
+    cf_context *context;
+    const cf_mesh *mesh;
+    cf_transport *transport; // in a dry run it may have fewer ranks than the mesh
+    int accumulation;
+    int64_t parameters, V;    // of the model
+    double flops;             // per token, as MFU counts them
+    double peak;              // flop/s of all ranks, 0: unknown
+    const char *peak_source;  // NULL: not measured
+    tokens *train, *val;      // NULL: none
+    const vocabulary *words;  // NULL: bytes
+    int64_t first;            // the step with which the run begins or resumes
+    bool watched;             // validation and samples before it are done
+    logfile *log;             // rank 0's
+    saver *checkpoints;       // NULL without --out
+    accounts time;            // rank 0's
+    double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()
+    double stepped_ms;        // of all reported steps
+    int trace_from, trace_to; // steps [from, to); -1 without --trace
+    bool untraced;            // the timeline could not be written
+    run_plan plan;            // how operations travel, with --overlap auto
+    step_report last;         // the step to be reported next; its `step` is -1 if there is none
+    int stop;                 // the signal by which some rank was asked to end the run; 0: none
+} run_report;
+
+void report_resume(run_report *r, const manifest *m); // from this checkpoint
+// Opens log and accounts of a run that begins, or resumes at r->first.
+void report_open(run_report *r);
+void report_config(run_report *r); // logs the options; a resumed run keeps the first line of its log and adds another
+void report_banner(const run_report *r);
+
+double report_lap(run_report *r);                         // time since the last call, or since the start of the program
+double report_spent(run_report *r, time_purpose purpose); // the same, and adds it to the account of this purpose
+
+// A step ends where the next one begins, or, if other work follows, in report_end_step(). Its figures travel with the norm of the
+// next step, or alone.
+enum { FIGURE_SAVER, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
+void report_begin(run_report *r);                // before the first step
+void report_begin_step(run_report *r);           // after other work: when all ranks are ready
+void report_figures(void *run, double *figures); // this rank's, of the last step of a run_report: FIGURES numbers
+// Reports the last step, if it has not been. all: the figures of all ranks, rank r's at r · stride; later exchanges overwrite them.
+// Dies if a rank is in another step.
+void report_step(run_report *r, const double *all, int stride);
+// Ends a step before other work begins, and reports it. The timeline ends with --trace-steps, or with the run.
+void report_end_step(run_report *r);
+bool report_trace_due(const run_report *r, int64_t step); // tracing begins or ends with this step
+void report_meet(run_report *r);                          // waits until every rank is here and its device is idle
+
+void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences); // sums over their tokens
+void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples);
+void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
+void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // prints on rank 0
+// stopped: a signal ended the run before its last step. Dies together unless the state was saved. Returns the exit status of the
+// program: STATUS_STOPPED if the same command resumes the run; EXIT_FAILURE if log or timeline could not be written.
+enum { STATUS_STOPPED = 75 };
+int report_end(run_report *r, int64_t step, bool stopped, bool saved);
+void report_close(run_report *r); // checkpoints, log and tokens

@@ -1,0 +1,27 @@
+// Saves checkpoints while the run trains.
+//
+// Every rank that fails to write reports it. The failed checkpoint is removed, the run continues with its last one, and tries again
+// when the next save is due.
+#pragma once
+#include "../../commfuse/transport.h"
+#include "../checkpoint.h"
+#include "log.h"
+#include "options.h"
+
+typedef struct saver saver;
+
+saver *saver_create(cf_transport *transport, const options *o, logfile *log); // log: rank 0's, which holds the lock of --out
+void saver_free(saver *s);                                                    // after saver_finish()
+
+// Collective; waits for a checkpoint that is still being written, then rank 0 makes the directory. described: the manifest's
+// options, which the saver frees. False: the checkpoint could not be begun.
+bool saver_begin(saver *s, int64_t step, struct cJSON *described);
+// A thread writes the copy of this rank's state, without collectives. It must stay unchanged until the next saver_begin() has
+// returned. Training pauses for the copy, nothing else.
+void saver_write(saver *s, const rank_state *copy);
+// This rank's stage. All ranks exchange it after every step, as the first of `stride` numbers, for saver_advance().
+double saver_stage(saver *s);
+// Collective. stages: (ranks, stride). When all ranks have written, rank 0's thread writes the manifest, gives the checkpoint its
+// final name and removes older ones.
+void saver_advance(saver *s, const double *stages, int stride);
+bool saver_finish(saver *s); // collective: waits for all of that. False: the last checkpoint was not written
