@@ -62,13 +62,13 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 # Not in the GPU program, beside the twins of .cu files.
 cpu_alone := $(wildcard commfuse/cpu/*.c layers/gemm*.c)
 # The third twin of device, transport and kernels records what the program would do (--predict).
-planned  := commfuse/predict/planned.c layers/kernels_planned.c
-core     := $(filter-out $(planned),$(wildcard commfuse/*.c $(addprefix commfuse/,base/*.c cpu/*.c launch/*.c predict/*.c)))
+recorded := commfuse/predict/recorder.c layers/kernels_recorded.c
+core     := $(filter-out $(recorded),$(wildcard commfuse/*.c $(addprefix commfuse/,base/*.c cpu/*.c launch/*.c predict/*.c)))
 commfuse := $(core:%.c=$(B)/%.o)
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c data/run/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16.c $(planned),$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16.c $(recorded),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
-layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(planned),$(wildcard layers/*.c)))
+layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(recorded),$(wildcard layers/*.c)))
 program  := $(commfuse) $(layers) $(data)
 
 # --- the program for CPUs ---
@@ -85,29 +85,29 @@ endif
 $(B)/train_gpt: $(B)/train_gpt.o $(program)
 $(B)/train_gpt_bf16: $(B)/train_gpt_bf16.o $(commfuse) $(layers16) $(data)
 twins    := $(cpu_alone) $(patsubst %.cu,%.c,$(wildcard layers/*.cu))
-$(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(program)) $(planned:%.c=$(B)/%.o)
+$(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(program)) $(recorded:%.c=$(B)/%.o)
 $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)/%.o),$(commfuse)) \
-    $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/predict/planned.o $(B)/bf16/layers/kernels_planned.o
+    $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/predict/recorder.o $(B)/bf16/layers/kernels_recorded.o
 $(programs:%=$(B)/%):
 	$(CC) $(FLAGS) $(LDFLAGS) -o $@ $^ $(libs)
 
-# A planned twin defines a macro PLANNED_NAME for each function NAME; here the declarations of the header become functions that
+# A recorded twin defines a macro RECORDED_NAME for each function NAME; here the declarations of the header become functions that
 # return it.
-functions := $(B)/planned/device_functions.h $(B)/planned/kernels_functions.h
+functions := $(B)/recorded/device_functions.h $(B)/recorded/kernels_functions.h
 define_functions = sed '/^\(\#\|CF_EXTERN\)/d; s://.*::' $(filter %.h,$^) | tr -s '\n;' ' \n' | \
-    sed -nE '/typedef/d; s/^[ }]*([a-z][^(={]*\W(\w+)\([^{]*\)) *$$/\1 { return PLANNED_\2; }/p' > $@
+    sed -nE '/typedef/d; s/^[ }]*([a-z][^(={]*\W(\w+)\([^{]*\)) *$$/\1 { return RECORDED_\2; }/p' > $@
 $(word 1,$(functions)): commfuse/device.h
 $(word 2,$(functions)): $(filter-out %_cudnn.h,$(patsubst %.cu,%.h,$(wildcard layers/*.cu)))
 $(functions): Makefile
 	@mkdir -p $(@D)
 	$(define_functions)
-$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: $(functions)
-$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: FLAGS += -I$(B)/planned
+$(recorded:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_recorded.o: $(functions)
+$(recorded:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_recorded.o: FLAGS += -I$(B)/recorded
 
 # $(call compile,MORE FLAGS). A twin has the parameters of its header, even if it does not use them.
 define compile
 @mkdir -p $(@D)
-$(CC) $(FLAGS) $(if $(filter $(twins) $(planned),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
+$(CC) $(FLAGS) $(if $(filter $(twins) $(recorded),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
 endef
 %_mpi.o: MPI_FLAGS := $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 

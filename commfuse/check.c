@@ -55,7 +55,7 @@ void cf_check_free(cf_check *check) {
 
 CF_NORETURN static void report(const cf_checksums *c, const cf_difference *d) {
     const cf_schedule *s = c->schedule;
-    const cf_step *step = &s->step[d->place - 1];
+    const cf_step *step = &s->step[d->index - 1];
     const int slice = step->recv_slice, k = slice % s->slices, owner = slice / s->slices;
     const int64_t rows = cf_schedule_row(s, d->about[ROWS], k + 1) - cf_schedule_row(s, d->about[ROWS], k);
     int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
@@ -80,7 +80,7 @@ bool cf_check_verdict(cf_check *check, cf_stream *stream) {
     cf_copy(&d, check->difference, (int64_t)sizeof d, stream);
     cf_stream_sync(stream);
     check->compared = false;
-    if (d.place == 0) return true;
+    if (d.index == 0) return true;
     cf_zero(check->difference, (int64_t)sizeof d, stream);
     report((const cf_checksums *)(intptr_t)d.about[OPERATION], &d); // valid: cf_checksums_free() calls this first
 }

@@ -3,7 +3,7 @@
 //     cf_errors_return(true);                             errors are returned (die.h); otherwise they end all ranks
 //     cf_context *c = cf_open("auto", 1, 60);             context: transport, device, streams, trace
 //     cf_group *all = cf_group_create(c, "all", NULL, 0); group: ranks that communicate
-//     cf_fuse *f = cf_fuse_create(c, (cf_fuse_plan){…});  plan: an operation, created once, run any number of times (fuse.h)
+//     cf_fuse *f = cf_fuse_create(c, (cf_fuse_config){…});  plan: an operation, created once, run any number of times (fuse.h)
 //     result = cf_fuse_run(f, data, rows, …);             run: or cf_fuse_begin(), other work, cf_fuse_finish()
 //     cf_trace_step(…), cf_trace_last(…)                  trace: exposed time of the operations between two steps (trace.h)
 //     cf_fuse_free(f); cf_group_free(all); cf_close(c);

@@ -29,18 +29,18 @@ cf_stream *cf_stream_create_second(void); // a second compute stream; NULL: two 
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
 
-// A moment of a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
-typedef struct cf_moment {
+// A point of a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
+typedef struct cf_event {
     double ms;      // CPU: on the cf_now_ms clock
     int64_t number; // GPU; negative: it has no time
-} cf_moment;
-cf_moment cf_moment_now(cf_stream *stream);
-cf_moment cf_moment_untimed(cf_stream *stream);            // for cf_stream_after() alone; a timed one costs a GPU's stream 2 us
-double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; the moment has passed
-bool cf_moment_passed(cf_moment moment);                   // does not wait
-void cf_moment_wait(cf_moment moment);                     // until it has passed; as cf_stream_sync()
-bool cf_moment_remembered(cf_moment moment);               // false: it must not be passed to the functions above
-void cf_stream_after(cf_stream *stream, cf_moment moment); // work enqueued from here on starts after the moment
+} cf_event;
+cf_event cf_event_record(cf_stream *stream);
+cf_event cf_event_record_untimed(cf_stream *stream);     // for cf_stream_after() alone; a timed one costs a GPU's stream 2 us
+double cf_event_ms(cf_event event);                      // on the cf_now_ms clock; the event has passed
+bool cf_event_passed(cf_event event);                    // does not wait
+void cf_event_wait(cf_event event);                      // until it has passed; as cf_stream_sync()
+bool cf_event_remembered(cf_event event);                // false: it must not be passed to the functions above
+void cf_stream_after(cf_stream *stream, cf_event event); // work enqueued from here on starts after the event
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
@@ -55,7 +55,7 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
 // A difference between two lists of checksums.
 enum { CF_ABOUTS = 5 };
 typedef struct cf_difference {
-    int64_t place;            // 1 + index in the lists; 0: no difference
+    int64_t index;            // 1 + index in the lists; 0: no difference
     int64_t about[CF_ABOUTS]; // for the caller's use
     uint64_t expected, found;
 } cf_difference;

@@ -9,9 +9,9 @@
 // reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
 // decides where a slice is. If the context has a check, a checksum is posted after each payload and compared in finish (check.c).
 //
-// Lanes. If the plan is `independent`, computations alternate between the context's two streams. On a GPU the first tiles of one
+// Two streams. If the operation is `independent`, computations alternate between the context's two streams. On a GPU the first tiles of one
 // then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the whole. Computations
-// of the two lanes do not wait for each other; everything else (additions, requests) waits for both lanes.
+// of the two streams do not wait for each other; everything else (additions, requests) waits for both streams.
 #include "fuse.h"
 #include "base/die.h"
 #include "schedule_check.h"
@@ -20,18 +20,18 @@
 
 enum { TIMED_RUNS = 64 };
 
-typedef struct timed_run { // moments of the compute stream before and after what begin, and finish, enqueued
-    cf_moment begin[2], finish[2];
+typedef struct timed_run { // events of the compute stream before and after what begin, and finish, enqueued
+    cf_event begin[2], finish[2];
 } timed_run;
 
 struct cf_fuse {
     cf_context *context;
-    cf_fuse_plan plan;
+    cf_fuse_config config;
     cf_schedule *choice[CF_CHOICES];
     int choices;
     const cf_schedule *schedule; // the current choice
     cf_request *request;         // one per step; unused for steps on the compute stream
-    unsigned char *arrived;      // per step, a bit for each lane: work on this lane need not wait for the request any more
+    unsigned char *arrived;      // per step, a bit for each stream: work on this stream need not wait for the request any more
     int tag;                     // of slice 0
     cf_checksums *sums;          // NULL: none
     char *stage, *result;
@@ -47,39 +47,39 @@ struct cf_fuse {
     cf_compute *compute;
     void *argument;
     int layer;
-    // Lanes: 0 is the context's stream, 1 its second one
-    bool two_lanes;      // both are used
-    bool computed, fork; // a computation has been enqueued; lane 1 has begun
-    bool join;           // the other lane has work that an addition or a request must wait for
-    int lane;            // of the step in progress
-    cf_moment start;     // of begin or finish on lane 0: lane 1 begins after it
+    // Streams: 0 is the context's stream, 1 its second one
+    bool two_streams;    // both are used
+    bool computed, fork; // a computation has been enqueued; the second stream has begun
+    bool join;           // the other stream has work that an addition or a request must wait for
+    int on;              // of the step in progress
+    cf_event start;      // of begin or finish on the first stream: the second stream begins after it
 };
 
-// --- plan ---
+// --- creation ---
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
 cf_work cf_fuse_work(const cf_fuse *f) {
-    return (cf_work){.operation = f->plan.operation,
-                     .side = f->plan.side,
-                     .ranks = f->plan.group->size,
-                     .hosts = f->plan.group->hosts,
-                     .bytes = (double)(f->plan.capacity * cf_dtype_size(f->plan.dtype)),
-                     .flops = f->plan.flops,
-                     .early = f->plan.early || f->plan.bulk,
-                     .native = f->plan.group->collectives && !f->context->check, // which have no checksums
-                     .folds = f->plan.folds};
+    return (cf_work){.operation = f->config.operation,
+                     .side = f->config.side,
+                     .ranks = f->config.group->size,
+                     .hosts = f->config.group->hosts,
+                     .bytes = (double)(f->config.capacity * cf_dtype_size(f->config.dtype)),
+                     .flops = f->config.flops,
+                     .early = f->config.early || f->config.bulk,
+                     .native = f->config.group->collectives && !f->context->check, // which have no checksums
+                     .folds = f->config.folds};
 }
 
 static cf_choice predicted_choice(const cf_fuse *f) {
     const cf_context *context = f->context;
     cf_costs costs = {0};
     if (context->transport) costs = context->transport->costs;
-    if (f->plan.group->size > 1 && costs.flops_per_s <= 0)
+    if (f->config.group->size > 1 && costs.flops_per_s <= 0)
         cf_die("call cf_costs_agree() first", "%s: a choice of algorithm needs the costs of transfers and computation",
-               f->plan.name);
+               f->config.name);
     cf_work work = cf_fuse_work(f);
     return cf_choose(&work, &costs);
 }
@@ -87,7 +87,7 @@ static cf_choice predicted_choice(const cf_fuse *f) {
 static void release(cf_fuse *f) {
     cf_checksums_free(f->sums, f->context->stream);
     cf_free(f->stage);
-    if (!f->plan.result_given) cf_free(f->result);
+    if (!f->config.result_given) cf_free(f->result);
     for (int i = 0; i < f->choices; i++) cf_schedule_free(f->choice[i]);
     free(f->request);
     free(f->arrived);
@@ -95,7 +95,7 @@ static void release(cf_fuse *f) {
 }
 
 // The schedule of one rank. A caller's generator runs without the error boundary of the function that needs it.
-static cf_schedule *create_schedule(const cf_fuse_plan *p, cf_choice c, int rank) {
+static cf_schedule *create_schedule(const cf_fuse_config *p, cf_choice c, int rank) {
     cf_boundary *boundary = cf_boundary_swap(NULL);
     cf_schedule *s =
         cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, p->group->hosts, rank, c.slices, p->folds);
@@ -105,7 +105,7 @@ static cf_schedule *create_schedule(const cf_fuse_plan *p, cf_choice c, int rank
 }
 
 // This rank's schedule. Those of an algorithm that the tests do not know are checked, all ranks' together.
-static cf_schedule *checked_schedule(const cf_fuse_plan *p, cf_choice c) {
+static cf_schedule *checked_schedule(const cf_fuse_config *p, cf_choice c) {
     if (cf_algorithm_find(c.algorithm->name) == c.algorithm) return create_schedule(p, c, p->group->rank);
     cf_schedule **all = cf_host_alloc(p->group->size, sizeof *all, p->name), *mine = NULL;
     for (int r = 0; r < p->group->size; r++) all[r] = create_schedule(p, c, r);
@@ -122,19 +122,21 @@ static cf_schedule *checked_schedule(const cf_fuse_plan *p, cf_choice c) {
 }
 
 int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room) {
-    const cf_fuse_plan *plan = &f->plan;
+    const cf_fuse_config *config = &f->config;
     cf_context *context = f->context;
     if (f->running || count < 1 || count > CF_CHOICES || (context->check && count > 1))
         cf_die(NULL, "%s gets %d choices%s%s", f->label, count, f->running ? " while it runs" : "",
                context->check ? " with checksums" : "");
     release(f);
-    const int64_t shard = plan->capacity * cf_dtype_size(plan->dtype);
+    const int64_t shard = config->capacity * cf_dtype_size(config->dtype);
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
     f->choices = 0;
     for (int i = 0; i < count; i++) {
         const cf_choice *c = &choices[i];
-        cf_schedule *s = checked_schedule(plan, *c);
-        const int64_t shards = s->result.buffer != CF_RESULT || plan->result_given ? 0 : s->operation == CF_ALLTOALL ? s->ranks : 1;
+        cf_schedule *s = checked_schedule(config, *c);
+        const int64_t shards = s->result.buffer != CF_RESULT || config->result_given ? 0
+                               : s->operation == CF_ALLTOALL                         ? s->ranks
+                                                                                     : 1;
         const int64_t more_stage = larger(s->stage_slots / s->slices * shard - stage, 0);
         const int64_t more_result = larger(shards * shard - result, 0);
         const int64_t more = i > 0 ? more_stage + more_result : 0;
@@ -146,14 +148,14 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
         steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
         choices[f->choices] = *c, f->choice[f->choices++] = s;
     }
-    f->request = cf_host_alloc(steps, sizeof *f->request, plan->name);
-    f->arrived = cf_host_alloc(steps, sizeof *f->arrived, plan->name);
-    f->timed = count > 1 ? cf_host_alloc(TIMED_RUNS, sizeof *f->timed, plan->name) : NULL;
+    f->request = cf_host_alloc(steps, sizeof *f->request, config->name);
+    f->arrived = cf_host_alloc(steps, sizeof *f->arrived, config->name);
+    f->timed = count > 1 ? cf_host_alloc(TIMED_RUNS, sizeof *f->timed, config->name) : NULL;
     f->stage = cf_alloc(stage, "communication staging");
-    if (!plan->result_given) f->result = cf_alloc(result, "communication staging");
-    int tags = plan->group->size * (int)slices;
+    if (!config->result_given) f->result = cf_alloc(result, "communication staging");
+    int tags = config->group->size * (int)slices;
     f->tag = context->tags;
-    f->sums = cf_checksums_create(context->check, f->choice[0], plan->group, f->label, tags);
+    f->sums = cf_checksums_create(context->check, f->choice[0], config->group, f->label, tags);
     context->tags += f->sums ? 2 * tags : tags;
     cf_fuse_choose(f, 0);
     return f->choices;
@@ -163,20 +165,20 @@ void cf_fuse_choose(cf_fuse *f, int choice) {
     if (f->running || choice < 0 || choice >= f->choices)
         cf_die(NULL, "%s gets choice %d of %d%s", f->label, choice, f->choices, f->running ? " while it runs" : "");
     f->schedule = f->choice[choice];
-    f->plan.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->plan.slices = f->schedule->slices;
+    f->config.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->config.slices = f->schedule->slices;
 }
 
-cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
+cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config) {
     CF_RETURNS(NULL);
-    if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
-    if (plan.result_given && plan.operation != CF_ALLTOALL)
-        cf_die(NULL, "%s: result_given is for all-to-all, not for %s", plan.name, cf_operation_name(plan.operation));
-    cf_fuse *f = cf_host_alloc(1, sizeof *f, plan.name);
+    if (config.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", config.name, (long long)config.capacity);
+    if (config.result_given && config.operation != CF_ALLTOALL)
+        cf_die(NULL, "%s: result_given is for all-to-all, not for %s", config.name, cf_operation_name(config.operation));
+    cf_fuse *f = cf_host_alloc(1, sizeof *f, config.name);
     f->context = context;
-    f->plan = plan;
-    snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
-    cf_choice choice = {plan.algorithm, plan.slices};
-    if (!plan.algorithm) choice = predicted_choice(f);
+    f->config = config;
+    snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(config.operation), config.name);
+    cf_choice choice = {config.algorithm, config.slices};
+    if (!config.algorithm) choice = predicted_choice(f);
     int64_t room = 0;
     cf_fuse_set_choices(f, &choice, 1, &room);
     return f;
@@ -192,7 +194,7 @@ bool cf_fuse_free(cf_fuse *f) {
 }
 
 void cf_fuse_set_result(cf_fuse *f, void *result) {
-    if (!f->plan.result_given || f->running)
+    if (!f->config.result_given || f->running)
         cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "was planned without result_given");
     f->result = result;
 }
@@ -200,8 +202,8 @@ void cf_fuse_set_result(cf_fuse *f, void *result) {
 const cf_schedule *cf_fuse_schedule(const cf_fuse *f) {
     return f->schedule;
 }
-const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
-    return &f->plan;
+const cf_fuse_config *cf_fuse_get_config(const cf_fuse *f) {
+    return &f->config;
 }
 
 // --- times of runs ---
@@ -211,7 +213,7 @@ double cf_fuse_median_ms(cf_fuse *f) {
     int count = f->timed_count < TIMED_RUNS ? f->timed_count : TIMED_RUNS;
     for (int i = 0; i < count; i++) {
         const timed_run *r = &f->timed[i];
-        ms[i] = cf_moment_ms(r->begin[1]) - cf_moment_ms(r->begin[0]) + cf_moment_ms(r->finish[1]) - cf_moment_ms(r->finish[0]);
+        ms[i] = cf_event_ms(r->begin[1]) - cf_event_ms(r->begin[0]) + cf_event_ms(r->finish[1]) - cf_event_ms(r->finish[0]);
     }
     f->timed_count = 0;
     return cf_median(ms, count);
@@ -219,7 +221,7 @@ double cf_fuse_median_ms(cf_fuse *f) {
 
 void cf_fuse_extend_timing(cf_fuse *f) {
     if (f->running) cf_die(NULL, "%s is not finished", f->label);
-    if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
+    if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
 }
 
 // --- places ---
@@ -261,20 +263,20 @@ static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     return span;
 }
 
-// --- lanes ---
+// --- two streams ---
 
-static cf_stream *stream_of(const cf_fuse *f, int lane) {
-    return lane ? f->context->second : f->context->stream;
+static cf_stream *stream_of(const cf_fuse *f, int which) {
+    return which ? f->context->second : f->context->stream;
 }
 
 static void join_lanes(cf_fuse *f) {
-    if (f->join) cf_stream_after(stream_of(f, f->lane), cf_moment_untimed(stream_of(f, 1 - f->lane)));
+    if (f->join) cf_stream_after(stream_of(f, f->on), cf_event_record_untimed(stream_of(f, 1 - f->on)));
     f->join = false;
 }
 
 static void change_lane(cf_fuse *f) {
-    if (f->computed) f->lane = 1 - f->lane, f->join = true;
-    if (f->lane == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
+    if (f->computed) f->on = 1 - f->on, f->join = true;
+    if (f->on == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
     f->computed = true;
 }
 
@@ -286,35 +288,36 @@ static void trace_request(cf_fuse *f, int index) {
     bool exchange = step->kind == CF_EXCHANGE;
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
     cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
-                      peer < 0 ? -1 : f->plan.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
+                      peer < 0 ? -1 : f->config.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
 }
 
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (t->test(t, request, point, stream_of(f, f->lane))) return;
-    // Computation on the other lane still hides the transfer, so the wait counts from its end.
-    cf_moment begin = cf_moment_now(stream_of(f, f->join ? 1 - f->lane : f->lane));
-    cf_moment end = t->wait(t, request, point, stream_of(f, f->lane));
+    if (t->test(t, request, point, stream_of(f, f->on))) return;
+    // Computation on the other stream still hides the transfer, so the wait counts from its end.
+    cf_event begin = cf_event_record(stream_of(f, f->join ? 1 - f->on : f->on));
+    cf_event end = t->wait(t, request, point, stream_of(f, f->on));
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
 static void wait_for_step(cf_fuse *f, int index, cf_point point) {
     wait_until(f, &f->request[index], point);
     if (f->sums && !f->arrived[index]) cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
-    f->arrived[index] |= 1 << f->lane;
+    f->arrived[index] |= 1 << f->on;
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
-    const bool arrived = f->arrived[index] >> f->lane & 1;
+    const bool arrived = f->arrived[index] >> f->on & 1;
     if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_for_step(f, index, CF_ARRIVED);
 }
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
-    cf_stream *stream = stream_of(f, f->lane);
-    cf_moment begin = cf_trace_begin(f->context->trace, stream);
+    cf_stream *stream = stream_of(f, f->on);
+    cf_event begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
-    cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->plan.dtype, stream);
+    cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->config.dtype,
+           stream);
     cf_trace_end(f->context->trace, "add", f->layer, step->at.slot, begin, stream);
 }
 
@@ -327,9 +330,9 @@ static void fill_request(cf_fuse *f, int index) {
     const int m = f->schedule->slices;
     const cf_request_kind kind = exchange ? CF_REQUEST_EXCHANGE : collectives[f->schedule->operation];
     cf_request *r = &f->request[index];
-    *r = cf_request_of(kind, f->plan.group, f->plan.dtype, f->label);
-    r->bulk = f->plan.bulk, r->layer = f->layer, r->step = f->context->step;
-    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->lane));
+    *r = cf_request_of(kind, f->config.group, f->config.dtype, f->label);
+    r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step;
+    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->on));
     if (!exchange) {
         r->blocking = f->schedule->algorithm->blocking;
         r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
@@ -353,7 +356,7 @@ static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
     join_lanes(f);
     for (int i = first; i < end; i++) fill_request(f, i);
-    t->post(t, &f->request[first], end - first, stream_of(f, f->lane));
+    t->post(t, &f->request[first], end - first, stream_of(f, f->on));
     for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
@@ -371,18 +374,18 @@ static void run_step(cf_fuse *f) {
     }
     cf_span span = span_of(f, step);
     const bool compute = step->kind == CF_COMPUTE && span.rows > 0;
-    if (f->two_lanes && compute && !step->accumulate)
+    if (f->two_streams && compute && !step->accumulate)
         change_lane(f);
     else
         join_lanes(f);
     for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
-    cf_stream *stream = stream_of(f, f->lane);
+    cf_stream *stream = stream_of(f, f->on);
     if (compute) {
-        cf_moment begin = cf_trace_begin(f->context->trace, stream);
+        cf_event begin = cf_trace_begin(f->context->trace, stream);
         cf_boundary *boundary = cf_boundary_swap(NULL);
         f->compute(f->argument, &span, stream);
         cf_boundary_swap(boundary);
-        cf_trace_end(f->context->trace, f->plan.name, f->layer, step->first, begin, stream);
+        cf_trace_end(f->context->trace, f->config.name, f->layer, step->first, begin, stream);
     }
     if (step->kind == CF_ADD) run_add(f, step);
     if (step->kind == CF_COPY)
@@ -392,11 +395,11 @@ static void run_step(cf_fuse *f) {
 
 static void run_steps(cf_fuse *f, int end) {
     f->half_way = true;
-    f->two_lanes = f->plan.independent && f->context->second && !f->sums && f->schedule->count > 1;
-    f->computed = f->fork = f->join = false, f->lane = 0;
-    if (f->two_lanes) f->start = cf_moment_untimed(f->context->stream);
+    f->two_streams = f->config.independent && f->context->second && !f->sums && f->schedule->count > 1;
+    f->computed = f->fork = f->join = false, f->on = 0;
+    if (f->two_streams) f->start = cf_event_record_untimed(f->context->stream);
     while (f->next < end) run_step(f);
-    if (f->lane == 1) f->lane = 0, f->join = true;
+    if (f->on == 1) f->on = 0, f->join = true;
     join_lanes(f);
 }
 
@@ -415,21 +418,21 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     CF_RETURNS(fail(f->context, f->half_way));
     check_context(f->context, f->label);
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
-    if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
+    if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->config.capacity)
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label, (long long)rows_per_rank,
-               (long long)row_elements, (long long)f->plan.capacity);
-    if (f->plan.result_given && !f->result)
+               (long long)row_elements, (long long)f->config.capacity);
+    if (f->config.result_given && !f->result)
         cf_die("call cf_fuse_set_result() before every begin", "%s: no place for its result", f->label);
-    if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
+    if ((compute != NULL) != (f->config.side != CF_NO_COMPUTE))
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
     f->now = f->context->timed && f->timed ? &f->timed[f->timed_count++ % TIMED_RUNS] : NULL;
-    if (f->now) f->now->begin[0] = cf_moment_now(f->context->stream);
+    if (f->now) f->now->begin[0] = cf_event_record(f->context->stream);
     f->running = true;
     f->next = 0;
     f->full = full;
     f->rows = rows_per_rank;
     f->row_elements = row_elements;
-    f->row_bytes = row_elements * cf_dtype_size(f->plan.dtype);
+    f->row_bytes = row_elements * cf_dtype_size(f->config.dtype);
     f->compute = compute;
     f->argument = argument;
     f->layer = layer;
@@ -437,7 +440,7 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
     run_steps(f, f->schedule->begin);
     f->half_way = false;
-    if (f->now) f->now->begin[1] = cf_moment_now(f->context->stream);
+    if (f->now) f->now->begin[1] = cf_event_record(f->context->stream);
     return true;
 }
 
@@ -461,14 +464,14 @@ void *cf_fuse_finish(cf_fuse *f) {
     CF_RETURNS(fail(f->context, f->half_way));
     check_context(f->context, f->label);
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
-    if (f->now) f->now->finish[0] = cf_moment_now(f->context->stream);
+    if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
     f->half_way = false;
-    if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
+    if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
-    if (f->plan.result_given) f->result = NULL; // it is the caller's again
+    if (f->config.result_given) f->result = NULL; // it is the caller's again
     return result;
 }
 

@@ -1,10 +1,10 @@
 // The executor: runs any schedule with a compute callback, a device stream and a transport.
 //
-// A cf_fuse is one planned operation: schedule, staging memory and requests. It is created before the first training step and run
+// A cf_fuse is one operation: schedule, staging memory and requests. It is created before the first training step and run
 // any number of times, with any payload up to its capacity. Several may be in flight at a time if all ranks of the group begin
 // them in the same order.
 //
-//     cf_fuse *rs = cf_fuse_create(&context, (cf_fuse_plan){.name = "mlp.fc2", …});
+//     cf_fuse *rs = cf_fuse_create(&context, (cf_fuse_config){.name = "mlp.fc2", …});
 //     float *mine = cf_fuse_run(rs, partial, rows, row_elements, gemm, &args, layer);
 // or begin, other computation, finish: the other computation then hides the remaining transfers.
 //
@@ -20,7 +20,7 @@ CF_EXTERN_C_BEGIN
 
 // The part of the payload that one call of the callback works on: `blocks` blocks of `rows` rows each. Block i is rows
 // [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload, at data + i · data_stride bytes.
-// CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate (only for plans with `folds`), add to it.
+// CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate (only for operations with `folds`), add to it.
 typedef struct cf_span {
     cf_side side;
     bool accumulate;
@@ -31,11 +31,11 @@ typedef struct cf_span {
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
 // begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. The callback enqueues
-// all its work on `stream`: the context's, or, if the plan is `independent`, the context's second one. It may run other operations
-// unless the plan is `independent`. It cannot fail: it notes an error in its argument and returns.
+// all its work on `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations
+// unless it is `independent`. It cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
-typedef struct cf_fuse_plan {
+typedef struct cf_fuse_config {
     const char *name; // for messages and traces, "mlp.fc2"; must outlive the operation
     const cf_group *group;
     cf_operation operation;
@@ -53,14 +53,14 @@ typedef struct cf_fuse_plan {
     // Where algorithm and slices are chosen:
     double flops; // of all slices on one rank
     bool early;   // begun well before it is finished
-} cf_fuse_plan;
+} cf_fuse_config;
 
 typedef struct cf_fuse cf_fuse;
 
-cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan); // NULL on an error
-bool cf_fuse_free(cf_fuse *fuse);                                // NULL is allowed; false on an error: it is running
+cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config); // NULL on an error
+bool cf_fuse_free(cf_fuse *fuse);                                    // NULL is allowed; false on an error: it is running
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
-const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // with algorithm and slices of the current choice
+const cf_fuse_config *cf_fuse_get_config(const cf_fuse *fuse); // with algorithm and slices of the current choice
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Gives the operation several choices instead of the one that it was created with; the first becomes current. Memory is allocated
@@ -75,7 +75,7 @@ double cf_fuse_median_ms(cf_fuse *fuse);
 // Adds the time since the last run finished to that run: for work that other choices do inside the operation.
 void cf_fuse_extend_timing(cf_fuse *fuse);
 
-// The place for the result (ranks · capacity elements) of the next run, and of that one alone, of a plan with result_given.
+// The place for the result (ranks · capacity elements) of the next run, and of that one alone, of an operation with result_given.
 void cf_fuse_set_result(cf_fuse *fuse, void *result);
 
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row i · rows_per_rank. all-gather:

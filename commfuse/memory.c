@@ -37,7 +37,7 @@ const char *cf_dtype_name(cf_dtype dtype) {
     return name[dtype];
 }
 
-bool cf_device_plan_only(bool on) {
+bool cf_device_reserve_only(bool on) {
     const bool before = allocated.plan_only;
     allocated.plan_only = on;
     return before;

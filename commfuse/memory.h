@@ -16,7 +16,7 @@ int64_t cf_dtype_size(cf_dtype dtype); // bytes per element
 const char *cf_dtype_name(cf_dtype dtype);
 
 // on: from here on cf_alloc() reserves addresses without memory. Returns what was set before.
-bool cf_device_plan_only(bool on);
+bool cf_device_reserve_only(bool on);
 bool cf_memory_is_reserved(const void *address);
 
 // Zeroed, 256-byte aligned; NULL on an error, which names purpose and size. bytes = 0 gives a valid pointer.

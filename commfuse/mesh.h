@@ -8,15 +8,15 @@
 CF_EXTERN_C_BEGIN
 
 typedef struct cf_group {
-    const char *name; // "tp", "dp", "world", "self"
-    int size;         // ranks in the group
-    int rank;         // this process's rank in it
-    int hosts;        // as many neighbouring members are on each; 1: one host, or they are not even; set by cf_transport.bind
-    int *world;       // world[i]: world rank of member i
-    bool slack;       // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
-    bool collectives; // native collectives may be chosen for it; set by cf_transport.bind
-    bool hierarchy;   // these send a shard to a host once, exchanges to each of several members there; set by bind
-    void *native;     // the transport's handle, set by cf_transport.bind, freed by its close
+    const char *name;  // "tp", "dp", "world", "self"
+    int size;          // ranks in the group
+    int rank;          // this process's rank in it
+    int hosts;         // as many neighbouring members are on each; 1: one host, or they are not even; set by cf_transport.bind
+    int *world;        // world[i]: world rank of member i
+    bool low_priority; // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
+    bool collectives;  // native collectives may be chosen for it; set by cf_transport.bind
+    bool hierarchy;    // these send a shard to a host once, exchanges to each of several members there; set by bind
+    void *native;      // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 
 typedef struct cf_mesh {

@@ -11,14 +11,14 @@ enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BET
 
 typedef struct span {
     cf_trace_event event; // first: spans are sorted by its first field, begin_ms
-    cf_moment posted, begin, end;
+    cf_event posted, begin, end;
 } span;
 
 struct cf_trace {
     double zero_ms;
-    bool record, forgotten; // forgotten: a moment was no longer remembered
+    bool record, forgotten; // forgotten: a event was no longer remembered
     int step;
-    cf_moment began;                                // the current step
+    cf_event began;                                 // the current step
     const cf_stream *stream;                        // of the current step
     span *span;                                     // of the step before and of the current one
     int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; [0, resolved) have times
@@ -47,34 +47,34 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
     list->event[list->count++] = event;
 }
 
-// --- between moments ---
+// --- between events ---
 
-cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream) {
-    return trace->record ? cf_moment_now(stream) : (cf_moment){0};
+cf_event cf_trace_begin(const cf_trace *trace, cf_stream *stream) {
+    return trace->record ? cf_event_record(stream) : (cf_event){0};
 }
 
-cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
-    return trace->record ? cf_moment_now(stream) : cf_moment_untimed(stream);
+cf_event cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
+    return trace->record ? cf_event_record(stream) : cf_event_record_untimed(stream);
 }
 
-// Turns moments of spans into times, in order: of the first `count`, and, with `others`, of those after them that have passed. A GPU
-// remembers a limited number of moments, and a step may take more.
+// Turns events of spans into times, in order: of the first `count`, and, with `others`, of those after them that have passed. A GPU
+// remembers a limited number of events, and a step may take more.
 static void resolve(cf_trace *trace, int64_t count, bool others) {
     for (; trace->resolved < (others ? trace->spans : count); trace->resolved++) {
         span *s = &trace->span[trace->resolved];
         cf_trace_event *e = &s->event;
-        if (!cf_moment_remembered(s->posted) || !cf_moment_remembered(s->end)) { // one of these is the earliest
-            if (!trace->forgotten)                                               // printed once
-                fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n", e->name,
+        if (!cf_event_remembered(s->posted) || !cf_event_remembered(s->end)) { // one of these is the earliest
+            if (!trace->forgotten)                                             // printed once
+                fprintf(stderr, "note: step takes too many events for its figures: %s of layer %d is not in them\n", e->name,
                         e->layer);
             trace->forgotten = true;
             e->row = CF_TRACE_COMPUTE; // not in the figures
             continue;
         }
-        if (trace->resolved >= count && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
+        if (trace->resolved >= count && (!cf_event_passed(s->end) || !cf_event_passed(s->begin))) return;
         // Each is a call of the GPU's driver, so posted is read only for recorded events.
-        e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
-        e->posted_ms = trace->record && s->posted.number >= 0 ? cf_moment_ms(s->posted) : e->begin_ms;
+        e->begin_ms = cf_event_ms(s->begin), e->end_ms = cf_event_ms(s->end);
+        e->posted_ms = trace->record && s->posted.number >= 0 ? cf_event_ms(s->posted) : e->begin_ms;
         if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
         if (!trace->record || (e->row == CF_TRACE_WAIT && e->begin_ms == e->end_ms)) continue;
         cf_trace_event recorded = *e;
@@ -91,18 +91,18 @@ static void add_span(cf_trace *trace, span s, const char *name) {
     trace->span[trace->spans++] = s;
 }
 
-void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
+void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_event begin, cf_stream *stream) {
     const cf_trace_event e = {
         .row = CF_TRACE_COMPUTE, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
-    if (trace->record) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
+    if (trace->record) add_span(trace, (span){e, begin, begin, cf_event_record(stream)}, name);
 }
 
-void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
+void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_event begin, cf_event end) {
     add_span(trace, (span){{.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1}, begin, begin, end}, name);
 }
 
-void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
-                       cf_moment begin, cf_moment end) {
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_event posted,
+                       cf_event begin, cf_event end) {
     const cf_trace_event e = {.row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
     add_span(trace, (span){e, posted, begin, end}, name);
 }
@@ -117,13 +117,13 @@ void cf_trace_record(cf_trace *trace, bool on) {
 // Zero is the time when a rank left the barrier; on one host, whose ranks share a clock, the latest of these times.
 void cf_trace_start(cf_trace *trace, cf_transport *t) {
     trace->zero_ms = cf_now_ms();
-    if (t->local_size == t->size) trace->zero_ms = -1e-3 * (double)cf_min_host(t, (int64_t)(-1e3 * trace->zero_ms));
+    if (t->local_size == t->size) trace->zero_ms = -1e-3 * (double)cf_allreduce_min(t, (int64_t)(-1e3 * trace->zero_ms));
     cf_trace_record(trace, true);
 }
 
 // The stream has waited for all transfers of the step before.
 static void resolve_last(cf_trace *trace) {
-    if (trace->before > 0) cf_moment_wait(trace->began);
+    if (trace->before > 0) cf_event_wait(trace->began);
     resolve(trace, trace->before, false);
 }
 
@@ -132,7 +132,7 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     trace->spans -= trace->before, trace->resolved -= trace->before;
     if (trace->spans > 0) memmove(trace->span, trace->span + trace->before, (size_t)trace->spans * sizeof *trace->span);
     trace->before = trace->spans;
-    trace->began = cf_moment_now(stream), trace->stream = stream;
+    trace->began = cf_event_record(stream), trace->stream = stream;
     trace->step = step;
 }
 
@@ -256,7 +256,7 @@ char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
 // All ranks send blocks of equal size: that of the rank with the most events.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
-    const int64_t most = -cf_min_host(t, -trace->recorded.count);
+    const int64_t most = -cf_allreduce_min(t, -trace->recorded.count);
     cf_trace_list *lists = cf_allgather_alloc(t, &trace->recorded, sizeof *lists);
     cf_trace_event *mine = cf_host_grow(trace->recorded.event, &trace->recorded.room, most + 1, sizeof *mine, purpose);
     cf_trace_event *all = cf_allgather_alloc(t, trace->recorded.event = mine, most * (int64_t)sizeof *all);

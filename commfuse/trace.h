@@ -4,7 +4,7 @@
 //   comm_ms     the union of the intervals in which transfers were in flight
 //   exposed_ms  the time in which the compute stream waited for them
 //
-// Only the compute thread writes here: the executor copies the moments of a transfer after it has waited for it. On a GPU a moment
+// Only the compute thread writes here: the executor copies the events of a transfer after it has waited for it. On a GPU a event
 // has a time only once it has passed, so the figures of a step are read during the next one, and events when the stream is
 // synchronised.
 #pragma once
@@ -45,17 +45,17 @@ void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // a step begins with the next work on the stream
-// A computation, between two moments of a stream, which are taken only while events are recorded.
-cf_moment cf_trace_begin(const cf_trace *trace, cf_stream *stream);
-void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
-// The moment at which a request is posted; it has a time only while events are recorded.
-cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream);
+// A computation, between two events of a stream, which are taken only while events are recorded.
+cf_event cf_trace_begin(const cf_trace *trace, cf_stream *stream);
+void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_event begin, cf_stream *stream);
+// The event at which a request is posted; it has a time only while events are recorded.
+cf_event cf_trace_posted(const cf_trace *trace, cf_stream *stream);
 // A wait for a transfer that ended at `end`; if that is before `begin`, nothing had to wait.
 // (The microseconds in which a GPU's stream resumes are not counted.)
-void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
+void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_event begin, cf_event end);
 // A transfer: posted at `posted`, in flight from `begin` to `end`.
-void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
-                       cf_moment begin, cf_moment end);
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_event posted,
+                       cf_event begin, cf_event end);
 // The figures of the step before the current one. Waits until the stream has reached the current one.
 typedef struct cf_trace_figures {
     double comm_ms, exposed_ms;

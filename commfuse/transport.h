@@ -56,14 +56,14 @@ typedef struct cf_request {
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;
-    cf_moment posted; // on the stream on which it is posted, for traces; or zero
+    cf_event posted; // on the stream on which it is posted, for traces; or zero
     // Set by the transport
     void *to;                // GPUs of one host: where the peer receives it
     int state;               // atomic: 0 idle, 1 posted, 2 done
     int received;            // atomic: the receiving half, if there is one, is done
-    cf_moment begin, end;    // in flight between these
-    cf_moment arrival;       // GPU: its data is here
-    cf_moment here;          // GPU: the same, untimed and a little earlier: streams wait for this
+    cf_event begin, end;     // in flight between these
+    cf_event arrival;        // GPU: its data is here
+    cf_event here;           // GPU: the same, untimed and a little earlier: streams wait for this
     struct cf_request *next; // in the transport's queue
 } cf_request;
 
@@ -118,7 +118,7 @@ struct cf_transport {
     // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. A rank that waits longer than timeout_s (GPU:
     // in cf_stream_sync) dies, naming operation, layer, step and peer. Returns the end of the wait, for traces; on a GPU it may be
     // before the wait, if nothing had to wait.
-    cf_moment (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
+    cf_event (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     void (*close)(cf_transport *); // collective; frees the transport
 };
 
@@ -147,7 +147,7 @@ static inline void *cf_allgather_alloc(cf_transport *t, const void *mine, int64_
 }
 
 // The minimum over all ranks: of bools, whether it is true on all. Collective.
-static inline int64_t cf_min_host(cf_transport *t, int64_t mine) {
+static inline int64_t cf_allreduce_min(cf_transport *t, int64_t mine) {
     int64_t *all = (int64_t *)cf_allgather_alloc(t, &mine, (int64_t)sizeof mine);
     for (int rank = 0; rank < t->size; rank++)
         if (all[rank] < mine) mine = all[rank];
@@ -156,7 +156,7 @@ static inline int64_t cf_min_host(cf_transport *t, int64_t mine) {
 }
 
 // The sum over all ranks, in rank order. Collective. t NULL: one rank.
-static inline double cf_sum_host(cf_transport *t, double mine) {
+static inline double cf_allreduce_sum(cf_transport *t, double mine) {
     double *all = (double *)cf_allgather_alloc(t, &mine, (int64_t)sizeof mine), sum = 0;
     for (int rank = 0; rank < (t ? t->size : 1); rank++) sum += all[rank];
     free(all);
@@ -164,8 +164,8 @@ static inline double cf_sum_host(cf_transport *t, double mine) {
 }
 
 // Rank 0's value. Collective.
-static inline int64_t cf_root_host(cf_transport *t, int64_t mine) {
-    return cf_min_host(t, t->rank == 0 ? mine : INT64_MAX);
+static inline int64_t cf_broadcast(cf_transport *t, int64_t mine) {
+    return cf_allreduce_min(t, t->rank == 0 ? mine : INT64_MAX);
 }
 
 // Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first, because
@@ -174,8 +174,8 @@ static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
     cf_group *groups[] = {&mesh->tp_group, &mesh->dp_group, &mesh->world_group};
     for (int i = 0; i < 3; i++) {
         t->bind(t, groups[i]);
-        groups[i]->collectives = cf_min_host(t, groups[i]->collectives) != 0;
-        groups[i]->hierarchy = cf_min_host(t, groups[i]->hierarchy) != 0;
+        groups[i]->collectives = cf_allreduce_min(t, groups[i]->collectives) != 0;
+        groups[i]->hierarchy = cf_allreduce_min(t, groups[i]->hierarchy) != 0;
     }
 }
 

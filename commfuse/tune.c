@@ -49,7 +49,7 @@ struct cf_tuner {
     enum { DONE, WARM, SEARCH, COMPARE } phase;
     int warm_steps;
     bool in_step;
-    cf_moment begin; // of the step
+    cf_event begin; // of the step
     contest plans;
     int current_plan, winner; // -1: none yet
     int left_out;
@@ -153,11 +153,11 @@ static void add_choice(operation *o, cf_choice c, double predicted_ms) {
 
 // Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
 // make trials too expensive; the simplest rounds and the baselines are always tried.
-void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
-    const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
+    const cf_fuse_config *plan = cf_fuse_get_config(fuse);
     char name[sizeof t->operation->name];
     if (plan->side == CF_NO_COMPUTE || plan->group->size == 1) return;
-    snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(place, ","), place, cf_operation_name(plan->operation), plan->name);
+    snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(pass, ","), pass, cf_operation_name(plan->operation), plan->name);
     if (t->operations == OPERATIONS_MAX || find(t, name))
         cf_die(NULL, "operation %s is added twice, or is one more than %d", name, OPERATIONS_MAX);
     operation *o = &t->operation[t->operations++];
@@ -260,7 +260,7 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
     cf_transport *transport = t->context->transport;
     int64_t room = 0; // half of the memory that is left: libraries take more as a run goes on
-    if (search) room = cf_min_host(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
+    if (search) room = cf_allreduce_min(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
     for (operation *o = t->operation; o < t->operation + t->operations; o++) {
         const cf_choice best = o->choice[o->best];
         int fitting =
@@ -322,10 +322,10 @@ void cf_tuner_end_step(cf_tuner *t) {
     if (!cf_tuner_trying(t) || !t->in_step) return;
     const int count = t->operations + 1;
     double ms[OPERATIONS_MAX + 1] = {0};
-    cf_moment end = cf_moment_now(t->context->stream);
+    cf_event end = cf_event_record(t->context->stream);
     cf_stream_sync(t->context->stream);
     for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_median_ms(t->operation[i].fuse);
-    ms[t->operations] = cf_moment_ms(end) - cf_moment_ms(t->begin);
+    ms[t->operations] = cf_event_ms(end) - cf_event_ms(t->begin);
     t->in_step = t->context->timed = false;
     cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
     for (int r = 0; r < t->world->size; r++) // fmax ignores NAN: not measured on that rank
@@ -352,5 +352,5 @@ void cf_tuner_begin_step(cf_tuner *t) {
     }
     t->context->timed = t->phase == SEARCH;
     t->in_step = true;
-    t->begin = cf_moment_now(t->context->stream);
+    t->begin = cf_event_record(t->context->stream);
 }

@@ -38,8 +38,8 @@ typedef struct cf_compared { // a plan that was compared
 cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world); // world: all ranks of the transport
 void cf_tuner_free(cf_tuner *tuner);                                   // NULL is allowed
 // Adds an operation, between create and start; all ranks add the same ones in the same order. One without computation, or on one
-// rank, is ignored. Its name in the plan is `place` up to a comma ("forward"), its kind and its own name.
-void cf_tuner_add(cf_tuner *tuner, const char *place, cf_fuse *fuse);
+// rank, is ignored. Its name in the plan is `pass` up to a comma ("forward"), its kind and its own name.
+void cf_tuner_add(cf_tuner *tuner, const char *pass, cf_fuse *fuse);
 
 int cf_tuner_operations(const cf_tuner *tuner);
 cf_tuned cf_tuner_operation(const cf_tuner *tuner, int operation);

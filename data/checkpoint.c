@@ -15,7 +15,7 @@
 // Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and skipped.
 #define _GNU_SOURCE
 #include "checkpoint.h"
-#include "durable.h"
+#include "atomic_file.h"
 #include "input.h"
 #include "json.h"
 #include <dirent.h>
@@ -199,7 +199,7 @@ static found *list(const char *out, int64_t *count, problem *why) {
     struct dirent **entry = NULL;
     int entries = scandir(out, &entry, NULL, NULL);
     if (entries < 0 && errno != ENOENT) {
-        durable_problem(why, "cannot list", out, -1);
+        atomic_file_problem(why, "cannot list", out, -1);
         return NULL;
     }
     *count = 0;
@@ -216,13 +216,13 @@ static bool move(const char *out, found from, stage to, problem *why) {
     char old[PATH_MAX], new[PATH_MAX];
     path_of(out, from, "", old);
     path_of(out, (found){from.step, to}, "", new);
-    return rename(old, new) == 0 || durable_problem(why, "cannot rename", old, -1);
+    return rename(old, new) == 0 || atomic_file_problem(why, "cannot rename", old, -1);
 }
 
 // Removes a directory, if it is there; its name is in `path`.
 static bool clear(const char *out, int64_t step, stage which, char path[PATH_MAX], problem *why) {
     path_of(out, (found){step, which}, "", path);
-    return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
+    return atomic_file_remove_directory(path) || atomic_file_problem(why, "cannot remove", path, -1);
 }
 
 // Renames a checkpoint before it removes it: a checkpoint that is partly removed must not count.
@@ -236,11 +236,11 @@ int checkpoint_lock(const char *out, problem *why) {
     char path[PATH_MAX + 8];
     int64_t count;
     snprintf(path, sizeof path, "%s/lock", out);
-    if (!durable_make_directories(out)) {
-        durable_problem(why, "cannot make directory", out, -1);
+    if (!atomic_file_make_directories(out)) {
+        atomic_file_problem(why, "cannot make directory", out, -1);
         return -1;
     }
-    const int lock = durable_lock(path, why);
+    const int lock = atomic_file_lock(path, why);
     found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, NULL);
@@ -264,7 +264,7 @@ bool checkpoint_begin(const char *out, int64_t step, problem *why) {
     path_of(out, (found){step, FINISHED}, "", path);
     if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s exists already", path);
     if (!clear(out, step, UNFINISHED, path, why)) return false;
-    return mkdir(path, 0777) == 0 || durable_problem(why, "cannot make checkpoint directory", path, -1);
+    return mkdir(path, 0777) == 0 || atomic_file_problem(why, "cannot make checkpoint directory", path, -1);
 }
 
 void checkpoint_abandon(const char *out, int64_t step) {
@@ -277,7 +277,7 @@ static bool check_files(const char *out, found f, const manifest *m, problem *wh
         char path[PATH_MAX];
         struct stat status;
         checkpoint_file_path(out, f.step, rank, f.stage == UNFINISHED, path);
-        if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
+        if (stat(path, &status) != 0) return atomic_file_problem(why, "cannot find", path, -1);
         if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
         if (status.st_size != m->file[rank].bytes)
             return problem_set(why, NULL, "%s has %ld bytes, its manifest says %ld", path, status.st_size, m->file[rank].bytes);
@@ -291,10 +291,10 @@ bool checkpoint_commit(const char *out, const manifest *m, problem *why) {
     int64_t size = 0;
     path_of(out, new, manifest_name, path);
     char *text = check_files(out, new, m, why) ? manifest_print(m, &size) : NULL;
-    const bool ok = text && durable_replace(path, text, size, false, why) && move(out, new, FINISHED, why);
+    const bool ok = text && atomic_file_replace(path, text, size, false, why) && move(out, new, FINISHED, why);
     free(text);
     if (!ok) checkpoint_abandon(out, m->step);
-    return ok && (durable_sync_directory(out) || durable_problem(why, "cannot sync", out, -1));
+    return ok && (atomic_file_sync_directory(out) || atomic_file_problem(why, "cannot sync", out, -1));
 }
 
 bool checkpoint_set_aside(const char *out, int64_t sound, problem *why) {
@@ -308,7 +308,7 @@ bool checkpoint_set_aside(const char *out, int64_t sound, problem *why) {
         if (done) cf_print(stderr, "note: it is kept as %s\n", path);
     }
     free(all);
-    return done && (durable_sync_directory(out) || durable_problem(why, "cannot sync", out, -1));
+    return done && (atomic_file_sync_directory(out) || atomic_file_problem(why, "cannot sync", out, -1));
 }
 
 bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why) {

@@ -2,7 +2,7 @@
 // caller decides which rank calls what, and when.
 //
 //   { "format": "commfuse checkpoint", "version": 1, "step": 123, "ranks": 2,
-//     "options": {"tp": "2", …},                  texts, which origin.h explains
+//     "options": {"tp": "2", …},                  texts, which startup.h explains
 //     "files": [{"name": "rank_00000.safetensors", "bytes": 4096, "xxh64": "0123456789abcdef"}, …],
 //     "xxh64": "…" }                              of all text above this line
 //
@@ -78,7 +78,7 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 //
 // The files of a checkpoint together hold every element once, so that any mesh, and other programs, can read them.
 
-// Writes one rank's file, which appears whole (durable.h), and reports its size and XXH64.
+// Writes one rank's file, which appears whole (atomic_file.h), and reports its size and XXH64.
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why);
 
 // Opens all files of a checkpoint. NULL: see why. Every run is checked against the size of its file, and no two may hold the same

@@ -2,7 +2,7 @@
 // the shape keep all products of sizes within 64 bits. The file must have exactly the size that its header gives, so every offset
 // is inside it.
 #include "model_file.h"
-#include "durable.h"
+#include "atomic_file.h"
 #include "input.h"
 #include "../commfuse/base/bf16.h"
 
@@ -12,7 +12,7 @@ enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
 
 struct model_writer {
-    durable_file file;
+    atomic_file file;
     bool bf16;
     uint16_t half[PIECE]; // elements as bf16, before they are written
 };
@@ -106,14 +106,14 @@ void model_file_close(model_file *file) {
 
 CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     char hint[sizeof why->hint + 64];
-    durable_abandon(&w->file);
+    atomic_file_abandon(&w->file);
     snprintf(hint, sizeof hint, "%s; the same command writes it again", problem_hint(why, "correct that, or save elsewhere"));
     cf_die(hint, "model file: %s", why->what);
 }
 
 static void append(model_writer *w, const void *bytes, int64_t count) {
     problem why;
-    if (!durable_append(&w->file, bytes, count, &why)) give_up(w, &why);
+    if (!atomic_file_append(&w->file, bytes, count, &why)) give_up(w, &why);
 }
 
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16) {
@@ -121,7 +121,7 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
     model_writer *w = cf_host_alloc(1, sizeof *w, path);
     w->bf16 = bf16;
     problem why;
-    if (!durable_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
+    if (!atomic_file_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
     const int64_t fields[] = {MAGIC,    bf16 ? VERSION_BF16 : VERSION_FP32, shape->maxT, shape->V, shape->L, shape->H, shape->C,
                               shape->Vp};
     int32_t header[INPUT_HEADER] = {0};
@@ -142,6 +142,6 @@ void model_writer_append(void *writer, const float *values, int64_t count) {
 
 void model_writer_commit(model_writer *w) {
     problem why;
-    if (!durable_commit(&w->file, &why)) give_up(w, &why);
+    if (!atomic_file_commit(&w->file, &why)) give_up(w, &why);
     free(w);
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include "../commfuse/base/die.h"
 #include "../commfuse/memory.h"
-#include "../commfuse/base/printable.h"
+#include "../commfuse/base/sanitize.h"
 
 typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
@@ -22,7 +22,7 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
     va_start(arguments, format);
     vsnprintf(why->what, sizeof why->what, format, arguments);
     va_end(arguments);
-    cf_printable(why->what);
+    cf_sanitize(why->what);
     snprintf(why->hint, sizeof why->hint, "%s", hint ? hint : "");
     return false;
 }

@@ -4,7 +4,7 @@
 // The runs of all files are sorted by tensor, layer and first element. A range is found by bisection and continues from one run to
 // the next, whichever files they are in.
 #include "checkpoint.h"
-#include "durable.h"
+#include "atomic_file.h"
 #include "input.h"
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -35,19 +35,19 @@ static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elemen
 
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
     char header[HEADER_MAX];
-    durable_file file;
+    atomic_file file;
     XXH64_state_t hash;
     const int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
                   value_bytes = state->elements * (int64_t)sizeof(float);
     written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
     XXH64_reset(&hash, 0);
-    bool ok = durable_create(&file, path, written->bytes, why);
+    bool ok = atomic_file_create(&file, path, written->bytes, why);
     file.hash = &hash;
-    ok = ok && durable_append(&file, header, header_bytes, why) && durable_append(&file, state->run, runs_bytes, why);
-    for (int kind = 0; kind < STATE_KINDS; kind++) ok = ok && durable_append(&file, state->value[kind], value_bytes, why);
+    ok = ok && atomic_file_append(&file, header, header_bytes, why) && atomic_file_append(&file, state->run, runs_bytes, why);
+    for (int kind = 0; kind < STATE_KINDS; kind++) ok = ok && atomic_file_append(&file, state->value[kind], value_bytes, why);
     written->hash = XXH64_digest(&hash);
-    ok = ok && durable_commit(&file, why);
-    durable_abandon(&file);
+    ok = ok && atomic_file_commit(&file, why);
+    atomic_file_abandon(&file);
     return ok;
 }
 

@@ -6,12 +6,12 @@
 
 enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
 
-void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    precise *restrict weight = master ? master : (precise *)(void *)w; // or weights that are their own masters
+void adamw_update(real *w, accum *master, accum *m, accum *v, const accum *g, int64_t n, adamw a, cf_stream *stream) {
+    accum *restrict weight = master ? master : (accum *)(void *)w; // or weights that are their own masters
     const adamw_factors f = adamw_factors_of(a);
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) {
-        precise gradient = f.scale * g[i];
+        accum gradient = f.scale * g[i];
         m[i] = f.beta1 * m[i] + f.rest1 * gradient;
         v[i] = f.beta2 * v[i] + f.rest2 * gradient * gradient;
         weight[i] -= f.rate * m[i] / (sqrt(v[i] * f.second) + f.eps) + f.decay * weight[i];
@@ -20,7 +20,7 @@ void adamw_update(real *w, precise *master, precise *m, precise *v, const precis
     for (int64_t i = 0; i < (master ? n : 0); i++) w[i] = real_of(master[i]);
 }
 
-void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
+void sum_of_squares(double *sum, double *scratch, const accum *x, int64_t n, cf_stream *stream) {
     const int64_t block = ceil_div(n, BLOCKS);
 #pragma omp parallel for if (n >= PARALLEL_MIN)
     for (int64_t i = 0; i < BLOCKS; i++) {

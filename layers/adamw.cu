@@ -6,12 +6,12 @@
 #include "adamw.h"
 #include "kernel.h"
 
-enum { THREADS = 256, FLIGHT = 4, PRECISE_PACK = cf_pack<precise>::N };
+enum { THREADS = 256, FLIGHT = 4, ACCUM_PACK = cf_pack<accum>::N };
 
 struct update_map {
     real *w;
-    precise *master, *m, *v;
-    const precise *g;
+    accum *master, *m, *v;
+    const accum *g;
     adamw_factors f;
 
     template <int W> __device__ void at(int64_t i) const {
@@ -31,7 +31,7 @@ struct update_map {
     }
 };
 
-void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
+void adamw_update(real *w, accum *master, accum *m, accum *v, const accum *g, int64_t n, adamw a, cf_stream *stream) {
     each(update_map{w, master, m, v, g, adamw_factors_of(a)}, n, packable(0, w, master, m, v, g), stream);
 }
 
@@ -40,27 +40,27 @@ static __device__ inline double square(float x) {
 }
 
 // partial (gridDim.x). Blocks sum groups of THREADS packs in turn, then the remaining elements one by one.
-static __global__ void __launch_bounds__(THREADS) squares_kernel(double *partial, const precise *x, int64_t packs, int64_t n) {
+static __global__ void __launch_bounds__(THREADS) squares_kernel(double *partial, const accum *x, int64_t packs, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     double sum[1] = {0};
     for (int64_t p = (int64_t)blockIdx.x * THREADS + threadIdx.x; p < packs; p += step * FLIGHT) {
-        values<PRECISE_PACK> v[FLIGHT];
+        values<ACCUM_PACK> v[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            v[k] = p + k * step < packs ? load<PRECISE_PACK>(x + (p + k * step) * PRECISE_PACK) : values<PRECISE_PACK>{};
+            v[k] = p + k * step < packs ? load<ACCUM_PACK>(x + (p + k * step) * ACCUM_PACK) : values<ACCUM_PACK>{};
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
 #pragma unroll
-            for (int i = 0; i < PRECISE_PACK; i++) sum[0] += square(v[k].at[i]);
+            for (int i = 0; i < ACCUM_PACK; i++) sum[0] += square(v[k].at[i]);
     }
-    for (int64_t i = packs * PRECISE_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) sum[0] += square(x[i]);
+    for (int64_t i = packs * ACCUM_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) sum[0] += square(x[i]);
     block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
 }
 
-void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
-    int64_t packs = (uintptr_t)x % 16 == 0 ? n / PRECISE_PACK : 0;
-    int64_t blocks = ceil_div(n, THREADS * FLIGHT * PRECISE_PACK); // fewer for small n
+void sum_of_squares(double *sum, double *scratch, const accum *x, int64_t n, cf_stream *stream) {
+    int64_t packs = (uintptr_t)x % 16 == 0 ? n / ACCUM_PACK : 0;
+    int64_t blocks = ceil_div(n, THREADS * FLIGHT * ACCUM_PACK); // fewer for small n
     if (blocks > SQUARES_SCRATCH) blocks = SQUARES_SCRATCH;
     cf_launch(squares_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, scratch, x, packs, n);
     cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch, blocks);

@@ -21,14 +21,14 @@
 #include "math_real.h"
 
 enum {
-    QUERY_TILE = 64,                   // rows of scores at once
-    KEY_TILE = 2048 / sizeof(precise), // columns: all tiles must fit a stack of 2 MiB
-    QUERY_BLOCK = 512,                 // rows of a forward task, at most
-    TASKS_PER_THREAD = 4,              // forward: blocks are cut until each thread has so many tasks, or into single tiles
-    TASKS = 32,                        // backward: heads are cut until there are so many tasks,
-    ROWS_MIN = 32,                     // but into no fewer rows than these
-    PACK = KEY_TILE * 64,              // elements of a packed tile of keys: fewer rows of heads wider than 64
-    PACK_QUERY = QUERY_TILE * 128      // the same for queries
+    QUERY_TILE = 64,                 // rows of scores at once
+    KEY_TILE = 2048 / sizeof(accum), // columns: all tiles must fit a stack of 2 MiB
+    QUERY_BLOCK = 512,               // rows of a forward task, at most
+    TASKS_PER_THREAD = 4,            // forward: blocks are cut until each thread has so many tasks, or into single tiles
+    TASKS = 32,                      // backward: heads are cut until there are so many tasks,
+    ROWS_MIN = 32,                   // but into no fewer rows than these
+    PACK = KEY_TILE * 64,            // elements of a packed tile of keys: fewer rows of heads wider than 64
+    PACK_QUERY = QUERY_TILE * 128    // the same for queries
 };
 
 typedef struct shape {
@@ -36,7 +36,7 @@ typedef struct shape {
     int64_t pairs;            // B·H: a pair is one head of one sequence
     int64_t qkv_row, out_row; // elements from one time step to the next
     int64_t key_tile, query_tile, query_block;
-    precise scale;
+    accum scale;
 } shape;
 
 typedef struct span {
@@ -61,7 +61,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     int64_t tiles = smaller(QUERY_BLOCK, PACK / D) / s.query_tile;
     while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * gemm_threads()) tiles /= 2;
     s.query_block = tiles * s.query_tile;
-    s.scale = 1 / sqrt((precise)D);
+    s.scale = 1 / sqrt((accum)D);
     return s;
 }
 
@@ -86,9 +86,9 @@ static void pack(real *restrict to, const real *restrict from, int64_t from_row,
     for (int64_t r = 0; r < rows; r++) memcpy(to + r * D, from + r * from_row, (size_t)D * sizeof(real));
 }
 
-static void add_rounded(real *restrict to, const precise *restrict from, int64_t n) {
+static void add_rounded(real *restrict to, const accum *restrict from, int64_t n) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] = real_of(precise_of(to[i]) + from[i]);
+    for (int64_t i = 0; i < n; i++) to[i] = real_of(accum_of(to[i]) + from[i]);
 }
 
 // How many of these keys query t may see.
@@ -98,21 +98,21 @@ static int64_t visible(int64_t t, span keys) {
 
 // p = exp(scale · score − maximum) of one row of scores, zero after the `seen` columns. A new maximum rescales the sum and the row
 // of the output so far.
-static void softmax_row(real *restrict p, const precise *restrict score, int64_t seen, int64_t columns, precise scale,
-                        precise *restrict maximum, precise *restrict sum, precise *restrict out, int64_t D) {
-    precise highest = -INFINITY, row_sum = 0;
+static void softmax_row(real *restrict p, const accum *restrict score, int64_t seen, int64_t columns, accum scale,
+                        accum *restrict maximum, accum *restrict sum, accum *restrict out, int64_t D) {
+    accum highest = -INFINITY, row_sum = 0;
 #pragma omp simd reduction(max : highest)
     for (int64_t c = 0; c < seen; c++) highest = score[c] > highest ? score[c] : highest;
-    const precise before = *maximum, now = highest * scale > before ? highest * scale : before;
+    const accum before = *maximum, now = highest * scale > before ? highest * scale : before;
 #pragma omp simd reduction(+ : row_sum)
     for (int64_t c = 0; c < seen; c++) {
-        precise e = exp_real(scale * score[c] - now);
+        accum e = exp_real(scale * score[c] - now);
         row_sum += e;
         p[c] = real_of(e);
     }
     for (int64_t c = seen; c < columns; c++) p[c] = real_of(0);
     if (now > before && before > -INFINITY) {
-        precise correction = exp_real(before - now);
+        accum correction = exp_real(before - now);
         *sum *= correction;
 #pragma omp simd
         for (int64_t d = 0; d < D; d++) out[d] *= correction;
@@ -122,21 +122,21 @@ static void softmax_row(real *restrict p, const precise *restrict score, int64_t
 }
 
 // Query rows q (rows, D) against one tile of keys. out (rows, D): not yet divided by sum.
-static void forward_tile(precise *out, precise *maximum, precise *sum, const real *q, const real *k, const real *v, span rows,
-                         span keys, const shape *s) {
-    precise scores[QUERY_TILE * KEY_TILE];
+static void forward_tile(accum *out, accum *maximum, accum *sum, const real *q, const real *k, const real *v, span rows, span keys,
+                         const shape *s) {
+    accum scores[QUERY_TILE * KEY_TILE];
     real p[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, keys), D = s->D;
-    gemm_to_precise(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
+    gemm_to_accum(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
     for (int64_t r = 0; r < n; r++)
         softmax_row(p + r * columns, scores + r * columns, visible(rows.begin + r, keys), columns, s->scale, maximum + r, sum + r,
                     out + r * D, D);
-    gemm_to_precise(false, false, n, D, columns, p, columns, v, D, keys.begin > 0, out, D, NULL);
+    gemm_to_accum(false, false, n, D, columns, p, columns, v, D, keys.begin > 0, out, D, NULL);
 }
 
-static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair, span block, const shape *s) {
+static void forward_block(real *out, accum *lse, const real *qkv, int64_t pair, span block, const shape *s) {
     real q[PACK], k[PACK], v[PACK];
-    precise o[PACK], maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
+    accum o[PACK], maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
     for (int64_t r = 0; r < length(block); r++) maximum[r] = -INFINITY, sum[r] = 0;
     pack(q, qkv + qkv_at(s, block.begin, pair, QUERY), s->qkv_row, length(block), s->D);
     for (int64_t at = 0; at < block.end; at += s->key_tile) {
@@ -152,14 +152,14 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
     }
     for (int64_t r = 0; r < length(block); r++) {
         real *to = out + out_at(s, block.begin + r, pair);
-        const precise *from = o + r * s->D, factor = 1 / sum[r];
+        const accum *from = o + r * s->D, factor = 1 / sum[r];
 #pragma omp simd
         for (int64_t d = 0; d < s->D; d++) to[d] = real_of(from[d] * factor); // NOLINT: every tile has set its sums
         lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log(sum[r]);
     }
 }
 
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream) {
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);
@@ -189,15 +189,15 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
 typedef struct key_tile {
     span keys;
     real k[PACK], v[PACK]; // (keys, D)
-    precise dk[PACK], dv[PACK];
+    accum dk[PACK], dv[PACK];
 } key_tile;
 
 // p = exp(scale · score − lse), dscore = p · (dp − delta) · scale, of one row
-static void softmax_row_backward(real *restrict p, real *restrict dscore, const precise *restrict score, const precise *restrict dp,
-                                 int64_t seen, int64_t columns, precise scale, precise lse, precise delta) {
+static void softmax_row_backward(real *restrict p, real *restrict dscore, const accum *restrict score, const accum *restrict dp,
+                                 int64_t seen, int64_t columns, accum scale, accum lse, accum delta) {
 #pragma omp simd
     for (int64_t c = 0; c < seen; c++) {
-        precise e = exp_real(scale * score[c] - lse);
+        accum e = exp_real(scale * score[c] - lse);
         p[c] = real_of(e);
         dscore[c] = real_of(e * (dp[c] - delta) * scale);
     }
@@ -205,39 +205,39 @@ static void softmax_row_backward(real *restrict p, real *restrict dscore, const 
 }
 
 // Query rows q, dout (rows, D) against one tile of keys. dq: their first row, written if beta is 0.
-static void backward_tile(precise *dq, precise beta, key_tile *tile, const real *q, const real *dout, const precise *lse,
-                          const precise *delta, span rows, const shape *s) {
-    precise scores[QUERY_TILE * KEY_TILE], dp[QUERY_TILE * KEY_TILE];
+static void backward_tile(accum *dq, accum beta, key_tile *tile, const real *q, const real *dout, const accum *lse,
+                          const accum *delta, span rows, const shape *s) {
+    accum scores[QUERY_TILE * KEY_TILE], dp[QUERY_TILE * KEY_TILE];
     real p[QUERY_TILE * KEY_TILE], dscores[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, tile->keys), D = s->D;
-    gemm_to_precise(false, true, n, columns, D, q, D, tile->k, D, 0, scores, columns, NULL);
-    gemm_to_precise(false, true, n, columns, D, dout, D, tile->v, D, 0, dp, columns, NULL);
+    gemm_to_accum(false, true, n, columns, D, q, D, tile->k, D, 0, scores, columns, NULL);
+    gemm_to_accum(false, true, n, columns, D, dout, D, tile->v, D, 0, dp, columns, NULL);
     for (int64_t r = 0; r < n; r++)
         softmax_row_backward(p + r * columns, dscores + r * columns, scores + r * columns, dp + r * columns,
                              visible(rows.begin + r, tile->keys), columns, s->scale, lse[r * s->pairs], delta[r * s->pairs]);
-    gemm_to_precise(true, false, columns, D, n, p, columns, dout, D, 1, tile->dv, D, NULL);
-    gemm_to_precise(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
-    gemm_to_precise(false, false, n, D, columns, dscores, columns, tile->k, D, beta, dq, s->out_row, NULL);
+    gemm_to_accum(true, false, columns, D, n, p, columns, dout, D, 1, tile->dv, D, NULL);
+    gemm_to_accum(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
+    gemm_to_accum(false, false, n, D, columns, dscores, columns, tile->k, D, beta, dq, s->out_row, NULL);
 }
 
 typedef struct backward {
     real *dqkv;
     const real *dout, *qkv;
-    const precise *lse;
-    precise *delta;    // (n, B, H): sum over D of dout · out
-    precise *partials; // (blocks, n, B, H, D): of dq
+    const accum *lse;
+    accum *delta;    // (n, B, H): sum over D of dout · out
+    accum *partials; // (blocks, n, B, H, D): of dq
     const shape *s;
 } backward;
 
 // The partial dq of block i at time t.
-static precise *partial_at(const backward *a, int64_t i, int64_t t, int64_t pair) {
+static accum *partial_at(const backward *a, int64_t i, int64_t t, int64_t pair) {
     return a->partials + (i * a->s->n + t - a->s->t0) * a->s->out_row + pair * a->s->D;
 }
 
 // All queries of the range against one tile of keys of block i, the block's first or not.
 static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys, bool first) {
     const shape *s = a->s;
-    const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(precise);
+    const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(accum);
     key_tile tile;
     real q[PACK_QUERY], dout[PACK_QUERY]; // (rows, D)
     tile.keys = keys;
@@ -258,13 +258,13 @@ static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys,
     }
 }
 
-static void output_dot_gradient(precise *delta, const real *dout, const real *out, const shape *s) {
+static void output_dot_gradient(accum *delta, const real *dout, const real *out, const shape *s) {
 #pragma omp parallel for
     for (int64_t i = 0; i < s->n * s->pairs; i++) {
         const real *o = out + s->t0 * s->out_row + i * s->D, *d = dout + s->t0 * s->out_row + i * s->D;
-        precise sum = 0;
+        accum sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < s->D; j++) sum += precise_of(o[j]) * precise_of(d[j]);
+        for (int64_t j = 0; j < s->D; j++) sum += accum_of(o[j]) * accum_of(d[j]);
         delta[i] = sum;
     }
 }
@@ -274,9 +274,9 @@ static void add_partials(const backward *a, int64_t blocks, int64_t block) {
     const shape *s = a->s;
 #pragma omp parallel for
     for (int64_t t = s->t0; t < s->t0 + s->n; t++) {
-        precise *sum = partial_at(a, 0, t, 0); // (B, H, D)
+        accum *sum = partial_at(a, 0, t, 0); // (B, H, D)
         for (int64_t i = 1; i < blocks && i * block <= t; i++) {
-            const precise *partial = partial_at(a, i, t, 0);
+            const accum *partial = partial_at(a, i, t, 0);
 #pragma omp simd
             for (int64_t j = 0; j < s->out_row; j++) sum[j] += partial[j];
         }
@@ -284,7 +284,7 @@ static void add_partials(const backward *a, int64_t blocks, int64_t block) {
     }
 }
 
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     if (first) cf_zero(dqkv, T * B * 3 * H * D * (int64_t)sizeof(real), stream);
     if (n == 0) return;

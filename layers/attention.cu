@@ -301,7 +301,7 @@ static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)
 }
 
 template <int WIDTH>
-static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, precise *lse, const real *qkv, shape s) {
+static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, accum *lse, const real *qkv, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
@@ -327,7 +327,7 @@ static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, pre
     }
 }
 
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream) {
     if (n == 0 || B * H * D == 0) return;
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
@@ -357,8 +357,8 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
 // What both backward kernels read.
 struct backward {
     const real *dout, *qkv;
-    const precise *lse, *delta; // (T, B, H), (n, B, H)
-    bool first;                 // gradients are written, not added
+    const accum *lse, *delta; // (T, B, H), (n, B, H)
+    bool first;               // gradients are written, not added
 };
 
 // One probability of the softmax, zero if the query must not see the key or does not exist.
@@ -440,7 +440,7 @@ static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B
     cf_zero(dqkv + end * row, (T - end) * row * (int64_t)sizeof(real), stream);
 }
 
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     if (B * H * D == 0) return;
     if (first && n == T && attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;

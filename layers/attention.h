@@ -13,14 +13,14 @@ int64_t attention_channels_max(void);
 
 // out (T, B, H, D) rows t0 … t0 + n − 1, and lse (T, B, H): log of the sum of exp of the scaled scores.
 // Scale 1/sqrt(D). Only those rows of out and lse are written.
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream);
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 // dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows 0 … t0 + n − 1. dout
 // (T, B, H, D): only the query rows are read. first: all of dqkv is written, with zeros where this range adds nothing. Calls on
-// disjoint ranges in any order sum to the whole gradient. scratch: attention_scratch() elements of precise, enough for any
+// disjoint ranges in any order sum to the whole gradient. scratch: attention_scratch() elements of accum, enough for any
 // smaller T and B, too. Unless attention_backward_by_ranges(), the only range is t0 0, n T, with first.
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
 // Is backward worth cutting into ranges of time steps, to hide transfers? Not on a GPU: with the projection's dgrad two ranges took
 // 1.5 times as long as all at once on an H200, four 1.8 times. dk and dv were written for each range and added, and a range fills

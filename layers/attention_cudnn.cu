@@ -475,7 +475,7 @@ static __global__ void transpose(float *to, const float *from, int64_t rows, int
 
 // ---- called by attention.cu
 
-bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
+bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream) {
     (void)T;
     const problem of = {FORWARD, n, t0 + n, B, H, D};
@@ -492,7 +492,7 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     return true;
 }
 
-bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                               int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
     const problem of = {BACKWARD, T, T, B, H, D};
     plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
@@ -513,12 +513,12 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
 
 #else // fp32, or the emulator
 
-bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
+bool attention_cudnn_forward(real *, accum *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
     return false;
 }
 
-bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *, int64_t, int64_t,
-                              int64_t, int64_t, cf_stream *) {
+bool attention_cudnn_backward(real *, const real *, const real *, const accum *, const real *, accum *, int64_t, int64_t, int64_t,
+                              int64_t, cf_stream *) {
     return false;
 }
 

@@ -7,25 +7,25 @@
 enum { STRETCH = 2048 };
 
 typedef struct softmax {
-    precise maximum, sum; // sum of exp(logit − maximum)
+    accum maximum, sum; // sum of exp(logit − maximum)
 } softmax;
 
-static precise maximum_of(const real *x, int64_t n) {
-    precise maximum = -INFINITY;
+static accum maximum_of(const real *x, int64_t n) {
+    accum maximum = -INFINITY;
 #pragma omp simd reduction(max : maximum)
-    for (int64_t i = 0; i < n; i++) maximum = precise_of(x[i]) > maximum ? precise_of(x[i]) : maximum;
+    for (int64_t i = 0; i < n; i++) maximum = accum_of(x[i]) > maximum ? accum_of(x[i]) : maximum;
     return maximum;
 }
 
-static precise sum_of_exp(const real *x, int64_t n, precise shift) {
-    precise sum = 0;
+static accum sum_of_exp(const real *x, int64_t n, accum shift) {
+    accum sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) sum += exp_real(precise_of(x[i]) - shift);
+    for (int64_t i = 0; i < n; i++) sum += exp_real(accum_of(x[i]) - shift);
     return sum;
 }
 
 static softmax merge(softmax a, softmax b) {
-    precise maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+    accum maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
     if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // both empty, or NaN
     return (softmax){maximum, a.sum * exp_real(a.maximum - maximum) + b.sum * exp_real(b.maximum - maximum)};
 }
@@ -34,15 +34,15 @@ static softmax softmax_of(const real *x, int64_t n) {
     softmax all = {-INFINITY, 0};
     for (int64_t i = 0; i < n; i += STRETCH) {
         const int64_t length = smaller(n - i, STRETCH);
-        precise maximum = maximum_of(x + i, length);
-        precise shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
+        accum maximum = maximum_of(x + i, length);
+        accum shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
         all = merge(all, (softmax){maximum, sum_of_exp(x + i, length, shift)});
     }
     return all;
 }
 
 // The difference of two logits comes first: added to a huge one the logarithm would be lost.
-static precise loss_of(softmax s, precise target) {
+static accum loss_of(softmax s, accum target) {
     return log(s.sum) + (s.maximum - target);
 }
 
@@ -50,7 +50,7 @@ static bool held(int64_t target, int64_t first, int64_t valid) {
     return target >= first && target < first + valid;
 }
 
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
@@ -58,47 +58,47 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
         softmax s = softmax_of(row, valid);
         stats[r * 3] = s.maximum;
         stats[r * 3 + 1] = s.sum;
-        stats[r * 3 + 2] = held(targets[r], first, valid) ? precise_of(row[targets[r] - first]) : 0;
+        stats[r * 3 + 2] = held(targets[r], first, valid) ? accum_of(row[targets[r] - first]) : 0;
     }
 }
 
 // A row of logits becomes its gradient; target: its column, which may be another rank's.
-static void differentiate(real *row, softmax s, precise scale, int64_t target, int64_t valid, int64_t V) {
+static void differentiate(real *row, softmax s, accum scale, int64_t target, int64_t valid, int64_t V) {
     const bool here = held(target, 0, valid);
-    const precise factor = scale / s.sum, logit = here ? precise_of(row[target]) : 0;
+    const accum factor = scale / s.sum, logit = here ? accum_of(row[target]) : 0;
 #pragma omp simd
-    for (int64_t v = 0; v < valid; v++) row[v] = real_of(exp_real(precise_of(row[v]) - s.maximum) * factor);
+    for (int64_t v = 0; v < valid; v++) row[v] = real_of(exp_real(accum_of(row[v]) - s.maximum) * factor);
     for (int64_t v = valid; v < V; v++) row[v] = real_of(0);
     if (here) row[target] = real_of(exp_real(logit - s.maximum) * factor - scale); // rounded once
 }
 
-void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
-        precise target = 0;
+        accum target = 0;
         for (int64_t i = 0; i < ranks; i++) {
-            const precise *stats = all + (i * R + r) * 3;
+            const accum *stats = all + (i * R + r) * 3;
             s = merge(s, (softmax){stats[0], stats[1]});
             target += stats[2];
         }
         losses[r] = loss_of(s, target);
-        if (scale != 0) differentiate(logits + r * V, s, (precise)scale, targets[r] - first, valid, V);
+        if (scale != 0) differentiate(logits + r * V, s, (accum)scale, targets[r] - first, valid, V);
     }
 }
 
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
         softmax s = softmax_of(row, valid);
-        losses[r] = loss_of(s, precise_of(row[targets[r]]));
-        differentiate(row, s, (precise)scale, targets[r], valid, V);
+        losses[r] = loss_of(s, accum_of(row[targets[r]]));
+        differentiate(row, s, (accum)scale, targets[r], valid, V);
     }
 }
 
-void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
+void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream) {
     for (int64_t i = 0; i < n; i++) *sum += (double)losses[i];
 }

@@ -78,7 +78,7 @@ static __device__ inline bool held(int64_t target, int64_t first, int64_t valid)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    stats_kernel(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t V) {
+    stats_kernel(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x;
     const real *row = logits + r * V;
     softmax s = softmax_of(row, valid);
@@ -88,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
     stats[r * 3 + 2] = held(targets[r], first, valid) ? (float)row[targets[r] - first] : 0;
 }
 
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
     cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid, V);
 }
@@ -129,13 +129,13 @@ static __device__ inline void differentiate(real *row, softmax s, float scale, i
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    combine_kernel(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, float scale,
-                   int64_t first, int64_t valid, int64_t R, int64_t V) {
+    combine_kernel(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, float scale, int64_t first,
+                   int64_t valid, int64_t R, int64_t V) {
     int64_t r = blockIdx.x;
     softmax s = {-INFINITY, 0};
     float target = 0;
     for (int64_t i = 0; i < ranks; i++) {
-        const precise *stats = all + (i * R + r) * 3;
+        const accum *stats = all + (i * R + r) * 3;
         s = merge(s, {stats[0], stats[1]});
         target += stats[2];
     }
@@ -143,14 +143,14 @@ static __global__ void __launch_bounds__(THREADS)
     if (scale != 0) differentiate(logits + r * V, s, scale, targets[r] - first, valid, V);
 }
 
-void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
     cf_launch(combine_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, all, ranks, targets, (float)scale, first,
               valid, R, V);
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)
-    fused_kernel(precise *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
+    fused_kernel(accum *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x, target = targets[r];
     real *row = logits + r * V;
     float at_target = (float)row[target]; // before it changes: the sum below waits for all threads
@@ -159,11 +159,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     differentiate(row, s, scale, target, valid, V);
 }
 
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream) {
     cf_launch(fused_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, targets, (float)scale, valid, V);
 }
 
-void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
-    cf_launch(sum_kernel<precise>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, losses, n);
+void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream) {
+    cf_launch(sum_kernel<accum>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, losses, n);
 }

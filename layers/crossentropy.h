@@ -9,16 +9,16 @@ CF_EXTERN_C_BEGIN
 
 // logits (R, V), targets (R): all in device memory. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit
 // of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream);
 // losses (R) over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in order. Then, unless scale is 0,
 // logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
-void crossentropy_combine(precise *losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale,
+void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
 // Both at once, with a gradient, for a rank that holds the whole vocabulary, first = 0. Reads a row from memory once.
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum is device memory.
-void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
+void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream);
 
 CF_EXTERN_C_END

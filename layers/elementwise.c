@@ -6,13 +6,13 @@
 #include "math_real.h"
 
 enum { PARALLEL_MIN = 1 << 14 };
-static const precise TWICE_ROOT = (precise)1.5957691216057308; // 2 · sqrt(2/pi)
-static const precise CUBIC = (precise)0.044715;
+static const accum TWICE_ROOT = (accum)1.5957691216057308; // 2 · sqrt(2/pi)
+static const accum CUBIC = (accum)0.044715;
 
 void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
-        precise v = precise_of(x[i]);
+        accum v = accum_of(x[i]);
         out[i] = real_of(v / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v))));
     }
 }
@@ -20,12 +20,12 @@ void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
 void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream) {
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
-        precise v = precise_of(x[i]);
+        accum v = accum_of(x[i]);
         v = v > 100 ? 100 : v; // the derivative is 1 or 0 long before; avoids inf · 0, NaN passes
         v = v < -100 ? -100 : v;
-        precise s = 1 / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
-        precise slope = s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);
-        dx[i] = real_of(precise_of(dy[i]) * slope);
+        accum s = 1 / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+        accum slope = s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);
+        dx[i] = real_of(accum_of(dy[i]) * slope);
     }
 }
 
@@ -35,6 +35,6 @@ void residual_forward(real *out, const real *x, const real *y, const real *bias,
         const real *x_row = x + r * C, *y_row = y + r * C;
         real *out_row = out + r * C;
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
+        for (int64_t c = 0; c < C; c++) out_row[c] = real_of(accum_of(x_row[c]) + accum_of(y_row[c]) + accum_of(bias[c]));
     }
 }

@@ -13,12 +13,12 @@ static bool held(int32_t token, int64_t first, int64_t count) {
 
 static void add(real *restrict to, const real *restrict from, int64_t count) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] = real_of(precise_of(to[i]) + precise_of(from[i]));
+    for (int64_t i = 0; i < count; i++) to[i] = real_of(accum_of(to[i]) + accum_of(from[i]));
 }
 
-static void add_precise(precise *restrict to, const real *restrict from, int64_t count) {
+static void add_accum(accum *restrict to, const real *restrict from, int64_t count) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] += precise_of(from[i]);
+    for (int64_t i = 0; i < count; i++) to[i] += accum_of(from[i]);
 }
 
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
@@ -33,27 +33,27 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-// Adds rows (R, C) of precise, or of real.
-static void scatter(precise *dwte, const void *rows, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+// Adds rows (R, C) of accum, or of real.
+static void scatter(accum *dwte, const void *rows, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
                     int64_t C) {
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
             if (!held(tokens[r], first, count)) continue;
-            precise *restrict to = dwte + (tokens[r] - first) * C + c;
+            accum *restrict to = dwte + (tokens[r] - first) * C + c;
             const int64_t from = r * C + c, columns = smaller(C - c, STRIP);
 #pragma omp simd
             for (int64_t i = 0; i < columns; i++)
-                to[i] += sums ? ((const precise *)rows)[from + i] : precise_of(((const real *)rows)[from + i]);
+                to[i] += sums ? ((const accum *)rows)[from + i] : accum_of(((const real *)rows)[from + i]);
         }
 }
 
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
     scatter(dwte, dout, false, tokens, first, count, R, C);
 }
 
-void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
     scatter(dwte, dout, true, tokens, first, count, R, C);
 }
@@ -64,8 +64,8 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
         for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
 }
 
-void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
+void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)
-        for (int64_t b = 0; b < B; b++) add_precise(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
+        for (int64_t b = 0; b < B; b++) add_accum(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
 }

@@ -64,7 +64,7 @@ static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int6
 // A block for each position: if a token's run of rows begins there, it adds the run.
 template <int W, typename T>
 static __global__ void __launch_bounds__(RUN_THREADS_MAX)
-    add_runs_kernel(precise *dwte, const T *dout, order sorted, int64_t count, int64_t R, int64_t C) {
+    add_runs_kernel(accum *dwte, const T *dout, order sorted, int64_t count, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x;
     int32_t key = sorted.keys[begin];
     if (key == count || (begin > 0 && sorted.keys[begin - 1] == key)) return;
@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(RUN_THREADS_MAX)
 }
 
 template <typename T>
-static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+static void add_rows(accum *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                      cf_stream *stream) {
     if (R == 0 || count == 0) return;
     order sorted = sort_rows(tokens, first, count, R, stream);
@@ -95,12 +95,12 @@ static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_
               dout, sorted, count, R, C);
 }
 
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
     add_rows(dwte, dout, tokens, first, count, R, C, stream);
 }
 
-void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
     add_rows(dwte, dout, tokens, first, count, R, C, stream);
 }
@@ -124,7 +124,7 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
 
 // W neighbouring elements of dwpe (T, C), of one row because C is whole packs.
 struct batch_map {
-    precise *dwpe;
+    accum *dwpe;
     const real *dx;
     int64_t B, C;
 
@@ -137,6 +137,6 @@ struct batch_map {
     }
 };
 
-void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
+void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     each(batch_map{dwpe + t0 * C, dx, B, C}, T * C, packable(C, dwpe) && packable(C, dx), stream);
 }

@@ -11,14 +11,14 @@ CF_EXTERN_C_BEGIN
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream);
 // dwte (count, C) += dout rows of the tokens held here, in row order: the same bits every time
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream);
-// The same for rows of precise
-void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+// The same for rows of accum
+void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream);
 // x (T, B, C) += wpe[t0 + t] (maxT, C)
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
 // dwpe[t0 + t] (maxT, C) += sum over b of dx (T, B, C)
-void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
+void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
 
 CF_EXTERN_C_END

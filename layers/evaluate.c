@@ -10,7 +10,7 @@ static void *table_of(int64_t count, size_t size) {
 }
 
 // sums[b]: of the losses of tokens [first[b], end[b]) of sequence b in this rank's shard. losses (Ts, B): scratch.
-static void sum_losses(gpt *g, const int64_t *first, const int64_t *end, precise *losses, double *sums) {
+static void sum_losses(gpt *g, const int64_t *first, const int64_t *end, accum *losses, double *sums) {
     int64_t Ts = g->pass.Ts, B = g->pass.B, from = g->mesh->tp_group.rank * Ts;
     cf_copy(losses, g->losses + g->split->rank * Ts * B, Ts * B * (int64_t)sizeof *losses, g->context->stream);
     cf_stream_sync(g->context->stream);
@@ -25,7 +25,7 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
     const int64_t T = gpt_pass_tokens(g, length), dp = g->mesh->dp, ranks = g->mesh->world_group.size;
     int64_t *first = table_of(B, sizeof *first), *end = table_of(B, sizeof *end);
     double *sums = table_of(count, sizeof *sums), *mine = table_of(B, sizeof *mine), *all = table_of(ranks * B, sizeof *all);
-    precise *losses = table_of(T / g->mesh->tp * B, sizeof *losses);
+    accum *losses = table_of(T / g->mesh->tp * B, sizeof *losses);
     for (int64_t done = 0, n; done < count; done += n * dp) { // n sequences of each replica
         n = larger(smaller((count - done) / dp, B), 1);
         memset(inputs, 0, (size_t)(T * n) * sizeof *inputs);

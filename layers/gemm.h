@@ -11,8 +11,8 @@
 // c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, op = transpose where the flag says so.
 // lda, ldb, ldc: elements between the starts of two stored rows (of a as stored, not of op(a)).
 // beta is 0 or 1. Any of m, n, k may be 0. Inside an OpenMP parallel region it runs on the calling thread.
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
-          int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
+          int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
 
 // Threads of a product that is called from here.
 static inline int64_t gemm_threads(void) {
@@ -23,13 +23,13 @@ static inline int64_t gemm_threads(void) {
 #endif
 }
 
-// The same for elements of `real`, multiplied exactly and summed in precise; c is rounded once, or is precise.
+// The same for elements of `real`, multiplied exactly and summed in accum; c is rounded once, or is accum.
 #ifdef REAL_IS_BF16
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                  int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream);
-void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                     int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
+                  int64_t ldb, accum beta, real *c, int64_t ldc, cf_stream *stream);
+void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
+                   int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
 #else
-#define gemm_to_real    gemm
-#define gemm_to_precise gemm
+#define gemm_to_real  gemm
+#define gemm_to_accum gemm
 #endif

@@ -15,7 +15,7 @@
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
-    int64_t wide; // c is precise
+    int64_t wide; // c is accum
     int64_t add;
     int64_t threads; // that compute it
 } product;
@@ -118,7 +118,7 @@ static plan *plan_for(const product *of) {
 static void multiply(const product *of, const real *a, const real *b, void *c) {
     if (of->m == 0 || of->n == 0) return;
     if (of->k == 0) { // oneDNN may not take it
-        const int64_t size = of->wide ? sizeof(precise) : sizeof(real);
+        const int64_t size = of->wide ? sizeof(accum) : sizeof(real);
         for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
         return;
     }
@@ -133,13 +133,13 @@ static void multiply(const product *of, const real *a, const real *b, void *c) {
 }
 
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                  int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream) {
+                  int64_t ldb, accum beta, real *c, int64_t ldc, cf_stream *stream) {
     const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, false, beta != 0, gemm_threads()};
     multiply(&of, a, b, c);
 }
 
-void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                     int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
+void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
+                   int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
     const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, true, beta != 0, gemm_threads()};
     multiply(&of, a, b, c);
 }

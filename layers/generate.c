@@ -44,7 +44,7 @@ static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
     // The vocabulary's parts side by side or, in UP, the whole vocabulary of the rank that holds the position.
     cf_copy(scratch, g->next + (g->split->size == 1 ? t / g->pass.Ts * Vl : 0), V * (int64_t)sizeof *scratch, g->context->stream);
     cf_stream_sync(g->context->stream);
-    for (int64_t v = 0; v < V; v++) out[v] = (float)precise_of(scratch[v]);
+    for (int64_t v = 0; v < V; v++) out[v] = (float)accum_of(scratch[v]);
 }
 
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T) {

@@ -6,23 +6,23 @@
 #include "math_real.h"
 
 enum { BLOCKS = 32 };
-static const precise EPS = (precise)1e-5;
+static const accum EPS = (accum)1e-5;
 
-void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         const real *row = x + r * C;
         real *out_row = out + r * C;
-        precise sum = 0, squares = 0;
+        accum sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < C; c++) sum += precise_of(row[c]);
-        precise m = sum / (precise)C;
+        for (int64_t c = 0; c < C; c++) sum += accum_of(row[c]);
+        accum m = sum / (accum)C;
 #pragma omp simd reduction(+ : squares)
-        for (int64_t c = 0; c < C; c++) squares += (precise_of(row[c]) - m) * (precise_of(row[c]) - m);
-        precise s = 1 / sqrt(squares / (precise)C + EPS);
+        for (int64_t c = 0; c < C; c++) squares += (accum_of(row[c]) - m) * (accum_of(row[c]) - m);
+        accum s = 1 / sqrt(squares / (accum)C + EPS);
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++) out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
+        for (int64_t c = 0; c < C; c++) out_row[c] = real_of((accum_of(row[c]) - m) * s * accum_of(w[c]) + accum_of(b[c]));
         mean[r] = m, rstd[r] = s;
     }
 }
@@ -33,37 +33,37 @@ int64_t layernorm_scratch(int64_t C) {
 
 // dx (C) += the gradient of one row; dw, db (C) += its share.
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
-static void backward_row(real *restrict dx, precise *restrict dw, precise *restrict db, const real *restrict dy,
-                         const real *restrict x, const real *restrict w, precise mean, precise rstd, int64_t C) {
-    precise sum_g = 0, sum_gh = 0;
+static void backward_row(real *restrict dx, accum *restrict dw, accum *restrict db, const real *restrict dy, const real *restrict x,
+                         const real *restrict w, accum mean, accum rstd, int64_t C) {
+    accum sum_g = 0, sum_gh = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gh)
     for (int64_t c = 0; c < C; c++) {
-        precise h = (precise_of(x[c]) - mean) * rstd, d = precise_of(dy[c]), g = d * precise_of(w[c]);
+        accum h = (accum_of(x[c]) - mean) * rstd, d = accum_of(dy[c]), g = d * accum_of(w[c]);
         dw[c] += d * h;
         db[c] += d;
         sum_g += g;
         sum_gh += g * h;
     }
-    precise mean_g = sum_g / (precise)C, mean_gh = sum_gh / (precise)C;
+    accum mean_g = sum_g / (accum)C, mean_gh = sum_gh / (accum)C;
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {
-        precise h = (precise_of(x[c]) - mean) * rstd, g = precise_of(dy[c]) * precise_of(w[c]);
-        dx[c] = real_of(precise_of(dx[c]) + rstd * (g - mean_g - h * mean_gh));
+        accum h = (accum_of(x[c]) - mean) * rstd, g = accum_of(dy[c]) * accum_of(w[c]);
+        dx[c] = real_of(accum_of(dx[c]) + rstd * (g - mean_g - h * mean_gh));
     }
 }
 
-void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
-                        const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean,
+                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
     int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < BLOCKS; i++) {
-        precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
-        memset(block_dw, 0, (size_t)(2 * C) * sizeof(precise));
+        accum *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
+        memset(block_dw, 0, (size_t)(2 * C) * sizeof(accum));
         for (int64_t r = i * block; r < smaller((i + 1) * block, R); r++)
             backward_row(dx + r * C, block_dw, block_db, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
     }
     for (int64_t i = 0; i < BLOCKS && i * block < R; i++) {
-        const precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C;
+        const accum *block_dw = scratch + i * 2 * C, *block_db = block_dw + C;
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) {
             dw[c] += block_dw[c];

@@ -23,7 +23,7 @@ static int64_t threads_of_row(int64_t C, int64_t W) {
 
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
-    forward_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C) {
+    forward_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
     int64_t at = mine ? c : 0;
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 }
 
 // A block per row.
-static __global__ void forward_long_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
+static __global__ void forward_long_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b,
                                            int64_t C) {
     const real *row = x + blockIdx.x * C;
     real *out_row = out + blockIdx.x * C;
@@ -82,7 +82,7 @@ static __global__ void forward_long_kernel(real *out, precise *mean, precise *rs
     if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = s;
 }
 
-void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream) {
     bool packed = packable(C, out, x, w, b);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
@@ -101,8 +101,8 @@ int64_t layernorm_scratch(int64_t C) {
 // partial (stretches, 2, C): dw and db of each stretch of rows.
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
-    backward_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w, const precise *mean,
-                    const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
+    backward_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w, const accum *mean, const accum *rstd,
+                    int64_t stretch, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, begin = blockIdx.x * stretch;
     int64_t end = begin + stretch < R ? begin + stretch : R;
     bool mine = c < C;
@@ -144,15 +144,15 @@ static __global__ void __launch_bounds__(THREADS_MAX)
             if (mine) store<W>(dx + (first + k) * C + c, old[k]);
         }
     }
-    precise *part = partial + blockIdx.x * 2 * C;
+    accum *part = partial + blockIdx.x * 2 * C;
     if (mine) store<W>(part + c, dw), store<W>(part + C + c, db);
 }
 
 // The same for long rows: one thread adds up each element of dw and db in the scratch.
-static __global__ void backward_long_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w,
-                                            const precise *mean, const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
+static __global__ void backward_long_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w,
+                                            const accum *mean, const accum *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;
-    precise *dw = partial + blockIdx.x * 2 * C, *db = dw + C;
+    accum *dw = partial + blockIdx.x * 2 * C, *db = dw + C;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = 0;
     for (int64_t r = begin; r < end; r++) {
         float m = mean[r], s = rstd[r], sum[2] = {0, 0};
@@ -172,8 +172,8 @@ static __global__ void backward_long_kernel(real *dx, precise *partial, const re
     }
 }
 
-void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
-                        const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean,
+                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
     if (R == 0) return;
     bool packed = packable(C, dx, dy, x, w, scratch);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);

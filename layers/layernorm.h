@@ -6,12 +6,12 @@
 CF_EXTERN_C_BEGIN
 
 // out (R, C) = (x − mean) · rstd · w + b; mean, rstd (R): for backward.
-void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream);
 int64_t layernorm_scratch(int64_t C);
 // dx (R, C) += gradient of x; dw, db (C) += over these rows, in a fixed order.
-// scratch: layernorm_scratch(C) elements of precise.
-void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
-                        const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream);
+// scratch: layernorm_scratch(C) elements of accum.
+void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean,
+                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream);
 
 CF_EXTERN_C_END

@@ -72,9 +72,9 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     }
 }
 
-void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                   cf_stream *stream) {
-    gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
+    gemm_to_accum(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
@@ -86,16 +86,16 @@ int64_t linear_wgrad_depth_min(void) {
 }
 
 // sum (columns) = sum of rows of dy, in row order
-static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
+static void sum_rows(accum *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;
     for (int64_t r = 0; r < rows; r++) {
 #pragma omp simd
-        for (int64_t c = 0; c < columns; c++) sum[c] += precise_of(dy[r * OC + c]);
+        for (int64_t c = 0; c < columns; c++) sum[c] += accum_of(dy[r * OC + c]);
     }
 }
 
-void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
-    precise partial[BLOCKS][COLUMNS];
+void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
+    accum partial[BLOCKS][COLUMNS];
     int64_t block = ceil_div(R, BLOCKS);
     for (int64_t first = 0; first < OC; first += COLUMNS) {
         int64_t columns = smaller(OC - first, COLUMNS);
@@ -105,7 +105,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
             sum_rows(partial[i], dy + r * OC + first, end - r, columns, OC);
         }
         for (int64_t c = 0; c < columns; c++) {
-            precise sum = partial[0][c];
+            accum sum = partial[0][c];
             for (int64_t i = 1; i < BLOCKS; i++) sum += partial[i][c];
             db[first + c] += sum;
         }

@@ -373,7 +373,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     }
 }
 
-void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                   cf_stream *stream) {
     product of = dense(true, false, linear_all(rows), IC, R, add);
     of.lda = dy_row;
@@ -424,7 +424,7 @@ template <int N> static __global__ void sum_rows(float *partial, const real *dy,
     partial[blockIdx.y * OC + first + c] = total;
 }
 
-void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
+void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     const bool packs = packable(OC, dy);
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));

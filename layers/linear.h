@@ -35,7 +35,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                   cf_stream *stream);
 // dw (rows, IC) = dyᵀ · x or, with add, += that. The rows of dy (R, rows) begin dy_row elements apart: OC for some rows of a
 // matrix (OC, IC).
-void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                   cf_stream *stream);
 // Fewest rows of dw that make an efficient product: a gradient is computed owner by owner if each has as many. A function of IC
 // alone, so that all ranks decide alike, whatever their devices.
@@ -43,7 +43,7 @@ int64_t linear_wgrad_rows_min(int64_t IC);
 // Fewest rows of x and dy whose product is worth adding to a gradient separately: each addition reads and writes all of dw.
 int64_t linear_wgrad_depth_min(void);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
-void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
+void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 
 // For benchmarks: the library's algorithms for a product are timed (default), or the first of its list is used.
 // linear_algorithm(): place of the last product's algorithm in that list.

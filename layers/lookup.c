@@ -9,7 +9,7 @@
 
 static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o, cf_dtype dtype,
                      int64_t capacity) {
-    cf_fuse_plan p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
+    cf_fuse_config p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
     return cf_fuse_create(l->context, p);
 }
@@ -19,11 +19,11 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
     int64_t N = l->owners->size, each = (int64_t)sizeof(int32_t), list = l->rows_most * l->p->shape.C;
     l->ids = plan(l, l->owners, CF_ALLGATHER, CF_NO_COMPUTE, o, CF_BYTE, tokens * each);
     l->fetch = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, REAL_DTYPE, list);
-    l->deliver = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, PRECISE_DTYPE, list);
+    l->deliver = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, ACCUM_DTYPE, list);
     l->all_tokens = cf_alloc(N * tokens * each, "activations, shared");
     l->wanted = cf_alloc(N * l->rows_most * each, "activations, shared");
-    l->leaving = cf_alloc(N * list * (int64_t)sizeof(precise), "rows of the token table");
-    l->arrived = cf_alloc(N * list * (int64_t)sizeof(precise), "rows of the token table");
+    l->leaving = cf_alloc(N * list * (int64_t)sizeof(accum), "rows of the token table");
+    l->arrived = cf_alloc(N * list * (int64_t)sizeof(accum), "rows of the token table");
     int64_t numbers = N * tokens + N * l->rows_most + 2 * l->part + N;
     l->host_tokens = cf_host_alloc(numbers, sizeof *l->host_tokens, "lists of tokens");
     l->host_wanted = l->host_tokens + N * tokens;
@@ -191,7 +191,7 @@ void lookup_finish_backward(lookup *l) {
     if (l->delivering) exchange_rows(l, l->deliver);
 }
 
-void lookup_finish_delivery(lookup *l, precise *shard) {
+void lookup_finish_delivery(lookup *l, accum *shard) {
     if (!l->delivering) return;
     embedding_add(shard, cf_fuse_finish(l->deliver), l->wanted, l->owners->rank * l->owned, l->owned, l->owners->size * l->rows,
                   l->p->shape.C, l->context->stream);
@@ -199,7 +199,7 @@ void lookup_finish_delivery(lookup *l, precise *shard) {
 }
 
 void lookup_explain(const lookup *l, FILE *out) {
-    double row = (double)(l->p->shape.C * (int64_t)(sizeof(real) + sizeof(precise))) / (1 << 20); // both ways
+    double row = (double)(l->p->shape.C * (int64_t)(sizeof(real) + sizeof(accum))) / (1 << 20); // both ways
     double rows = (double)((l->owners->size - 1) * l->rows_most) * row;
     double table = (double)((l->owners->size - 1) * l->owned) * row;
     bool last = params_own_bucket(l->p, QKVW, 0) >= 0; // model.c leaves its gradient for the end of backward

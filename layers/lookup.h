@@ -35,7 +35,7 @@ typedef struct lookup {
     const int32_t *tokens; // (N · Ts, B) row numbers; rows [first, first + count) are here
     int64_t first, count;
     const real *table; // (count, C) read by the lookup
-    precise *gradient; // (count, C) written by the scatter-add
+    accum *gradient;   // (count, C) written by the scatter-add
     int64_t Ts, B;
     real *scratch;
     bool by_rows; // owners exchange rows; all below is for this alone
@@ -45,7 +45,7 @@ typedef struct lookup {
     bool delivering;
     int32_t *all_tokens;     // (owners, N · Ts · B); then this rank's are places in (owners, rows), −1: not here
     int32_t *wanted;         // (owners, rows) the rows of this owner that each rank wants, then −1
-    void *leaving, *arrived; // (owners, rows, C) real or precise
+    void *leaving, *arrived; // (owners, rows, C) real or accum
     int32_t *host_tokens, *host_wanted, *named_by, *number, *length; // host memory: see list_rows()
 } lookup;
 
@@ -64,6 +64,6 @@ void lookup_finish_forward(lookup *l, real *x);
 // them to `shard`, the reduced gradient of the owned rows; otherwise the third does nothing.
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
 void lookup_finish_backward(lookup *l);
-void lookup_finish_delivery(lookup *l, precise *shard);
+void lookup_finish_delivery(lookup *l, accum *shard);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: what travels, and why

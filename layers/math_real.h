@@ -1,4 +1,4 @@
-// exp of `precise`, for loops that must vectorise. log and sqrt are those of <tgmath.h>.
+// exp of `accum`, for loops that must vectorise. log and sqrt are those of <tgmath.h>.
 //
 // The compiler uses the C library's vector functions only under -ffast-math, which gives up NaN. So exp in float is written out
 // here without branch, table or call, and a loop over it becomes vector code. x = n·ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
@@ -14,7 +14,7 @@
 
 #ifdef REAL_IS_DOUBLE
 
-static inline precise exp_real(precise x) {
+static inline accum exp_real(accum x) {
     return exp(x);
 }
 #else
@@ -27,7 +27,7 @@ static inline float power_of_two(uint32_t biased) {
     return power;
 }
 
-static inline precise exp_real(precise x) {
+static inline accum exp_real(accum x) {
     x = x > 89.0f ? 89.0f : x; // outside of these the result is infinity or zero anyway; NaN passes
     x = x < -104.0f ? -104.0f : x;
     // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits; 254 is twice the exponent's bias.

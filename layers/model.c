@@ -32,11 +32,11 @@
 enum { PASS_UNIT = 64 }; // tokens of a rank
 
 // In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
-static cf_moment trace_begin(const gpt *g) {
+static cf_event trace_begin(const gpt *g) {
     return cf_trace_begin(g->context->trace, g->context->stream);
 }
 
-static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) {
+static void trace_end(gpt *g, const char *name, int64_t layer, cf_event begin) {
     cf_trace_end(g->context->trace, name, (int)layer, -1, begin, g->context->stream);
 }
 
@@ -93,11 +93,11 @@ static void alloc_activations(gpt *g) {
     g->mlp_dy = shared_with(g, g->norm[again ? 0 : 2 * L], S * shard_rows * C);
     g->attention_dy = shared_with(g, g->norm[again ? 1 : 2 * L], S * shard_rows * C);
     g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
-    g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
-    g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
+    g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
+    g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
     g->acts.qkv = alloc_each(g, L, L, rows * 3 * C / N, sizeof(real));
     g->acts.heads = alloc_each(g, L, L, rows * C / N, sizeof(real));
-    g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(precise));
+    g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(accum));
     g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
     g->acts.hidden = alloc_each(g, L, again ? 1 : L, shard_rows * 4 * C, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
@@ -113,16 +113,16 @@ static void alloc_activations(gpt *g) {
         g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
         g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
     }
-    g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(precise), shared);
-    g->attention_scratch = gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, C / s->H), sizeof(precise), shared);
+    g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(accum), shared);
+    g->attention_scratch = gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, C / s->H), sizeof(accum), shared);
 }
 
 static void alloc_ends(gpt *g) {
     const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->setup.T * g->setup.B / N;
     const char *shared = "activations, shared";
     g->logits = gpt_alloc(g, rows * g->Vl, sizeof(real), "logits");
-    g->stats = gpt_alloc(g, S * rows * 3, sizeof(precise), shared);
-    g->losses = gpt_alloc(g, rows, sizeof(precise), shared);
+    g->stats = gpt_alloc(g, S * rows * 3, sizeof(accum), shared);
+    g->losses = gpt_alloc(g, rows, sizeof(accum), shared);
     g->loss = gpt_alloc(g, 1, sizeof *g->loss, shared);
     g->next = gpt_alloc(g, N * g->Vl, sizeof(real), shared);
     g->pieces = gpt_alloc(g, S * COLLECT, sizeof(real), shared);
@@ -187,7 +187,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     alloc_activations(g);
     alloc_ends(g);
     create_layers(g);
-    g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
+    g->gather_stats = plan_gather(g, "loss", g->split, ACCUM_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
@@ -314,7 +314,7 @@ void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64
     g->dqkv_begun = true;
 }
 
-void gpt_attend_backward_rest(gpt *g, int layer) {
+void gpt_attend_backward_whole(gpt *g, int layer) {
     if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dheads, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
 }
 
@@ -356,7 +356,7 @@ void gpt_forward(gpt *g, double scale) {
         const real *sum; // (Ts, B, C)
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
-        cf_moment begin = trace_begin(g);
+        cf_event begin = trace_begin(g);
         real *norm = norm_forward(g, attention);
         if (is_up(g)) {
             sum = up_forward(g, l, norm);
@@ -370,7 +370,7 @@ void gpt_forward(gpt *g, double scale) {
         residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
         trace_end(g, "block forward", l, begin);
     }
-    cf_moment begin = trace_begin(g);
+    cf_event begin = trace_begin(g);
     zero_wait(&g->zero, ZERO_TABLE);
     column_forward(&g->head, -1, g->logits, NULL, norm_forward(g, 2 * L));
     if (g->has_targets) compute_loss(g, scale);
@@ -380,7 +380,7 @@ void gpt_forward(gpt *g, double scale) {
 void gpt_backward(gpt *g, bool first, bool last) {
     const int64_t L = g->params.shape.L, C = g->params.shape.C;
     real *norm = g->norm[2 * L], *dx = g->dx;
-    cf_moment begin = trace_begin(g);
+    cf_event begin = trace_begin(g);
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
     const real *dnorm = column_backward(&g->head, -1, g->sums, g->logits, norm);
@@ -411,7 +411,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
             job.argument = g;
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
-            gpt_attend_backward_rest(g, l);
+            gpt_attend_backward_whole(g, l);
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
         }
         norm_backward(g, attention, dnorm);

@@ -35,16 +35,16 @@ typedef struct gpt {
     parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
     // The residual stream before each half of a block (attention, MLP), and after the last one. Layer norm i reads x[i], and a
     // column-parallel layer reads norm[i].
-    real **x;               // [2 L + 1] (Ts, B, C)
-    precise **mean, **rstd; // [2 L + 1] (Ts, B)
-    real **norm;            // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
-    struct {                // [L] what forward keeps for backward
-        real **qkv;         // (T, B, 3 Cl)
-        real **heads;       // (T, B, Cl)
-        precise **lse;      // (T, B, Hl)
-        real **groups;      // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
-        real **fch;         // (S · Ts, B, Fl) before GELU
-        real **hidden;      // (S · Ts, B, Fl) after GELU; with recompute one for all layers
+    real **x;             // [2 L + 1] (Ts, B, C)
+    accum **mean, **rstd; // [2 L + 1] (Ts, B)
+    real **norm;          // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
+    struct {              // [L] what forward keeps for backward
+        real **qkv;       // (T, B, 3 Cl)
+        real **heads;     // (T, B, Cl)
+        accum **lse;      // (T, B, Hl)
+        real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
+        real **fch;       // (S · Ts, B, Fl) before GELU
+        real **hidden;    // (S · Ts, B, Fl) after GELU; with recompute one for all layers
     } acts;
     struct {                           // UP alone
         real *qkv;                     // (N, Ts, B, 3 Cl) by destination
@@ -61,10 +61,10 @@ typedef struct gpt {
     real *dqkv;                  // (T, B, 3 Cl)
     bool dqkv_begun;             // dqkv holds the gradient of some time steps
     real *prepared;              // (largest linear_prepared_size()) weights of the product in progress
-    precise *norm_scratch, *attention_scratch;
+    accum *norm_scratch, *attention_scratch;
     real *logits;                        // (S · Ts · B, Vl); their gradient after a forward pass with a scale
-    precise *stats;                      // (S, S · Ts · B, 3)
-    precise *losses;                     // (S · Ts · B)
+    accum *stats;                        // (S, S · Ts · B, 3)
+    accum *losses;                       // (S · Ts · B)
     double *loss;                        // sum of losses, of all passes since the caller zeroed it
     int32_t *inputs, *targets;           // (T, B)
     int32_t *host_inputs, *host_targets; // (T, B) host memory, for callers of gpt_begin_forward()
@@ -75,7 +75,7 @@ typedef struct gpt {
     int memory_count, table_count;
     bool lookup_begun; // in this pass
     bool has_targets;
-    cf_moment begun; // start of the pass, for the timeline
+    cf_event begun; // start of the pass, for the timeline
 } gpt;
 
 enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather of a tensor
@@ -143,7 +143,7 @@ real *gpt_norm_again(gpt *g, int64_t n);
 // dheads, which is added to dqkv if g->dqkv_begun. model: a gpt.
 void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
 void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward_rest(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
+void gpt_attend_backward_whole(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
 
 // The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
 // output, without the projection's bias.

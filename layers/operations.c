@@ -43,15 +43,15 @@ bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *set
     gpt_step step;
     cf_transport *t = context->transport;
     const int tags = context->tags;
-    const bool planned = cf_device_plan_only(true);
+    const bool planned = cf_device_reserve_only(true);
     gpt_create(&model, context, mesh, setup);
     gpt_step_create(&step, &model);
     const int64_t taken = cf_memory_bytes();
     gpt_step_free(&step);
     gpt_free(&model);
-    cf_device_plan_only(planned);
+    cf_device_reserve_only(planned);
     context->tags = tags;
-    return cf_min_host(t, cf_device_memory(t->local_size) / 4 * 3 >= taken) > 0;
+    return cf_allreduce_min(t, cf_device_memory(t->local_size) / 4 * 3 >= taken) > 0;
 }
 
 // --- --dry-run ---
@@ -74,7 +74,7 @@ static void count_operation(void *argument, const char *place, cf_fuse *fuse, in
 static void print_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times) {
     (void)times;
     FILE *out = argument;
-    const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+    const cf_fuse_config *plan = cf_fuse_get_config(fuse);
     if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
     fprintf(out, "\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,

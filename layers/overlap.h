@@ -47,9 +47,9 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
 }
 
 // capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
-static inline cf_fuse_plan overlap_plan(const overlap *o, const char *name, const cf_group *group, cf_operation operation,
-                                        cf_side side, cf_dtype dtype, int64_t capacity) {
-    cf_fuse_plan plan;
+static inline cf_fuse_config overlap_plan(const overlap *o, const char *name, const cf_group *group, cf_operation operation,
+                                          cf_side side, cf_dtype dtype, int64_t capacity) {
+    cf_fuse_config plan;
     memset(&plan, 0, sizeof plan);
     plan.name = name, plan.group = group;
     plan.operation = operation, plan.side = side;

@@ -26,7 +26,7 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
                      double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
-    cf_fuse_plan p =
+    cf_fuse_config p =
         overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
     p.flops = flops, p.early = early, p.folds = sums, p.independent = independent;
     return cf_fuse_create(l->pass->context, p);
@@ -114,11 +114,11 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     if (j->rows && j->begun) cf_stream_after(stream, j->rows_done);
     for (int64_t i = 0; i < r.blocks && j->rows; i++)
         j->rows(j->argument, j->layer, j->out, span->row + i * span->row_stride, span->rows, stream);
-    if (j->rows) j->rows_done = cf_moment_untimed(stream);
+    if (j->rows) j->rows_done = cf_event_record_untimed(stream);
     if (j->dw.at && j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++)
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
-    if (j->dw.at) j->added = cf_moment_untimed(stream);
+    if (j->dw.at) j->added = cf_event_record_untimed(stream);
     j->begun = true;
 }
 

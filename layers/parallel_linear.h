@@ -35,7 +35,7 @@ typedef struct linear_job {
     time_steps *rows;   // row layers: computes x, or uses dx; NULL: none
     void *argument;     // of rows
     bool begun;         // row backward: an earlier slice was enqueued:
-    cf_moment rows_done, added; // when it has run rows, and added to the weight gradient
+    cf_event rows_done, added; // when it has run rows, and added to the weight gradient
 } linear_job;
 
 typedef struct parallel_linear {

@@ -126,7 +126,7 @@ real *params_weight(const parameters *p, int tensor, int64_t layer) {
     return p->weight + find(p, tensor, layer)->first;
 }
 
-precise *params_grad(const parameters *p, int tensor, int64_t layer) {
+accum *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + find(p, tensor, layer)->first;
 }
 
@@ -138,7 +138,7 @@ matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t laye
 void params_zero_grad(const parameters *p, cf_stream *stream) {
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        if (b->tensor < 0) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(precise), stream);
+        if (b->tensor < 0) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
     }
 }
 
@@ -226,7 +226,7 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
 static void add_buckets(parameters *p, const cf_mesh *mesh) {
     const int64_t L = p->shape.L;
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
-    int64_t thin = 0, enough = (int64_t)matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
+    int64_t thin = 0, enough = (int64_t)matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(accum);
     for (int i = 0; i < TENSORS; i++)
         if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
     const int64_t layers = thin > 0 ? ceil_div(enough, thin) : L; // whose thin matrices share a bucket
@@ -273,7 +273,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");
     add_buckets(p, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
-    p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
+    p->grad = cf_alloc(p->elements * (int64_t)sizeof(accum), "gradients");
 }
 
 void params_free(parameters *p) {
@@ -313,7 +313,7 @@ void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, i
     for (int64_t run = 0; run < params_runs(p, tensor); run++) {
         param_run r = params_run(p, tensor, tp_rank, run);
         int64_t from = larger(r.local, first), to = smaller(r.local + r.count, first + n);
-        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)precise_of(piece[i - first]);
+        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)accum_of(piece[i - first]);
     }
 }
 

@@ -61,7 +61,7 @@ typedef struct parameters {
     int64_t elements;     // of this rank, padding included
     int64_t owned;        // elements of all shards that this rank owns
     real *weight;         // (elements)
-    precise *grad;        // (elements)
+    accum *grad;          // (elements)
     param_tensor *placed; // all tensors of all layers, in memory order
     int tensors;          // how many
     int *place;           // (L, TENSORS) index in `placed`
@@ -97,12 +97,12 @@ int params_bucket_of(const parameters *p, int tensor, int64_t layer);
 
 // Local part of one layer's tensor, in device memory.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
-precise *params_grad(const parameters *p, int tensor, int64_t layer);
+accum *params_grad(const parameters *p, int tensor, int64_t layer);
 
 // Destination of a weight gradient. add: to the value there; if not, that is the previous step's and is overwritten.
 // first: this micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
-    precise *at;
+    accum *at;
     bool add;
 } matrix_gradient;
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
@@ -142,8 +142,8 @@ typedef struct state_run {
 // The state that one rank owns, in host memory.
 typedef struct rank_state {
     int64_t elements, runs;
-    state_run *run;              // (runs)
-    precise *value[STATE_KINDS]; // (elements) padding, which belongs to no run, is zero
+    state_run *run;            // (runs)
+    accum *value[STATE_KINDS]; // (elements) padding, which belongs to no run, is zero
 } rank_state;
 
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.

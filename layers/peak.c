@@ -42,7 +42,7 @@ double peak_flops(const char **source, double cores, cf_transport *transport, cf
     double best = 0;
     for (int i = 0; i < SHAPES; i++) {
         double mine = 0;
-        cf_sum_host(transport, 0); // all begin together
+        cf_allreduce_sum(transport, 0); // all begin together
 #pragma omp parallel num_threads(threads) reduction(+ : mine)
         {
 #ifdef _OPENMP
@@ -52,7 +52,7 @@ double peak_flops(const char **source, double cores, cf_transport *transport, cf
             for (int thread = 0; thread < threads; thread++)
                 mine += core_flops(shapes[i], a, a + elements, a + (2 + thread) * elements, stream);
         }
-        best = fmax(best, cf_sum_host(transport, mine / threads * cores));
+        best = fmax(best, cf_allreduce_sum(transport, mine / threads * cores));
     }
     cf_free(a);
     return best;

@@ -1,21 +1,21 @@
 // The two element types of a model, fixed when the layers are compiled.
 //
-//              real: weights, activations    precise: gradients of weights, statistics, moments, master weights
+//              real: weights, activations    accum: gradients of weights, statistics, moments, master weights
 // (default)    float                         float
 // REAL_IS_BF16 bf16                          float
 // REAL_IS_DOUBLE double                      double; for tests that compare with central differences
 //
-// In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in `precise`:
-// precise_of() when they read an element, real_of() when they write one.
+// In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in `accum`:
+// accum_of() when they read an element, real_of() when they write one.
 #pragma once
 
 #include "../commfuse/base/bf16.h"
 #include "../commfuse/device.h"
 
 #if defined(REAL_IS_DOUBLE)
-typedef double real, precise;
-#define REAL_DTYPE    CF_FP64
-#define PRECISE_DTYPE CF_FP64
+typedef double real, accum;
+#define REAL_DTYPE  CF_FP64
+#define ACCUM_DTYPE CF_FP64
 #elif defined(REAL_IS_BF16)
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -25,18 +25,18 @@ typedef struct real {
     uint16_t bits;
 } real;
 #endif
-typedef float precise;
-#define REAL_DTYPE    CF_BF16
-#define PRECISE_DTYPE CF_FP32
+typedef float accum;
+#define REAL_DTYPE  CF_BF16
+#define ACCUM_DTYPE CF_FP32
 #else
-typedef float real, precise;
-#define REAL_DTYPE    CF_FP32
-#define PRECISE_DTYPE CF_FP32
+typedef float real, accum;
+#define REAL_DTYPE  CF_FP32
+#define ACCUM_DTYPE CF_FP32
 #endif
 
 // On the host: to the nearest, ties to even.
 #if defined(REAL_IS_BF16) && !defined(__CUDACC__)
-static inline precise precise_of(real x) {
+static inline accum accum_of(real x) {
     return cf_float_of_bf16(x.bits);
 }
 
@@ -45,8 +45,8 @@ static inline real real_of(double x) {
     return rounded;
 }
 #else
-static inline precise precise_of(real x) {
-    return (precise)x;
+static inline accum accum_of(real x) {
+    return (accum)x;
 }
 
 static inline real real_of(double x) {

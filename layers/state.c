@@ -35,9 +35,9 @@ void state_free(rank_state *s) {
 
 void state_copy(rank_state *s, const zero_shards *z) {
     if (!s->run) state_create(s, z);
-    const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
+    const int64_t size = (int64_t)sizeof(accum), bytes = s->elements * size;
     cf_stream *stream = z->context->stream;
-    for (int i = 0; !z->master && i < z->params->buckets; i++) { // the weights themselves are precise
+    for (int i = 0; !z->master && i < z->params->buckets; i++) { // the weights themselves are accum
         const param_bucket *b = &z->params->bucket[i];
         cf_copy(s->value[STATE_WEIGHT] + b->owned, z->params->weight + params_first_owned(b), b->shard * size, stream);
     }
@@ -56,20 +56,20 @@ typedef struct source {
 
 static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const source *from = argument;
-    from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (precise *)out);
+    from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (accum *)out);
 }
 
 void state_restore(zero_shards *z, state_reader *read, void *argument) {
     rank_state s;
     source from = {read, argument};
     params_read(z->params, read_weights, &from, z->context->stream);
-    precise *into[STATE_KINDS] = {z->master, z->m, z->v};
+    accum *into[STATE_KINDS] = {z->master, z->m, z->v};
     state_create(&s, z);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         if (!into[kind]) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
             read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
-        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), z->context->stream);
+        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(accum), z->context->stream);
     }
     cf_stream_sync(z->context->stream);
     state_free(&s);

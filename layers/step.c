@@ -12,7 +12,7 @@ enum { LOSS, NORM2, VALUES }; // places in a rank's figures
 void gpt_step_create(gpt_step *s, gpt *model) {
     const cf_group *world = &model->mesh->world_group;
     const int64_t figures = world->size * REPORT;
-    cf_fuse_plan plan = overlap_plan(&model->setup.how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
+    cf_fuse_config plan = overlap_plan(&model->setup.how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
     if (plan.algorithm && plan.algorithm->bound) plan.algorithm = cf_algorithm_find("once"); // figures always travel
     *s = (gpt_step){.model = model};
     s->device = cf_alloc(figures * (int64_t)sizeof(double), "optimizer state");

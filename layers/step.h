@@ -59,5 +59,5 @@ void dry_run(gpt_step *s, FILE *out);
 void state_create(rank_state *s, const zero_shards *z);
 void state_free(rank_state *s);
 void state_copy(rank_state *s, const zero_shards *z);
-typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
+typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out);
 void state_restore(zero_shards *z, state_reader *read, void *argument);

@@ -33,7 +33,7 @@ struct job {
     const real *in;     // (Ts, B, C) input of the linear layer, or NULL
     cf_stream *stream;  // of the slice in progress
     bool begun;         // an earlier slice was enqueued:
-    cf_moment added;    // when it has added to the sums of all slices
+    cf_event added;     // when it has added to the sums of all slices
 };
 
 // The linear layer works on one shard of the span at a time, this rank's first.
@@ -56,7 +56,7 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
             if (begin < end) j->linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements);
         }
-    if (sums) j->added = cf_moment_untimed(stream), j->begun = true;
+    if (sums) j->added = cf_event_record_untimed(stream), j->begun = true;
 }
 
 // Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
@@ -140,7 +140,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
-    gpt_attend_backward_rest(g, layer);
+    gpt_attend_backward_whole(g, layer);
 
     j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
@@ -159,7 +159,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 // --- life ---
 
 static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, const overlap *how) {
-    cf_fuse_plan plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
+    cf_fuse_config plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
     plan.flops = flops, plan.result_given = true, plan.independent = true;
     return cf_fuse_create(g->context, plan);
 }

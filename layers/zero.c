@@ -31,7 +31,7 @@ static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy)
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
-        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
+        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / costs->bytes_per_s;
         z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
                                  (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
@@ -63,8 +63,8 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
-                                     PRECISE_DTYPE, b->shard);
+    cf_fuse_config plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+                                       ACCUM_DTYPE, b->shard);
     plan.slices = 1, plan.bulk = true;
     if (s->by_owners) plan.flops = 2.0 * (double)(rows * b->count), plan.independent = true;
     s->reduce = reduction_to_share(z, i);
@@ -110,10 +110,10 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     order_buckets(z);
     choose_owners(z, rows, how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
-    const int64_t bytes = p->owned * (int64_t)sizeof(precise);
+    const int64_t bytes = p->owned * (int64_t)sizeof(accum);
     z->m = cf_alloc(bytes, "optimizer state");
     z->v = cf_alloc(bytes, "optimizer state");
-    if (REAL_DTYPE != PRECISE_DTYPE) z->master = cf_alloc(bytes, "master weights");
+    if (REAL_DTYPE != ACCUM_DTYPE) z->master = cf_alloc(bytes, "master weights");
     z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
 }
 
@@ -131,11 +131,11 @@ void zero_start(zero_shards *z) {
     cf_stream *stream = z->context->stream;
     if (!z->master) return;
     real *weight = cf_host_alloc(p->owned, sizeof *weight, "master weights");
-    precise *master = cf_host_alloc(p->owned, sizeof *master, "master weights");
+    accum *master = cf_host_alloc(p->owned, sizeof *master, "master weights");
     for (const param_bucket *b = p->bucket; b < p->bucket + p->buckets; b++)
         cf_copy(weight + b->owned, p->weight + params_first_owned(b), b->shard * (int64_t)sizeof *weight, stream);
     cf_stream_sync(stream);
-    for (int64_t i = 0; i < p->owned; i++) master[i] = precise_of(weight[i]);
+    for (int64_t i = 0; i < p->owned; i++) master[i] = accum_of(weight[i]);
     cf_copy(z->master, master, p->owned * (int64_t)sizeof *master, stream);
     cf_stream_sync(stream);
     free(weight), free(master);
@@ -191,7 +191,7 @@ bool zero_table_is_here(const zero_shards *z) {
 
 // Are the slices that arrive large enough to add to a gradient one by one?
 static bool slices_pay(const cf_fuse *arrives, int64_t C) {
-    const cf_fuse_plan *plan = cf_fuse_get_plan(arrives);
+    const cf_fuse_config *plan = cf_fuse_get_config(arrives);
     if (plan->group->size == 1 || plan->algorithm->blocking) return true; // one slice, which is all
     return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
@@ -252,7 +252,7 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
     const weight_gradient *g = (const weight_gradient *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t first = span->row + i * span->row_stride;
-        precise *dw = (precise *)(span->data + i * span->data_stride);
+        accum *dw = (accum *)(span->data + i * span->data_stride);
         for (int part = 0; part < g->parts; part++) {
             int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
             if (begin < end)
@@ -324,7 +324,7 @@ static void update(zero_shards *z, int i) {
     zero_bucket *s = &z->bucket[i];
     cf_stream *stream = z->context->stream;
     if (!s->shard) return;
-    cf_moment start = cf_trace_begin(z->context->trace, stream);
+    cf_event start = cf_trace_begin(z->context->trace, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         adamw a = z->update;

@@ -39,8 +39,8 @@ typedef struct zero_bucket {
     int missing;              // matrices whose gradient this micro-batch has not computed yet
     gradient_state gradient;
     weights_state weights;
-    precise *shard; // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
-    char name[32];  // in messages and traces
+    accum *shard;  // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
+    char name[32]; // in messages and traces
 } zero_bucket;
 
 typedef struct zero_matrix { // facts about a kind of weight matrix
@@ -61,8 +61,8 @@ typedef struct zero_shards {
     unsigned char *place; // (L, TENSORS) gradient_place of each matrix, in this micro-batch
     bool first, last;     // this is the step's first micro-batch, the last one, after which gradients travel
     adamw update;         // of shards that are not updated yet
-    precise *m, *v;       // (params->owned) moments of this rank's shards, bucket by bucket
-    precise *master;      // (params->owned) their weights if `real` is not precise; else NULL
+    accum *m, *v;         // (params->owned) moments of this rank's shards, bucket by bucket
+    accum *master;        // (params->owned) their weights if `real` is not accum; else NULL
     double *squares;      // (SQUARES_SCRATCH)
 } zero_shards;
 

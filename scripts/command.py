@@ -19,7 +19,7 @@ class Problem(Exception):
 
 
 def printable(text):
-    """Text from elsewhere as it may be printed: a terminal obeys control characters (commfuse/base/printable.h)."""
+    """Text from elsewhere as it may be printed: a terminal obeys control characters (commfuse/base/sanitize.h)."""
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda c: c[0].encode("unicode_escape").decode(), text)
 
 

@@ -27,12 +27,12 @@ config: ## print the compilers and libraries of this machine
 
 # For editors and clang tools. train_gpt.cu is C to cc.
 compile_flags.txt: Makefile scripts/tools.mk
-	@printf '%s\n' -xc $(FLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -I. -I$(B)/planned '-DVERSION=""' '-DOTHER_PROGRAM=""' > $@
+	@printf '%s\n' -xc $(FLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -I. -I$(B)/recorded '-DVERSION=""' '-DOTHER_PROGRAM=""' > $@
 # With this level xxHash asserts that its input is there, which the analyzer reads.
 tidy = xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . --extra-arg=-DXXH_DEBUGLEVEL=1
 lint: compile_flags.txt $(functions) ## clang-tidy over every C file of the program: .clang-tidy says which checks
 	@scripts/install_deps.sh --lint
-	@echo train_gpt.cu $(filter-out layers/gemm_bf16.c,$(core) $(planned) $(wildcard layers/*.c data/*.c data/run/*.c)) | $(tidy) 2>/dev/null
+	@echo train_gpt.cu $(filter-out layers/gemm_bf16.c,$(core) $(recorded) $(wildcard layers/*.c data/*.c data/run/*.c)) | $(tidy) 2>/dev/null
 	@echo layers/gemm_bf16.c | $(tidy) --extra-arg=-DREAL_IS_BF16 2>/dev/null
 
 formatted = $(wildcard train_gpt.cu $(foreach kind,c h cu cc,*/*.$(kind) */*/*.$(kind)))

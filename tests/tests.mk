@@ -11,7 +11,7 @@ tests   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*.c)) $(grad_tests)
 tools   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/tool_*.c))
 benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 # The layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/gemm_ref.c $(filter-out $(wildcard layers/gemm*.c) $(planned),$(wildcard layers/*.c)))
+layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/gemm_ref.c $(filter-out $(wildcard layers/gemm*.c) $(recorded),$(wildcard layers/*.c)))
 
 # $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
 define build_test
@@ -63,7 +63,7 @@ cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_pl
                                    build/cuda-bf16/$(tool))
 emulated-tests: emulated emulated-tools
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
-                $(foreach tool,silent_peer moments messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
+                $(foreach tool,silent_peer events messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
                 build/emulated-bf16/tests/bench/bench_train
 build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run
 tests: build-tests

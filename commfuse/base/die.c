@@ -6,7 +6,7 @@
 //   5. calls _exit, because exit handlers may wait for threads stuck in a library.
 // If several threads die at once (compute and progress), the first one does this and the others stop.
 #include "die.h"
-#include "printable.h"
+#include "sanitize.h"
 #include "streams.h"
 #include <pthread.h>
 #include <signal.h>
@@ -106,7 +106,7 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *text) {
     char who[128], message[4096]; // one write, so that messages of several ranks do not mix
     cf_die_name(who, sizeof who);
     snprintf(message, sizeof message, hint ? "\nerror: %s: %s\nhint:  %s\n" : "\nerror: %s: %s\n", who, text, hint);
-    fputs(cf_printable(message), stderr);
+    fputs(cf_sanitize(message), stderr);
     fflush(stderr);
     cf_streams_drain(UNREAD_MS);
     obey_signals();
@@ -167,7 +167,7 @@ CF_NORETURN static void die(bool together, const char *hint, const char *format,
         cf_boundary *to = boundary;
         boundary = NULL;
         snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
-        cf_printable(error);
+        cf_sanitize(error);
         longjmp(to->back, 1);
     }
     find_self();

@@ -108,29 +108,29 @@ void cf_stream_free(cf_stream *stream) {
 
 void cf_stream_sync(cf_stream *stream) {}
 
-cf_moment cf_moment_now(cf_stream *stream) {
-    return (cf_moment){.ms = cf_now_ms()};
+cf_event cf_event_record(cf_stream *stream) {
+    return (cf_event){.ms = cf_now_ms()};
 }
 
-cf_moment cf_moment_untimed(cf_stream *stream) {
-    return cf_moment_now(stream);
+cf_event cf_event_record_untimed(cf_stream *stream) {
+    return cf_event_record(stream);
 }
 
-double cf_moment_ms(cf_moment moment) {
-    return moment.ms;
+double cf_event_ms(cf_event event) {
+    return event.ms;
 }
 
-bool cf_moment_passed(cf_moment moment) {
+bool cf_event_passed(cf_event event) {
     return true;
 }
 
-void cf_moment_wait(cf_moment moment) {}
+void cf_event_wait(cf_event event) {}
 
-bool cf_moment_remembered(cf_moment moment) {
+bool cf_event_remembered(cf_event event) {
     return true;
 }
 
-void cf_stream_after(cf_stream *stream, cf_moment moment) {}
+void cf_stream_after(cf_stream *stream, cf_event event) {}
 
 // --- work ---
 
@@ -191,10 +191,10 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
 
 void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
                 cf_difference *difference, cf_stream *stream) {
-    for (int64_t i = 0; i < count && difference->place == 0; i++) {
+    for (int64_t i = 0; i < count && difference->index == 0; i++) {
         if (expected[i] == found[i]) continue;
         *difference = *what;
-        difference->place = 1 + i;
+        difference->index = 1 + i;
         difference->expected = expected[i];
         difference->found = found[i];
     }

@@ -7,7 +7,7 @@
 enum {
     CHUNK = 256 << 10, // bytes
     BULK_CHUNK = 128 << 10,
-    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Bulk beside other messages has one
+    UNDER_WAY = 2 // chunks of a queue: one travels, one is ready to follow. Bulk beside other messages has one
 };
 
 typedef struct cf_flight { // a request and its MPI requests
@@ -72,11 +72,11 @@ static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
 }
 
 static void now_moving(cf_flight *f) {
-    if (!f->moving) f->request->begin = cf_moment_now(NULL);
+    if (!f->moving) f->request->begin = cf_event_record(NULL);
     f->moving = true;
 }
 
-// Sends the chunks that have room in their lane. Called in the order in which exchanges were posted. (Bulk never stops
+// Sends the chunks that have room in their queue. Called in the order in which exchanges were posted. (Bulk never stops
 // altogether: other messages may be stuck until a peer has received bulk.)
 static bool send_more(cf_flights *all, cf_flight *f) {
     cf_request *r = f->request;
@@ -84,12 +84,12 @@ static bool send_more(cf_flights *all, cf_flight *f) {
     if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
     MPI_Request *part = f->parts.at;
-    int *lanes = all->under_way[r->group->world[r->send_to]];
-    for (; f->posted < f->sends && lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY); f->posted++) {
+    int *queues = all->under_way[r->group->world[r->send_to]];
+    for (; f->posted < f->sends && queues[r->bulk] < (r->bulk && queues[false] > 0 ? 1 : UNDER_WAY); f->posted++) {
         cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r), chunk_length(r, bytes, f->posted), MPI_BYTE,
                                r->send_to, r->send_tag, *(MPI_Comm *)r->group->native, &part[f->recvs + f->posted]),
                      "MPI_Isend", r);
-        lanes[r->bulk]++;
+        queues[r->bulk]++;
     }
     if (before == 0 && f->posted > 0) now_moving(f);
     return f->posted > before;
@@ -171,7 +171,7 @@ void cf_flights_add(cf_flights *all, cf_request *r) {
     all->active = cf_host_grow(all->active, &all->capacity, all->actives + 1, sizeof *all->active, "transfers");
     cf_flight *f = &all->active[all->actives++];
     *f = (cf_flight){.request = r, .started = r->kind == CF_REQUEST_EXCHANGE};
-    r->begin = cf_moment_now(NULL);
+    r->begin = cf_event_record(NULL);
     if (f->started) start_exchange(all, f, r);
 }
 
@@ -226,7 +226,7 @@ bool cf_flights_move(cf_flights *all, bool *news) {
         cf_request *r = f->request;
         if (!f->started && may_start(all, r, left)) {
             f->started = moved = true;
-            r->begin = cf_moment_now(NULL);
+            r->begin = cf_event_record(NULL);
             start_collective(all, f, r);
         }
         if (!f->started || !has_ended(all, f, news)) {
@@ -237,7 +237,7 @@ bool cf_flights_move(cf_flights *all, bool *news) {
         }
         put_back(&all->lists, f->parts);
         put_back(&all->stages, f->stage);
-        r->end = cf_moment_now(NULL);
+        r->end = cf_event_record(NULL);
         __atomic_store_n(&r->state, CF_DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
         *news = true;
     }

@@ -1,8 +1,8 @@
 // Requests in flight over MPI. Each is a set of messages in small chunks, or one call of a collective.
 //
 // MPI lets all messages in flight share the wire, so the first arrives with the last, and urgent data waits for megabytes that
-// are not urgent. So there are two lanes to each peer, one of them for bulk. In a lane, messages travel in the order posted, in
-// small chunks of which few are in flight; a message that waits for another request lets others pass. (No lane can block for ever:
+// are not urgent. So there are two queues to each peer, one of them for bulk. In a queue, messages travel in the order posted, in
+// small chunks of which few are in flight; a message that waits for another request lets others pass. (No queue can block for ever:
 // the message at its head has a receiver, because all ranks post their operations in one order, receive everything they have
 // posted, and end an operation only when its sends are complete.)
 //
@@ -32,7 +32,7 @@ typedef struct cf_flights {
     int actives;
     bool collective; // at the last cf_flights_move() one was called and not complete
     int64_t capacity;
-    int (*under_way)[2]; // chunks in the lanes to each rank of the world
+    int (*under_way)[2]; // chunks in the queues to each rank of the world
     cf_pool lists, stages;
 } cf_flights;
 

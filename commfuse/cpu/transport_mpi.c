@@ -234,9 +234,9 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     cf_watch_goes_on(s->watch);
 }
 
-static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
-    if (cf_reached(r, point)) return cf_moment_now(stream);
+    if (cf_reached(r, point)) return cf_event_record(stream);
     double begin_ms = cf_now_ms();
     atomic_fetch_add(&s->waiters, 1); // from here on naps are short
     pthread_mutex_lock(&s->lock);
@@ -245,7 +245,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     while (!atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS) sched_yield();
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
-    return cf_moment_now(stream);
+    return cf_event_record(stream);
 }
 
 // --- start and end ---
@@ -354,6 +354,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     pthread_condattr_destroy(&monotonic);
     set_threads(t, 1);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
-    s->never_block = !cf_min_host(t, t->local_size <= t->local_cores);
+    s->never_block = !cf_allreduce_min(t, t->local_size <= t->local_cores);
     return t;
 }

@@ -100,7 +100,7 @@ int main(void) {
     for (int s = 0; s < (int)(sizeof schedules / sizeof *schedules); s++) {
         cf_choice choice;
         if (!cf_choice_parse(schedules[s], &choice)) return fprintf(stderr, "there is no schedule %s\n", schedules[s]), 1;
-        cf_fuse_plan plan = {.group = tp, .dtype = CF_FP32, .capacity = rows * C};
+        cf_fuse_config plan = {.group = tp, .dtype = CF_FP32, .capacity = rows * C};
         plan.algorithm = choice.algorithm, plan.slices = choice.slices;
         plan.name = "up", plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
         cf_fuse *gather = must(cf_fuse_create(context, plan));

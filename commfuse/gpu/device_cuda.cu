@@ -5,7 +5,7 @@
 // waits inside the CUDA library, because such a wait could not end when a peer is gone. cf_stream_sync() queries an event instead,
 // at first in a row, then with sleeps between, and lets the transport check its peers meanwhile.
 //
-// Moments are events in a ring. A moment's number is a running count, so a moment older than the ring is known to be forgotten
+// Events are kept in a ring. An event's number is a running count, so one older than the ring is known to be forgotten
 // and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
 // has a known time on the host's clock, and is renewed now and then, before the two clocks drift apart.
 //
@@ -25,7 +25,7 @@
 enum {
     STAGE_BYTES = 4 << 20, // pinned memory through which copies from pageable memory go
     STAGES = 8,
-    MOMENTS = 1 << 18,
+    EVENTS = 1 << 18,
     ADD_THREADS = 256,
     ADD_WAVES = 8, // blocks per multiprocessor, at most
     SUM_THREADS = 256,
@@ -42,21 +42,21 @@ struct cf_stream {
     cudaStream_t stream;
 };
 
-typedef struct moments {
-    cudaEvent_t event[MOMENTS];
-    int64_t recorded, created; // moments so far; events that exist
-} moments;
+typedef struct events {
+    cudaEvent_t event[EVENTS];
+    int64_t recorded, created; // events so far; events that exist
+} events;
 
 static struct {
     cudaDeviceProp properties;
     int least, greatest; // priorities
     void (*look)(void *argument);
     void *argument;
-    moments timed, untimed;
+    events timed, untimed;
     cudaStream_t clock;      // the base is recorded here, where nothing else is
     cudaEvent_t base, fresh; // fresh: perhaps the next base
     double base_ms;          // on the cf_now_ms clock
-    int64_t base_number;     // moments recorded before
+    int64_t base_number;     // events recorded before
     struct {
         void *memory;     // pinned
         cudaEvent_t read; // the device has copied from it
@@ -226,7 +226,7 @@ static void wait_for(cudaEvent_t event) {
 }
 
 void cf_stream_sync(cf_stream *stream) {
-    cf_moment_wait(cf_moment_untimed(stream));
+    cf_event_wait(cf_event_record_untimed(stream));
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
 }
 
@@ -235,64 +235,64 @@ void cf_cuda_watch(void (*look)(void *argument), void *argument) {
     device.argument = argument;
 }
 
-// --- moments ---
+// --- events ---
 
-static moments *of(cf_moment moment) {
-    return moment.number < 0 ? &device.untimed : &device.timed;
+static events *of(cf_event event) {
+    return event.number < 0 ? &device.untimed : &device.timed;
 }
 
-static cudaEvent_t event_of(cf_moment moment) {
-    const int64_t number = llabs(moment.number);
-    if (number == 0 || !cf_moment_remembered(moment))
-        cf_die("ask for it sooner, or synchronise more often", "moment %lld is not among the last %d of its kind",
-               (long long)moment.number, MOMENTS);
-    return of(moment)->event[number % MOMENTS];
+static cudaEvent_t event_of(cf_event event) {
+    const int64_t number = llabs(event.number);
+    if (number == 0 || !cf_event_remembered(event))
+        cf_die("ask for it sooner, or synchronise more often", "event %lld is not among the last %d of its kind",
+               (long long)event.number, EVENTS);
+    return of(event)->event[number % EVENTS];
 }
 
-static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
+static int64_t record(events *m, unsigned flags, cf_stream *stream) {
     const int64_t number = m->recorded + 1;
-    while (m->created <= number % MOMENTS) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created++], flags));
+    while (m->created <= number % EVENTS) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created++], flags));
     m->recorded = number;
-    CF_CUDA(cudaEventRecord(m->event[number % MOMENTS], cf_cuda_stream(stream)));
+    CF_CUDA(cudaEventRecord(m->event[number % EVENTS], cf_cuda_stream(stream)));
     return number;
 }
 
-cf_moment cf_moment_now(cf_stream *stream) {
+cf_event cf_event_record(cf_stream *stream) {
     if (device.base_ms == 0) renew_base();
     return {0, record(&device.timed, cudaEventDefault, stream)};
 }
 
-cf_moment cf_moment_untimed(cf_stream *stream) {
+cf_event cf_event_record_untimed(cf_stream *stream) {
     return {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
 }
 
 // The event enqueued first is the first argument, so a difference is negative only if events of two streams passed in the other
 // order.
-double cf_moment_ms(cf_moment moment) {
-    cudaEvent_t event = event_of(moment);
+double cf_event_ms(cf_event event) {
+    cudaEvent_t recorded = event_of(event);
     float ms = 0;
-    if (moment.number > device.base_number) {
-        CF_CUDA(cudaEventElapsedTime(&ms, device.base, event));
+    if (event.number > device.base_number) {
+        CF_CUDA(cudaEventElapsedTime(&ms, device.base, recorded));
         return device.base_ms + ms;
     }
-    CF_CUDA(cudaEventElapsedTime(&ms, event, device.base));
+    CF_CUDA(cudaEventElapsedTime(&ms, recorded, device.base));
     return device.base_ms - ms;
 }
 
-bool cf_moment_passed(cf_moment moment) {
-    return event_passed(event_of(moment));
+bool cf_event_passed(cf_event event) {
+    return event_passed(event_of(event));
 }
 
-void cf_moment_wait(cf_moment moment) {
-    if (cf_moment_remembered(moment)) wait_for(event_of(moment));
+void cf_event_wait(cf_event event) {
+    if (cf_event_remembered(event)) wait_for(event_of(event));
 }
 
-bool cf_moment_remembered(cf_moment moment) {
-    return llabs(moment.number) > of(moment)->recorded - MOMENTS;
+bool cf_event_remembered(cf_event event) {
+    return llabs(event.number) > of(event)->recorded - EVENTS;
 }
 
-void cf_stream_after(cf_stream *stream, cf_moment moment) {
-    CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(moment), 0));
+void cf_stream_after(cf_stream *stream, cf_event event) {
+    CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(event), 0));
 }
 
 // --- work ---
@@ -422,8 +422,8 @@ static __global__ void compare_words(const uint64_t *expected, const uint64_t *f
                                      cf_difference *difference) {
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
         if (expected[i] == found[i]) continue;
-        unsigned long long *place = (unsigned long long *)&difference->place;
-        if (atomicCAS(place, 0ull, (unsigned long long)(1 + i)) != 0) continue;
+        unsigned long long *index = (unsigned long long *)&difference->index;
+        if (atomicCAS(index, 0ull, (unsigned long long)(1 + i)) != 0) continue;
         for (int k = 0; k < CF_ABOUTS; k++) difference->about[k] = what.about[k];
         difference->expected = expected[i];
         difference->found = found[i];

@@ -28,7 +28,7 @@ enum {
     // Of a pair, for NCCL's exchanges: 16 reach an NVLink's rate; each takes a multiprocessor from products beside it, and memory
     // in NCCL. Transfers between replicas have a whole pass to hide in.
     CHANNELS = 16,
-    CHANNELS_WITH_SLACK = 4,
+    CHANNELS_LOW_PRIORITY = 4,
     BLOCKS_MAX = 64, // of an NCCL kernel
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
@@ -45,7 +45,7 @@ typedef struct flight { // a copy of a request's facts: its own memory may hold 
     char label[64];
     int layer, step;
     int send_to, recv_from; // world ranks; -1: none
-    cf_moment begin, arrival, end;
+    cf_event begin, arrival, end;
     int64_t launches;
     double waiting_ms; // how long looks have found it begun and not ended
 } flight;
@@ -73,7 +73,7 @@ static flight *flight_at(cuda_state *s, int64_t index) {
 }
 
 static void forget_complete(cuda_state *s) {
-    for (; s->oldest < s->posted && cf_moment_passed(flight_at(s, s->oldest)->end); s->oldest++)
+    for (; s->oldest < s->posted && cf_event_passed(flight_at(s, s->oldest)->end); s->oldest++)
         s->launches -= flight_at(s, s->oldest)->launches;
 }
 
@@ -83,7 +83,7 @@ static flight *longest_waiting(cuda_state *s, double waited_ms) {
     forget_complete(s);
     for (int64_t i = s->oldest; i < s->posted; i++) {
         flight *f = flight_at(s, i);
-        if (!cf_moment_passed(f->begin) || cf_moment_passed(f->end)) continue;
+        if (!cf_event_passed(f->begin) || cf_event_passed(f->end)) continue;
         f->waiting_ms += waited_ms;
         if (!longest || f->waiting_ms > longest->waiting_ms) longest = f;
     }
@@ -93,7 +93,7 @@ static flight *longest_waiting(cuda_state *s, double waited_ms) {
 
 // The peer whose half of the exchange is missing, as a world rank; -1: several ranks may be late.
 static int missing_peer(const flight *f) {
-    bool received = f->recv_from < 0 || cf_moment_passed(f->arrival);
+    bool received = f->recv_from < 0 || cf_event_passed(f->arrival);
     bool together = f->arrival.number == f->end.number; // neither half ends before the other
     if (!received && together && f->send_to >= 0 && f->send_to != f->recv_from) return -1;
     return received ? f->send_to : f->recv_from;
@@ -206,7 +206,7 @@ static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
     for (int i = 0; i < s->bound; i++) {
         const cf_wire *wire = s->wires[i];
-        if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
+        if (wire && wire->posted > wire->waited && !wire->group->low_priority) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
     cf_cuda_left = blocks < most ? blocks : most;
@@ -232,9 +232,9 @@ static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
     return wire->waiter == stream && r->end.number <= wire->waited;
 }
 
-static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     cf_wire *wire = wire_for(r);
-    cf_moment when = point == CF_ARRIVED ? r->arrival : r->end;
+    cf_event when = point == CF_ARRIVED ? r->arrival : r->end;
     cf_stream_after(stream, point == CF_ARRIVED ? r->here : r->end);
     if (wire->waiter != stream) wire->waited = 0;
     wire->waiter = stream;
@@ -291,7 +291,7 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
-    int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
+    int blocks = (group->low_priority ? CHANNELS_LOW_PRIORITY : CHANNELS) * group->size;
     if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
@@ -381,7 +381,7 @@ static void close_transport(cf_transport *t) {
     cf_stream_free(stream);
     cf_cuda_watch(NULL, NULL);
     goes_on(s);
-    cf_min_host(t, 0); // all ranks are here
+    cf_allreduce_min(t, 0); // all ranks are here
     cf_deadline_begin("groups end", s->bootstrap->timeout_s);
     for (int i = s->bound - 1; i >= 0; i--)
         if (s->wires[i]) s->wires[i]->close(s->wires[i]);

@@ -35,8 +35,8 @@ bool cf_word_is(uint32_t *word, uint32_t value);
 CF_EXTERN_C_END
 
 // When the stream that a request is posted on lets it begin.
-static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
-    return r->posted.number ? r->posted : cf_moment_untimed(stream);
+static inline cf_event cf_request_ready(const cf_request *r, cf_stream *stream) {
+    return r->posted.number ? r->posted : cf_event_record_untimed(stream);
 }
 
 // All ranks of the world call both at once, each with its group. Both use the bootstrap equally often whatever they find, so

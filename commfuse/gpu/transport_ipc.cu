@@ -19,7 +19,7 @@
 // each other. The streams must not share a hardware queue, hence CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group with
 // too many pairs for the queues left has one stream for each direction: transfers then follow each other in the order posted, as
 // over NCCL. If copies of several streams pass through one queue nevertheless, it helps that an exchange enqueues the write of
-// `ready` before its waits. One more stream joins both halves: it gives the moment when a request is complete.
+// `ready` before its waits. One more stream joins both halves: it gives the event when a request is complete.
 #include "transport_cuda.h"
 #include <cuda.h>
 #include <errno.h>
@@ -34,26 +34,26 @@ enum {
     OTHER_STREAMS = 3,
     FEW_STREAMS = 3, // one for each direction, and the one that joins them
     LINE = 64,
-    PLACES = 16, // of a pair, that the receiver's host may write before the sender's reads them
+    ADDRESSES = 16, // of a pair, that the receiver's host may write before the sender's reads them
     NAME_LENGTH = 48,
     MEMBERS_MAX = 64,
     STREAMS_MAX = 2 * MEMBERS_MAX + 1,
     ENTRY_VERSION = 12000
 };
-static_assert((PLACES & (PLACES - 1)) == 0, "n % PLACES must go on when the counter n wraps around");
+static_assert((ADDRESSES & (ADDRESSES - 1)) == 0, "n % ADDRESSES must go on when the counter n wraps around");
 
-typedef struct place {                       // where a message goes; the receiver's host writes it, the sender's reads it
+typedef struct address {                     // where a message goes; the receiver's host writes it, the sender's reads it
     alignas(LINE) uint32_t number;           // 2 n + 1 for message n; 0: the sender has read it
     alignas(LINE) cudaIpcMemHandle_t handle; // of the allocation
     const char *base;                        // its address in the receiver, which identifies it
     int64_t offset, bytes;
-} place;
+} address;
 
 typedef struct pair { // (sender, receiver); each word has a cache line
     alignas(LINE) uint32_t ready;
     alignas(LINE) uint32_t written;
     alignas(LINE) uint32_t barrier;
-    place places[PLACES]; // message n at n % PLACES
+    address addresses[ADDRESSES]; // message n at n % ADDRESSES
 } pair;
 
 typedef struct allocation { // this rank's, which peers may map, or a peer's, mapped
@@ -68,13 +68,13 @@ typedef struct allocations {
     int64_t count, room;
 } allocations;
 
-typedef struct lane { // one direction of one pair
+typedef struct connector { // one direction of one pair
     cf_stream *stream;
     pair *words, *host; // the GPU's and the host's address of the same pair
     uint32_t messages;  // posted
-    uint32_t met;       // messages whose place both hosts know
+    uint32_t met;       // messages whose address both hosts know
     allocations theirs; // the peer's, if it receives
-} lane;
+} connector;
 
 typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
@@ -86,10 +86,10 @@ typedef struct ipc_wire {
     pair *words; // the GPU's address of `shared`; NULL: not registered
     void *probe; // a little memory, to test whether peers can map it
     allocations mine;
-    lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
+    connector send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX], *join;
     int streams;
-    int offered, found; // requests of the unit in meet() whose place is written, whose place is read
+    int offered, found; // requests of the unit in meet() whose address is written, whose address is read
     uint32_t barriers;
     stream_word *wait_value, *write_value;
     unsigned flush; // flag of a wait that makes peers' writes to this GPU visible after it; 0: not needed
@@ -115,7 +115,7 @@ static const allocation *holder(ipc_wire *w, const cf_request *r) {
 }
 
 // The address of a peer's allocation in this process.
-static char *mapping(lane *l, const place *p) {
+static char *mapping(connector *l, const address *p) {
     for (allocation *a = l->theirs.list; a < l->theirs.list + l->theirs.count; a++)
         if (a->base == p->base) return a->mapped;
     allocation *a = add(&l->theirs);
@@ -134,8 +134,8 @@ static int64_t bytes_sent(const cf_request *r) {
 
 // False: the peer has not yet read an earlier one.
 static bool offer_place(ipc_wire *w, const cf_request *r) {
-    lane *l = &w->recv[r->recv_from];
-    place *p = &l->host->places[l->met % PLACES];
+    connector *l = &w->recv[r->recv_from];
+    address *p = &l->host->addresses[l->met % ADDRESSES];
     if (__atomic_load_n(&p->number, __ATOMIC_ACQUIRE) != 0) return false;
     const allocation *a = holder(w, r);
     p->handle = a->handle, p->base = a->base;
@@ -146,8 +146,8 @@ static bool offer_place(ipc_wire *w, const cf_request *r) {
 
 // False: the peer has not yet written it.
 static bool find_place(ipc_wire *w, cf_request *r) {
-    lane *l = &w->send[r->send_to];
-    place *p = &l->host->places[l->met % PLACES];
+    connector *l = &w->send[r->send_to];
+    address *p = &l->host->addresses[l->met % ADDRESSES];
     if (!cf_word_is(&p->number, 2 * l->met + 1)) return false;
     if (p->bytes != bytes_sent(r))
         cf_die(NULL, "%s: rank %d sends %lld bytes, rank %d receives %lld", r->label, r->group->world[r->group->rank],
@@ -187,14 +187,14 @@ static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t va
     word(w, w->wait_value, stream, at, value, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
 }
 
-// A send never waits for a moment that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
-static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
-    lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
-    lane *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
+// A send never waits for a event that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
+static void exchange(ipc_wire *w, cf_request *r, cf_event ready) {
+    connector *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
+    connector *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
     if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
-    r->begin = r->after[0] ? r->after[0]->arrival : cf_moment_now((in ? in : out)->stream); // the peer may send sooner
+    r->begin = r->after[0] ? r->after[0]->arrival : cf_event_record((in ? in : out)->stream); // the peer may send sooner
     if (bytes_sent(r) > 0) {
         await_word(w, out->stream, &out->words->ready, ++out->messages);
         for (int i = 0; i < 2; i++)
@@ -203,29 +203,29 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
         write_word(w, out->stream, &out->words->written, out->messages);
     }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
-    cf_stream_after(w->join, out ? cf_moment_untimed(out->stream) : ready);
-    r->here = in ? cf_moment_untimed(in->stream) : ready;
+    cf_stream_after(w->join, out ? cf_event_record_untimed(out->stream) : ready);
+    r->here = in ? cf_event_record_untimed(in->stream) : ready;
     cf_stream_after(w->join, r->here);
-    r->end = cf_moment_now(w->join);
-    r->arrival = in ? cf_moment_now(in->stream) : r->end;
+    r->end = cf_event_record(w->join);
+    r->arrival = in ? cf_event_record(in->stream) : r->end;
     if (!in) r->here = r->end;
 }
 
-static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
+static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
     uint32_t n = ++w->barriers;
     cf_stream_after(w->join, ready);
-    r->begin = cf_moment_now(w->join);
+    r->begin = cf_event_record(w->join);
     for (int i = 0; i < r->group->size; i++)
         if (i != r->group->rank) write_word(w, w->join, &w->send[i].words->barrier, n);
     for (int i = 0; i < r->group->size; i++)
         if (i != r->group->rank) await_word(w, w->join, &w->recv[i].words->barrier, n);
-    r->arrival = r->here = r->end = cf_moment_now(w->join);
+    r->arrival = r->here = r->end = cf_event_record(w->join);
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     ipc_wire *w = (ipc_wire *)wire;
     for (int i = 0; i < count; i++) {
-        cf_moment ready = cf_request_ready(&r[i], stream);
+        cf_event ready = cf_request_ready(&r[i], stream);
         if (r[i].kind == CF_REQUEST_EXCHANGE)
             exchange(w, &r[i], ready);
         else

@@ -98,9 +98,9 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire;
     cf_stream_after(w->stream, cf_request_ready(r, stream));
-    cf_moment begin = cf_moment_now(w->stream);
+    cf_event begin = cf_event_record(w->stream);
     enqueue(w, r, count, cf_cuda_stream(w->stream));
-    cf_moment here = cf_moment_untimed(w->stream), end = cf_moment_now(w->stream);
+    cf_event here = cf_event_record_untimed(w->stream), end = cf_event_record(w->stream);
     int blocks = blocks_of(w, r, count);
     if (wire->posted <= wire->waited || wire->blocks < blocks) wire->blocks = blocks;
     for (int i = 0; i < count; i++) r[i].begin = begin, r[i].here = here, r[i].arrival = r[i].end = end;

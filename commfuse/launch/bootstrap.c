@@ -68,13 +68,13 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
 }
 
 // The kernel's boot_id distinguishes machines with one name, the name containers on one kernel.
-typedef struct place {
+typedef struct location {
     char host[64], boot[40];
     cpu_set_t cores;
-} place;
+} location;
 
 void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
-    place mine, *all = cf_host_alloc(b->size, sizeof *all, "the places of ranks");
+    location mine, *all = cf_host_alloc(b->size, sizeof *all, "the hosts of ranks");
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
@@ -86,7 +86,7 @@ void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     b->allgather(b, &mine, all, (int64_t)sizeof mine);
     b->local_rank = b->local_size = 0;
     for (int rank = 0; rank < b->size; rank++) {
-        if (memcmp(&all[rank], &mine, offsetof(place, cores)) != 0) continue;
+        if (memcmp(&all[rank], &mine, offsetof(location, cores)) != 0) continue;
         cpu_set_t both;
         CPU_AND(&both, &own, &all[rank].cores);
         shared |= rank != b->rank && CPU_COUNT(&both) > 0;

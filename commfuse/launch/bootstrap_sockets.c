@@ -21,7 +21,7 @@
 #include "bootstrap.h"
 #include "../device.h"
 #include "../base/die.h"
-#include "../base/printable.h"
+#include "../base/sanitize.h"
 #include "secret.h"
 #include "watch.h"
 #include <dirent.h>
@@ -302,7 +302,7 @@ static void receive_hello(sockets *s, connection *c) {
     bool joins = receive_frame(c, &h, &said, sizeof said, 0) == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
     if (joins) {
         said.host[HOST_LENGTH - 1] = 0;
-        memcpy(c->host, cf_printable(said.host), sizeof c->host);
+        memcpy(c->host, cf_sanitize(said.host), sizeof c->host);
         check_hello(s, &said, reason);
         joins = send_frame(s, c, REPLY, reason, (int64_t)strlen(reason) + 1, 0) && !*reason;
     }
@@ -317,10 +317,10 @@ static void receive_hello(sockets *s, connection *c) {
 
 static void accept_strangers(sockets *s, int listener) {
     for (int i = 0; i < ACCEPTS; i++) {
-        connection *place = NULL, *oldest = s->connection + s->ranks; // there is at least one place
+        connection *slot = NULL, *oldest = s->connection + s->ranks; // there is at least one slot
         for (connection *c = oldest; c < s->connection + s->strangers_end; c++) {
             if (c->fd < 0)
-                place = c;
+                slot = c;
             else if (c->since_s < oldest->since_s)
                 oldest = c;
         }
@@ -328,13 +328,13 @@ static void accept_strangers(sockets *s, int listener) {
         if (fd < 0 && errno == EMFILE) out_of_files(s);
         if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
         if (fd < 0) return;
-        if (!place) close_stranger(place = oldest);
-        *place = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
+        if (!slot) close_stranger(slot = oldest);
+        *slot = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
         set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
-        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) close_stranger(place);
+        if (!send_frame(s, slot, CHALLENGE, &random, sizeof random, 0)) close_stranger(slot);
     }
 }
 

@@ -23,7 +23,7 @@
 #include "watch.h"
 #include "../device.h"
 #include "../base/die.h"
-#include "../base/printable.h"
+#include "../base/sanitize.h"
 #include "secret.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -221,7 +221,7 @@ static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes, const struct s
     const cf_mac code = code_of(w, p);
     if (!cf_mac_equal(&code, &p->code)) return false;
     at->label[LABEL_BYTES - 1] = 0;
-    cf_printable(at->label);
+    cf_sanitize(at->label);
     return at->peer == -1 || is_rank(w, at->peer);
 }
 

@@ -43,7 +43,7 @@ typedef struct cf_hardware {
     double tile_depth; // start and end of a tile, as elements of the inner dimension
     double memory_bytes_per_s;
     double kernel_s;  // overhead of a kernel
-    double moment_s;  // time that noting a time takes on the stream
+    double event_s;   // time that an event with a time takes on the stream
     double start_s;   // from a post on a stream until its transfer asks for multiprocessors
     double call_s;    // host: start of a kernel, post or wait
     double word_s;    // host: reading and processing four bytes from the device

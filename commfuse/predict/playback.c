@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double MOMENT = 1e-9; // ms: tolerance of rounding
+static const double ROUNDING = 1e-9; // ms: tolerance of rounding
 
 enum { WAVES = 64 };
 
@@ -30,12 +30,12 @@ typedef struct stream {
 typedef struct player {
     const cf_record *record;
     stream stream[CF_STREAMS];
-    flight *flight;      // one for each unit
-    int held;            // multiprocessors, by units
-    double host_ms;      // end of the last SYNC
-    int first[CF_LANES]; // units before it are done, or of other lanes
-    int open, posted;    // units before `open` are done, those from `posted` on are not posted
-    double step_ms[2];   // when the last two steps began
+    flight *flight;       // one for each unit
+    int held;             // multiprocessors, by units
+    double host_ms;       // end of the last SYNC
+    int first[CF_QUEUES]; // units before it are done, or of other queues
+    int open, posted;     // units before `open` are done, those from `posted` on are not posted
+    double step_ms[2];    // when the last two steps began
     cf_played sum;
 } player;
 
@@ -62,19 +62,19 @@ static bool arrived(const playback *b, const player *p, int unit) {
     for (int i = 0; i < b->players; i++) {
         const player *from = &b->player[i];
         if (!(u->receives_from >> i & 1)) continue;
-        if (!(from->flight[unit].sent_ms <= b->now_ms + MOMENT)) return false;
+        if (!(from->flight[unit].sent_ms <= b->now_ms + ROUNDING)) return false;
     }
     return p->flight[unit].posted;
 }
 
 static bool complete(const playback *b, const player *p, int unit) {
-    return p->flight[unit].sent_ms <= b->now_ms + MOMENT && arrived(b, p, unit);
+    return p->flight[unit].sent_ms <= b->now_ms + ROUNDING && arrived(b, p, unit);
 }
 
 static bool drained(const flight *f) {
     double left = 0;
     for (int l = 0; l < CF_LINKS; l++) left += f->remaining_ms[l];
-    return f->started && left <= MOMENT;
+    return f->started && left <= ROUNDING;
 }
 
 static bool receivers_ready(const playback *b, const player *p, int unit) {
@@ -96,12 +96,12 @@ static int unused(const playback *b, const player *p) {
 static bool move_units(playback *b, player *p) {
     const cf_record *r = p->record;
     bool moved = false;
-    for (int lane = 0; lane < CF_LANES; lane++)
-        for (; p->first[lane] < r->units; p->first[lane]++) {
-            const int unit = p->first[lane];
+    for (int queue = 0; queue < CF_QUEUES; queue++)
+        for (; p->first[queue] < r->units; p->first[queue]++) {
+            const int unit = p->first[queue];
             const cf_record_unit *u = &r->unit[unit];
             flight *f = &p->flight[unit];
-            if (u->lane != lane) continue;
+            if (u->queue != queue) continue;
             if (!f->posted) break;
             if (f->startable_ms == INFINITY) {
                 bool all = true;
@@ -110,7 +110,7 @@ static bool move_units(playback *b, player *p) {
                 f->startable_ms = b->now_ms + 1e3 * b->hardware->start_s;
             }
             if (!f->ready) {
-                if (f->startable_ms > b->now_ms + MOMENT) break;
+                if (f->startable_ms > b->now_ms + ROUNDING) break;
                 const int needed =
                     b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0; // CPU: compute_speed()
                 const int wanted = needed - f->held, given = unused(b, p) < wanted ? unused(b, p) : wanted;
@@ -138,10 +138,10 @@ static bool move_units(playback *b, player *p) {
 
 static void add_exposed(cf_played *sum, const char *label, double ms) {
     int i = 0;
-    while (i < sum->places && strcmp(sum->place[i].label, label) != 0) i++;
-    if (i == CF_PLACES) i--;
-    if (i == sum->places) snprintf(sum->place[sum->places++].label, sizeof sum->place[0].label, "%s", label);
-    sum->place[i].ms += ms, sum->exposed_ms += ms;
+    while (i < sum->operations && strcmp(sum->operation[i].label, label) != 0) i++;
+    if (i == CF_EXPOSED) i--;
+    if (i == sum->operations) snprintf(sum->operation[sum->operations++].label, sizeof sum->operation[0].label, "%s", label);
+    sum->operation[i].ms += ms, sum->exposed_ms += ms;
 }
 
 // The next entry of a stream; NULL: none.
@@ -158,18 +158,18 @@ static void next_entry(const player *p, stream *s) {
 static bool must_wait(const player *p, const stream *s) {
     const stream *other = &p->stream[s == p->stream];
     const bool sooner = other->began_ms < s->began_ms || (other->began_ms == s->began_ms && other < s);
-    return other->working && sooner && (other->remaining_ms > MOMENT || other->blocks[0] + other->blocks[1] > 0);
+    return other->working && sooner && (other->remaining_ms > ROUNDING || other->blocks[0] + other->blocks[1] > 0);
 }
 
 // Starts blocks on unused multiprocessors. Returns whether all blocks have ended.
 static bool start_blocks(playback *b, player *p, stream *s, const cf_record_entry *e) {
-    for (int i = 0; i < 2 && s->remaining_ms <= MOMENT && !must_wait(p, s); i++) {
+    for (int i = 0; i < 2 && s->remaining_ms <= ROUNDING && !must_wait(p, s); i++) {
         const int count = s->blocks[i] < unused(b, p) ? (int)s->blocks[i] : unused(b, p);
         if (count == 0 || s->waves == WAVES) continue;
         s->wave[s->waves].count = count, s->wave[s->waves++].remaining_ms = e->block_ms[i];
         s->blocks[i] -= count, s->computing += count;
     }
-    return s->remaining_ms <= MOMENT && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
+    return s->remaining_ms <= ROUNDING && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
 }
 
 // Runs the next entry of a stream, if it can run now.
@@ -184,7 +184,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
         next_entry(p, s);
         return true;
     }
-    if (p->host_ms + e->host_ms > b->now_ms + MOMENT) return false;
+    if (p->host_ms + e->host_ms > b->now_ms + ROUNDING) return false;
     switch (e->kind) {
     case CF_DO_KERNEL:
     case CF_DO_MOMENT:
@@ -204,7 +204,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
                                             : !complete(b, p, e->unit))
             return false;
         s->waiting = false;
-        if (e->unit >= 0 && b->now_ms > s->began_ms + MOMENT)
+        if (e->unit >= 0 && b->now_ms > s->began_ms + ROUNDING)
             add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, s->began_ms, b->now_ms);
         break;
     case CF_DO_SYNC:
@@ -257,17 +257,17 @@ static double advance_stream(player *p, stream *s, double now_ms, double compute
     const cf_record_entry *e = entry_of(p, s);
     double next = INFINITY;
     if (!e) return next;
-    if (s->working && s->remaining_ms > MOMENT) { // work of the whole device, or the start-up time before blocks
+    if (s->working && s->remaining_ms > ROUNDING) { // work of the whole device, or the start-up time before blocks
         if (ms >= 0) s->remaining_ms -= ms * compute_speed * share;
         if (share > 0) next = s->remaining_ms / (compute_speed * share);
     }
     for (int i = 0; i < s->waves; i++) {
         if (ms >= 0) s->wave[i].remaining_ms -= ms * compute_speed;
         next = fmin(next, s->wave[i].remaining_ms / compute_speed);
-        if (s->wave[i].remaining_ms <= MOMENT) s->computing -= s->wave[i].count, s->wave[i--] = s->wave[--s->waves];
+        if (s->wave[i].remaining_ms <= ROUNDING) s->computing -= s->wave[i].count, s->wave[i--] = s->wave[--s->waves];
     }
     const double issue = p->host_ms + e->host_ms - now_ms;
-    return !s->working && issue > MOMENT ? fmin(next, issue) : next;
+    return !s->working && issue > ROUNDING ? fmin(next, issue) : next;
 }
 
 // Time until something of a player ends. ms >= 0: first lets this much time pass.
@@ -294,14 +294,14 @@ static double advance(playback *b, player *p, double ms) {
         for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = link_share(b, p, l, bulk);
     for (int i = p->open; i < p->posted; i++) {
         flight *f = &p->flight[i];
-        if (f->startable_ms < INFINITY && f->startable_ms > b->now_ms + MOMENT) next = fmin(next, f->startable_ms - b->now_ms);
+        if (f->startable_ms < INFINITY && f->startable_ms > b->now_ms + ROUNDING) next = fmin(next, f->startable_ms - b->now_ms);
         if (!f->started) continue;
         if (f->sent_ms < INFINITY && f->sent_ms > b->now_ms) next = fmin(next, f->sent_ms - b->now_ms);
         for (int l = 0; l < b->hardware->links; l++) {
             double rate = speeds[l][p->record->unit[i].bulk];
             if (f->remaining_ms[l] <= 0) continue;
             if (ms >= 0) f->remaining_ms[l] -= ms * rate;
-            if (ms >= 0 && f->remaining_ms[l] < MOMENT) f->remaining_ms[l] = 0;
+            if (ms >= 0 && f->remaining_ms[l] < ROUNDING) f->remaining_ms[l] = 0;
             if (rate > 0) next = fmin(next, f->remaining_ms[l] / rate);
         }
     }
@@ -319,7 +319,7 @@ static void start(playback *b, const cf_record *const *records) {
         p->flight = cf_host_alloc(p->record->units, sizeof *p->flight, "a playback");
         bool same = p->record->units == records[0]->units;
         for (int u = 0; same && u < p->record->units; u++) {
-            same = p->record->unit[u].lane == records[0]->unit[u].lane;
+            same = p->record->unit[u].queue == records[0]->unit[u].queue;
             p->flight[u].sent_ms = p->flight[u].startable_ms = INFINITY;
         }
         if (!same) cf_die(NULL, "ranks 0 and %d post different units", i);
@@ -327,7 +327,7 @@ static void start(playback *b, const cf_record *const *records) {
 }
 
 static int longest_first(const void *x, const void *y) {
-    double a = ((const cf_place_exposed *)x)->ms, b = ((const cf_place_exposed *)y)->ms;
+    double a = ((const cf_exposed *)x)->ms, b = ((const cf_exposed *)y)->ms;
     return (a < b) - (a > b);
 }
 
@@ -346,7 +346,7 @@ static cf_played result_of(playback *b) {
         if (p == b->player || p->sum.exposed_ms > result.exposed_ms) result = p->sum;
     }
     result.step_ms = to - from;
-    qsort(result.place, (size_t)result.places, sizeof *result.place, longest_first);
+    qsort(result.operation, (size_t)result.operations, sizeof *result.operation, longest_first);
     return result;
 }
 

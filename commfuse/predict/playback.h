@@ -4,7 +4,7 @@
 //   kernels     run in order on each of the two streams, once the host has started them. GPU: a block keeps its multiprocessor to
 //               its end; the earlier kernel starts all its blocks before the later one; work for the whole device shares the
 //               multiprocessors that blocks and units leave. CPU: transfers slow kernels down by the share that they take
-//   units       of a lane go in order. A lane is a group's, with another one for bulk (CPU) or for native collectives, which have
+//   units       of a queue go in order. A queue is a group's, with another one for bulk (CPU) or for native collectives, which have
 //               their own communicator (GPU). A unit goes when it is posted, the units that it waits for have arrived, start_s has
 //               passed, it has its multiprocessors (GPU: it gets free ones before kernels do and keeps them until it has
 //               arrived), the unit before it has arrived (GPU) or left (CPU), and its receivers are ready (GPU) or have posted it
@@ -18,11 +18,11 @@
 #include "record.h"
 #include "../trace.h"
 
-enum { CF_PLACES = 64 };
-typedef struct cf_place_exposed {
+enum { CF_EXPOSED = 64 };
+typedef struct cf_exposed {
     char label[48];
     double ms;
-} cf_place_exposed;
+} cf_exposed;
 
 typedef struct cf_played { // of the last step that begins and ends
     double step_ms;        // from the last player's begin to the last player's end
@@ -30,8 +30,8 @@ typedef struct cf_played { // of the last step that begins and ends
     double work_ms[CF_WORK_KINDS], exposed_ms, host_ms; // kernels, each alone; waits for units; waits for the host
     double slowed_ms; // delays of kernels by other work, minus the time in which both streams compute
     double comm_ms;   // with units in flight
-    int places;
-    cf_place_exposed place[CF_PLACES]; // exposed, by operation; the longest first
+    int operations;
+    cf_exposed operation[CF_EXPOSED]; // exposed, by operation; the longest first
 } cf_played;
 
 // records: of every player, the same steps. events: NULL, or a list for each player, to be freed by the caller. Dies on a deadlock,

@@ -14,10 +14,10 @@ cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
     return e;
 }
 
-cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int lane) {
+cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int queue) {
     r->unit = cf_host_grow(r->unit, &r->room[1], r->units + 1, sizeof *r->unit, purpose);
     cf_record_unit *u = &r->unit[r->units++];
-    *u = (cf_record_unit){.layer = -1, .lane = lane, .after = {-1, -1}};
+    *u = (cf_record_unit){.layer = -1, .queue = queue, .after = {-1, -1}};
     snprintf(u->label, sizeof u->label, "%s", label);
     return u;
 }

@@ -1,5 +1,5 @@
 // The work of one rank in its steps, recorded instead of done: kernels with their predicted times, and units of requests as they
-// are posted and waited for. The third twins of device, transport (planned.c) and kernels (layers/kernels_planned.c) write it;
+// are posted and waited for. The third twins of device, transport (recorder.c) and kernels (layers/kernels_recorded.c) write it;
 // playback.h predicts how long it takes when all ranks do it.
 #pragma once
 
@@ -27,7 +27,7 @@ typedef struct cf_record_entry {
     int stream;
     int unit;         // POST and WAIT
     const char *name; // KERNEL; a constant
-    double ms;        // KERNEL, if it has the device alone; MOMENT
+    double ms;        // KERNEL, if it has the device alone; EVENT
     // KERNEL: after its start-up time, blocks[i] blocks of block_ms[i] each on one multiprocessor; none: the whole device works on it
     // for `ms`
     int64_t blocks[2];
@@ -40,7 +40,7 @@ typedef struct cf_record_entry {
 // players.
 typedef struct cf_record_unit {
     char label[48];
-    int layer, lane;
+    int layer, queue;
     uint64_t sends_to, receives_from; // players, one bit each
     double wire_ms[CF_LINKS];         // time on each of this rank's links, if alone there
     double latency_ms, taken;
@@ -49,7 +49,7 @@ typedef struct cf_record_unit {
     bool bulk;
 } cf_record_unit;
 
-enum { CF_LANES = 16 };
+enum { CF_QUEUES = 16 };
 typedef struct cf_record {
     const cf_hardware *hardware;
     int world, rank, players; // world: number of ranks; rank: the one recorded
@@ -58,20 +58,20 @@ typedef struct cf_record {
     cf_record_unit *unit;
     int64_t entries, units, room[2];
     double host_ms;
-    // 1 + the last unit posted in lane 0 that takes multiprocessors; 1 + the last unit of each lane that was waited for, on stream
+    // 1 + the last unit posted in queue 0 that takes multiprocessors; 1 + the last unit of each queue that was waited for, on stream
     // `waiter`
-    int64_t posted, done[CF_LANES];
-    int waiter[CF_LANES];
+    int64_t posted, done[CF_QUEUES];
+    int waiter[CF_QUEUES];
 } cf_record;
 
 // Append an entry, a unit.
 cf_record_entry *cf_record_add(cf_record *record, cf_record_kind kind);
-cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int lane);
+cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int queue);
 // Moves the record to the caller; the next one begins empty.
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);
 
-// planned.c: adds a kernel to this program's record. It moves `bytes` bytes and has `parts` parts, each of which takes one
+// recorder.c: adds a kernel to this program's record. It moves `bytes` bytes and has `parts` parts, each of which takes one
 // multiprocessor part_s seconds; 0 parts: the whole device works on it for part_s. In a persistent product one block on each
 // multiprocessor computes the parts, one after another.
 struct cf_stream;

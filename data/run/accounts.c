@@ -1,10 +1,10 @@
 // See accounts.h. No error here ends a run: accounts that cannot be read begin at zero; a failed write is ignored.
 #include "accounts.h"
 #include "../../commfuse/device.h"
-#include "../durable.h"
+#include "../atomic_file.h"
 #include "../input.h"
 #include "../json.h"
-#include "recipe.h"
+#include "derived.h"
 #include <time.h>
 
 enum { MAX_BYTES = 4096 };
@@ -57,7 +57,7 @@ void accounts_store(accounts *a, bool ended) {
     cJSON_AddBoolToObject(object, "ended", ended);
     char *text = cJSON_Print(object);
     cJSON_Delete(object);
-    if (text) durable_replace(a->path, text, (int64_t)strlen(text), true, NULL);
+    if (text) atomic_file_replace(a->path, text, (int64_t)strlen(text), true, NULL);
     cJSON_free(text);
     a->stored_ms = now;
 }
@@ -124,9 +124,9 @@ static rank_totals merge(const rank_totals *all, int ranks) {
 }
 
 // The first limit that applies, by the costs of a transfer on this machine. option: what to try.
-static const char *bound_of(const cf_trace_total *t, double hidden, const cf_costs *costs, const options *o, char *option,
+static const char *bound_of(const cf_trace_total *t, double hidden, const cf_costs *costs, const options *opt, char *option,
                             size_t room) {
-    const cf_choice schedule = recipe_schedule(o);
+    const cf_choice schedule = derived_schedule(opt);
     const bool blocking = schedule.algorithm && schedule.algorithm->blocking,
                cut = schedule.algorithm && schedule.algorithm->native;
     const double latency_s = (double)t->transfers * costs->latency_s, wire_s = (double)t->bytes / costs->bytes_per_s;
@@ -136,10 +136,10 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
         snprintf(option, room, "--overlap auto");
         return "blocking";
     }
-    if (!costs->spare && o->threads > 1) snprintf(option, room, "--threads %ld", o->threads - 1);
-    if (!costs->spare && o->threads <= 1) snprintf(option, room, "fewer ranks on a host");
+    if (!costs->spare && opt->threads > 1) snprintf(option, room, "--threads %ld", opt->threads - 1);
+    if (!costs->spare && opt->threads <= 1) snprintf(option, room, "fewer ranks on a host");
     if (!costs->spare) return "no core to spare";
-    snprintf(option, room, "--micro-batch %ld", 2 * o->micro_batch);
+    snprintf(option, room, "--micro-batch %ld", 2 * opt->micro_batch);
     if (latency_s > wire_s && schedule.algorithm && schedule.slices > 1)
         snprintf(option, room, "--overlap %s:%d", schedule.algorithm->name, schedule.slices / 2);
     if (latency_s > wire_s) return "latency";
@@ -147,7 +147,7 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
     return cut ? "chunking" : "bandwidth";
 }
 
-void accounts_audit(const cf_trace *trace, cf_transport *transport, const options *o, logfile *log) {
+void accounts_audit(const cf_trace *trace, cf_transport *transport, const options *opt, logfile *log) {
     rank_totals mine = {0};
     const cf_trace_total *totals = cf_trace_totals(trace, &mine.count, &mine.steps);
     memcpy(mine.total, totals, (size_t)mine.count * sizeof *totals);
@@ -161,7 +161,7 @@ void accounts_audit(const cf_trace *trace, cf_transport *transport, const option
         const cf_trace_total *t = &sum.total[i];
         const double hidden = t->comm_ms > t->exposed_ms ? 1 - t->exposed_ms / t->comm_ms : 0;
         char option[64];
-        const char *bound = bound_of(t, hidden, &transport->costs, o, option, sizeof option);
+        const char *bound = bound_of(t, hidden, &transport->costs, opt, option, sizeof option);
         if (i < SHOWN)
             cf_print(stdout, "  %-36s %8.3f, exposed %8.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share,
                      t->exposed_ms * share, 100 * hidden, bound, option);

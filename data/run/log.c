@@ -4,7 +4,7 @@
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
 #include "../../commfuse/base/streams.h"
-#include "../durable.h"
+#include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -80,13 +80,13 @@ static bool stays(const cJSON *line, const log_resume *resume) {
 // Replaces the log by the lines that stay. False, with the log unchanged, if its first "config" is of another run.
 static bool cut(const logfile *log, const log_resume *resume) {
     problem why;
-    durable_file replacement;
+    atomic_file replacement;
     char *text = NULL;
     size_t room = 0;
     bool ours = false, others = false;
     FILE *from = fopen(log->path, "r");
     if (!from) die_unwritable(log->path);
-    bool ok = durable_create(&replacement, log->path, -1, &why);
+    bool ok = atomic_file_create(&replacement, log->path, -1, &why);
     for (ssize_t length; ok && !others && (length = getline(&text, &room, from)) > 0;) {
         if (text[length - 1] != '\n') break; // cut short
         cJSON *line = cJSON_Parse(text);
@@ -94,12 +94,12 @@ static bool cut(const logfile *log, const log_resume *resume) {
             ours = json_is(line, "run", resume->run);
             others = !ours;
         }
-        if (stays(line, resume)) ok = durable_append(&replacement, text, length, &why);
+        if (stays(line, resume)) ok = atomic_file_append(&replacement, text, length, &why);
         cJSON_Delete(line);
     }
-    ok = ok && (!ferror(from) || durable_problem(&why, "cannot read", log->path, -1)) &&
-         (!ours || durable_commit(&replacement, &why));
-    durable_abandon(&replacement);
+    ok = ok && (!ferror(from) || atomic_file_problem(&why, "cannot read", log->path, -1)) &&
+         (!ours || atomic_file_commit(&replacement, &why));
+    atomic_file_abandon(&replacement);
     fclose(from);
     free(text);
     if (!ok) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
@@ -149,12 +149,12 @@ void log_end(logfile *log) {
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
-    cf_printable(text);
+    cf_sanitize(text);
     text[length] = '\n'; // in place of the terminator
-    bool written = durable_write(log->fd, text, length + 1);
+    bool written = atomic_file_write(log->fd, text, length + 1);
     struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
     if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
-        written = durable_write(log->fd, text, length + 1);
+        written = atomic_file_write(log->fd, text, length + 1);
     if (!written && !log->failing)
         cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                  strerror(errno));

@@ -22,7 +22,7 @@ logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet
 
 // FIELD("loss", 3.2): a number, a text, or a bool, which is written only if it is true. Numbers keep all digits (NaN and infinity
-// become null); whole numbers are exact below 2^53. A byte that may not be printed (printable.h) becomes '?'. A field without a name
+// become null); whole numbers are exact below 2^53. A byte that may not be printed (sanitize.h) becomes '?'. A field without a name
 // is left out.
 typedef struct log_field {
     const char *name, *text; // text NULL: a number or a bool

@@ -51,8 +51,8 @@ static bool set_number(void *field, const option_row *row, const char *text, pro
     return true;
 }
 
-static bool set(options *o, const option_row *row, const char *text, problem *why) {
-    void *field = (char *)o + row->offset;
+static bool set(options *opt, const option_row *row, const char *text, problem *why) {
+    void *field = (char *)opt + row->offset;
     if (row->type == OPTION_INT || row->type == OPTION_REAL) return set_number(field, row, text, why);
     if (row->type == OPTION_FLAG) {
         *(bool *)field = *text != 0;
@@ -101,7 +101,7 @@ static const option_row *find(const char *name, size_t length) {
 // --- the command line --------------------------------------------------------------------------------------
 
 // Sets the option in argv[*at]; *at becomes the last argument used.
-static bool set_argument(options *o, int argc, char **argv, int *at, problem *why) {
+static bool set_argument(options *opt, int argc, char **argv, int *at, problem *why) {
     const char *argument = argv[*at], *name = argument + strspn(argument, "-");
     const char *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
@@ -112,28 +112,28 @@ static bool set_argument(options *o, int argc, char **argv, int *at, problem *wh
                             : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
                                                           : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
-    o->given[row - options_table] = true;
+    opt->given[row - options_table] = true;
 
     if (row->type == OPTION_FLAG) {
         if (equals) return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX, equals + 1);
-        return set(o, row, "yes", why);
+        return set(opt, row, "yes", why);
     }
     const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
     if (*value == 0 || (!equals && strncmp(value, "--", 2) == 0))
         return problem_set(why, row->help, "--%s needs a value, but %s%.*s", row->name,
                            *value ? "the next argument is " : "there is none", ECHO_MAX, value);
-    return set(o, row, value, why);
+    return set(opt, row, value, why);
 }
 
 // An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line overrides it.
-static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *why) {
+static bool set_item(options *opt, const cJSON *file, const cJSON *item, problem *why) {
     const size_t length = strlen(item->string);
     const option_row *row = find(item->string, length);
     const char *text = cJSON_GetStringValue(item);
     char number[JSON_NUMBER_TEXT];
     options checked_only;
     if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
-    bool *given = &o->given[row - options_table];
+    bool *given = &opt->given[row - options_table];
     const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
     if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
     if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
@@ -146,7 +146,7 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
     if (json_repeated(file, item)) return problem_set(why, NULL, "--%s appears twice", row->name);
     if (row == &options_table[OPTION_config])
         return problem_set(why, "put all options into one", "--config in a file is not allowed");
-    if (!set(*given ? &checked_only : o, row, text, why)) return false;
+    if (!set(*given ? &checked_only : opt, row, text, why)) return false;
     *given |= *text != 0;
     return true;
 }
@@ -163,15 +163,15 @@ static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
 }
 
 // The first line of a log has all values of its run, and the names of those that were given: only these are read.
-static bool read_config(options *o, problem *why) {
+static bool read_config(options *opt, problem *why) {
     static cJSON *config; // options point into it
     char name[1024];
     bool listed[OPTIONS] = {false};
     problem wrong = {"", ""};
     int64_t bytes;
-    char *text = input_read_all("--config", o->config, CONFIG_MAX, &bytes, why);
+    char *text = input_read_all("--config", opt->config, CONFIG_MAX, &bytes, why);
     if (!text) return false;
-    snprintf(name, sizeof name, "--config %.1000s", o->config);
+    snprintf(name, sizeof name, "--config %.1000s", opt->config);
     cJSON_Delete(config);
     config = json_object(
         text, bytes, name,
@@ -182,27 +182,27 @@ static bool read_config(options *o, problem *why) {
     bool sound = !given || read_given(given, listed, &wrong);
     for (const cJSON *item = config->child; sound && item; item = item->next) {
         const option_row *row = find(item->string, strlen(item->string));
-        if (!given || (row && listed[row - options_table])) sound = set_item(o, config, item, &wrong);
+        if (!given || (row && listed[row - options_table])) sound = set_item(opt, config, item, &wrong);
     }
     return sound || problem_set(why, wrong.hint, "%s: %s", name, wrong.what);
 }
 
-bool options_try(options *o, int argc, char **argv, problem *why) {
-    *o = (options){0};
+bool options_try(options *opt, int argc, char **argv, problem *why) {
+    *opt = (options){0};
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
-        if (!set(o, row, row->fallback, why)) return false;
+        if (!set(opt, row, row->fallback, why)) return false;
     for (int i = 1; i < argc; i++)
-        if (!set_argument(o, argc, argv, &i, why)) return false;
-    return !*o->config || read_config(o, why);
+        if (!set_argument(opt, argc, argv, &i, why)) return false;
+    return !*opt->config || read_config(opt, why);
 }
 
-void options_parse(options *o, int argc, char **argv) {
+void options_parse(options *opt, int argc, char **argv) {
     problem why;
-    if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (!options_try(opt, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
 }
 
-void options_value(const options *o, const option_row *row, char *text, int64_t size) {
-    const void *field = (const char *)o + row->offset;
+void options_value(const options *opt, const option_row *row, char *text, int64_t size) {
+    const void *field = (const char *)opt + row->offset;
     char number[JSON_NUMBER_TEXT];
     if (row->type == OPTION_INT)
         snprintf(text, (size_t)size, "%ld", *(const int64_t *)field);

@@ -29,9 +29,9 @@ extern const option_row options_table[];
 
 // Reads argv[1…], then the file of --config, then defaults. Dies together on any error. Texts point into argv, or into the text of
 // --config, which stays in memory until another file is read.
-void options_parse(options *o, int argc, char **argv);
+void options_parse(options *opt, int argc, char **argv);
 // The same, but an error does not end the run. False: see why.
-bool options_try(options *o, int argc, char **argv, problem *why);
+bool options_try(options *opt, int argc, char **argv, problem *why);
 int options_help(FILE *file); // on rank 0; returns the exit status 0
 // The value of a row as text, for banner and log.
-void options_value(const options *o, const option_row *row, char *text, int64_t size);
+void options_value(const options *opt, const option_row *row, char *text, int64_t size);

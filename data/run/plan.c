@@ -1,6 +1,6 @@
 // See plan.h.
 #include "plan.h"
-#include "../durable.h"
+#include "../atomic_file.h"
 #include "../input.h"
 #include "../json.h"
 
@@ -12,10 +12,10 @@ static char *print(const run_plan *p) {
     cJSON_AddStringToObject(plan, "machine", p->machine);
     cJSON *list = cJSON_AddObjectToObject(plan, "operations");
     for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
-        cf_tuned o = cf_tuner_operation(p->tuner, i);
+        cf_tuned opt = cf_tuner_operation(p->tuner, i);
         char choice[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, choice);
-        cJSON_AddStringToObject(list, o.name, choice);
+        cf_choice_print(opt.choice, choice);
+        cJSON_AddStringToObject(list, opt.name, choice);
     }
     char *text = cJSON_Print(plan);
     cJSON_Delete(plan);
@@ -88,23 +88,23 @@ static char *read_shared(const char *path, cf_transport *transport, bool alone, 
     return text;
 }
 
-void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version) {
+void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport *transport, const char *version) {
     problem why;
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*o->predict, .search_again = strcmp(o->plan, "new") == 0};
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .search_again = strcmp(opt->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
-             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", o->tp,
-             o->dp, o->strategy, o->layers, o->channels, o->heads, o->vocab, o->seq, o->micro_batch, o->dtype);
+             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", opt->tp,
+             opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch, opt->dtype);
     const int length = (int)strlen(p->shape); // a policy that is not auto's
-    if (o->given[OPTION_gradients] || o->given[OPTION_prefetch] || o->given[OPTION_embedding])
-        snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", o->gradients,
-                 o->prefetch, o->embedding);
+    if (opt->given[OPTION_gradients] || opt->given[OPTION_prefetch] || opt->given[OPTION_embedding])
+        snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", opt->gradients,
+                 opt->prefetch, opt->embedding);
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
-             transport->name, transport->size, transport->local_size, transport->local_cores, o->threads, cf_device_name(),
+             transport->name, transport->size, transport->local_size, transport->local_cores, opt->threads, cf_device_name(),
              version);
-    if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
-    p->given = *o->plan && !p->search_again;
-    const char *from = p->given ? o->plan : *o->plan ? "" : p->path;
-    if (*from) p->text = read_shared(from, transport, *o->predict, &why);
+    if (!*opt->out || snprintf(p->path, sizeof p->path, "%s/plan.json", opt->out) >= (int)sizeof p->path) *p->path = 0;
+    p->given = *opt->plan && !p->search_again;
+    const char *from = p->given ? opt->plan : *opt->plan ? "" : p->path;
+    if (*from) p->text = read_shared(from, transport, *opt->predict, &why);
     if (p->given && !p->text) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
 }
 
@@ -165,20 +165,20 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     }
     cf_print(stdout, "\n");
     for (int i = 0; i < cf_tuner_operations(t); i++) {
-        cf_tuned o = cf_tuner_operation(t, i);
+        cf_tuned opt = cf_tuner_operation(t, i);
         char choice[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, choice);
-        cf_print(stdout, "  %-42s %-9s", o.name, choice);
-        if (!isnan(o.ms)) cf_print(stdout, " %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
+        cf_choice_print(opt.choice, choice);
+        cf_print(stdout, "  %-42s %-9s", opt.name, choice);
+        if (!isnan(opt.ms)) cf_print(stdout, " %8.3f ms; as predicted %.3f, blocking %.3f", opt.ms, opt.first_ms, opt.native_ms);
         cf_print(stdout, "\n");
-        LOG_ADD(log, FIELD(o.name, choice));
+        LOG_ADD(log, FIELD(opt.name, choice));
         log_trials(t, i, log);
     }
     log_end(log);
     fflush(stdout);
     problem why;
     char *text = *p->path ? print(p) : NULL;
-    if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
+    if (text && !atomic_file_replace(p->path, text, (int64_t)strlen(text), true, &why))
         cf_print(stderr, "warning: %s; training continues\n", why.what);
     free(text);
 }

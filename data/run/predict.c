@@ -1,8 +1,8 @@
 // See predict.h.
 #include "predict.h"
-#include "recipe.h"
+#include "derived.h"
 #include "../../commfuse/predict/playback.h"
-#include "../durable.h"
+#include "../atomic_file.h"
 #include "../input.h"
 #include "../json.h"
 #include <stddef.h>
@@ -43,7 +43,7 @@ static const field fields[] = {
     {"attention_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_forward)},
     {"attention_backward_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_backward)},
     {"kernel_us", NUMBER, 0, 1e6, 1e-6, 0, AT(kernel_s)},
-    {"moment_us", NUMBER, 0, 1e6, 1e-6, 0, AT(moment_s)},
+    {"event_us", NUMBER, 0, 1e6, 1e-6, 0, AT(event_s)},
     {"start_us", NUMBER, 0, 1e6, 1e-6, 0, AT(start_s)},
     {"call_us", NUMBER, 0, 1e6, 1e-6, 0, AT(call_s)},
     {"word_ns", NUMBER, 0, 1e6, 1e-9, 0, AT(word_s)},
@@ -156,22 +156,22 @@ static const char *read_machine(cf_hardware *h, const char *path) {
     return dtype;
 }
 
-void predict_options(options *o, cf_hardware *h) {
-    const char *dtype = read_machine(h, o->predict);
-    const char *other = *o->init_from   ? "init-from"
-                        : *o->out       ? "out"
-                        : *o->export_to ? "export"
-                        : o->check_wire ? "check-wire"
-                                        : NULL;
+void predict_options(options *opt, cf_hardware *h) {
+    const char *dtype = read_machine(h, opt->predict);
+    const char *other = *opt->init_from   ? "init-from"
+                        : *opt->out       ? "out"
+                        : *opt->export_to ? "export"
+                        : opt->check_wire ? "check-wire"
+                                          : NULL;
     if (other)
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
                         "--predict reads and saves no model and has no data to check, but --%s is given", other);
-    o->dry_run = true;
-    if (strcmp(o->dtype, "auto") == 0) o->dtype = dtype;
-    if (strcmp(o->dtype, dtype) != 0)
+    opt->dry_run = true;
+    if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
+    if (strcmp(opt->dtype, dtype) != 0)
         cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",
-                        o->predict, dtype, o->dtype);
-    if (o->vocab == 0 && !*o->train) o->vocab = GPT2_WORDS;
+                        opt->predict, dtype, opt->dtype);
+    if (opt->vocab == 0 && !*opt->train) opt->vocab = GPT2_WORDS;
 }
 
 // --- one mesh in one mode ---
@@ -180,30 +180,30 @@ static void write_timeline(const char *path, int players, const cf_trace_list *e
     size_t size;
     problem why;
     char *text = cf_trace_text(players, events, &size);
-    if (!durable_replace(path, text, (int64_t)size, false, &why))
+    if (!atomic_file_replace(path, text, (int64_t)size, false, &why))
         cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
     free(text);
 }
 
 static forecast foresee(const options *given, const cf_hardware *h, int mode, bool timeline, predict_record *record,
                         void *trainer) {
-    options o = *given;
+    options opt = *given;
     forecast f = {0};
-    const int64_t world = o.tp * o.dp, players = o.predict_all ? world : o.tp;
+    const int64_t world = opt.tp * opt.dp, players = opt.predict_all ? world : opt.tp;
     if (players > CF_PLAYERS_MAX)
-        cf_die_together(o.predict_all ? "leave out --predict-all" : "lower --tp",
+        cf_die_together(opt.predict_all ? "leave out --predict-all" : "lower --tp",
                         "%ld ranks that differ are more than the %d that --predict plays", players, CF_PLAYERS_MAX);
     predicted_rank rank[CF_PLAYERS_MAX] = {0};
     const cf_record *records[CF_PLAYERS_MAX];
     cf_trace_list events[CF_PLAYERS_MAX] = {{0}};
-    o.overlap = modes[mode];
-    for (int i = 0; i < players; i++) record(trainer, &o, i, (int)players, &rank[i]), records[i] = &rank[i].record;
+    opt.overlap = modes[mode];
+    for (int i = 0; i < players; i++) record(trainer, &opt, i, (int)players, &rank[i]), records[i] = &rank[i].record;
     f.played = cf_playback(records, (int)players, timeline ? events : NULL);
-    f.tokens_per_s = 1e3 * (double)(o.batch ? o.batch : o.micro_batch * o.dp) * (double)o.seq / f.played.step_ms;
+    f.tokens_per_s = 1e3 * (double)(opt.batch ? opt.batch : opt.micro_batch * opt.dp) * (double)opt.seq / f.played.step_ms;
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= h->memory_bytes;
-    if (timeline) write_timeline(o.trace, (int)players, events);
+    if (timeline) write_timeline(opt.trace, (int)players, events);
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
 }
@@ -236,21 +236,21 @@ static void print_modes(const forecast *f, FILE *out) {
     for (int mode = NONE; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;
         cf_print(out, "exposed, %-9s", modes[mode]);
-        for (int i = 0; i < p->places && i < 5; i++)
-            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->place[i].label, p->place[i].ms);
-        cf_print(out, "%s\n", p->places ? "" : " nothing");
+        for (int i = 0; i < p->operations && i < 5; i++)
+            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->operation[i].label, p->operation[i].ms);
+        cf_print(out, "%s\n", p->operations ? "" : " nothing");
     }
 }
 
 // --- meshes ---
 
 // Each rank keeps its number of sequences, so a replica of tp ranks has tp times as many.
-static bool set_mesh(options *o, const options *given, int64_t ranks, int64_t tp) {
-    *o = *given;
-    o->tp = tp, o->dp = ranks / tp, o->micro_batch = given->micro_batch * tp;
-    if (given->batch > 0 && o->micro_batch * o->dp > given->batch) o->micro_batch = given->batch / o->dp;
-    return ranks % tp == 0 && given->heads % tp == 0 && given->seq % tp == 0 && o->micro_batch >= 1 && o->micro_batch <= 4096 &&
-           (given->batch == 0 || given->batch % (o->micro_batch * o->dp) == 0);
+static bool set_mesh(options *opt, const options *given, int64_t ranks, int64_t tp) {
+    *opt = *given;
+    opt->tp = tp, opt->dp = ranks / tp, opt->micro_batch = given->micro_batch * tp;
+    if (given->batch > 0 && opt->micro_batch * opt->dp > given->batch) opt->micro_batch = given->batch / opt->dp;
+    return ranks % tp == 0 && given->heads % tp == 0 && given->seq % tp == 0 && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
+           (given->batch == 0 || given->batch % (opt->micro_batch * opt->dp) == 0);
 }
 
 static void predict_meshes(const options *given, const cf_hardware *h, int64_t from, int64_t to, predict_record *record,
@@ -262,21 +262,21 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
         double best_rate = 0, best_gain = 0;
         char best_line[96] = "no mesh fits";
         for (int64_t tp = 1; tp <= TP_MOST; tp++) {
-            options o;
+            options opt;
             forecast f[MODES];
             int best = NONE;
-            if (!set_mesh(&o, given, ranks, tp)) continue;
-            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&o, h, mode, false, record, trainer);
+            if (!set_mesh(&opt, given, ranks, tp)) continue;
+            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&opt, h, mode, false, record, trainer);
             for (int mode = NONE; mode < MODES; mode++)
                 if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
-            cf_print(out, "%6ld %4ld %6ld", ranks, tp, o.dp);
+            cf_print(out, "%6ld %4ld %6ld", ranks, tp, opt.dp);
             for (int mode = 0; mode < MODES; mode++) cf_print(out, " %10.2f", f[mode].played.step_ms);
             cf_print(out, "  %-9s %5.1f%% %7.1f  %s\n", modes[best], 100 * f[best].mfu, f[best].gib,
                      f[best].fits ? bound(&f[best].played) : "does not fit");
             fflush(out);
             if (!f[best].fits || f[best].tokens_per_s <= best_rate) continue;
             best_rate = f[best].tokens_per_s, best_gain = 1 - f[best].played.step_ms / f[NONE].played.step_ms;
-            snprintf(best_line, sizeof best_line, "tp %ld x dp %ld by %s: %.0f tokens/s, %.1f %% MFU", tp, o.dp, modes[best],
+            snprintf(best_line, sizeof best_line, "tp %ld x dp %ld by %s: %.0f tokens/s, %.1f %% MFU", tp, opt.dp, modes[best],
                      best_rate, 100 * f[best].mfu);
         }
         cf_print(out, "%6ld best: %s; %.1f %% less than none\n", ranks, best_line, 100 * best_gain);
@@ -289,18 +289,18 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
         cf_print(out, "Overlap saves %.0f %% of a step or more from %ld to %ld ranks\n", 100 * PAYS, pays_from, pays_to);
 }
 
-void predict(const options *o, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
-    if (recipe_schedule(o).algorithm) modes[COMMFUSE] = o->overlap;
+void predict(const options *opt, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
+    if (derived_schedule(opt).algorithm) modes[COMMFUSE] = opt->overlap;
     int64_t from = 0, to = 0;
-    if (sscanf(o->predict_ranks, "%ld:%ld", &from, &to) == 2) {
-        if (from < 1) cf_die_together("count ranks from 1", "--predict-ranks %s", o->predict_ranks);
-        predict_meshes(o, h, from, to, record, trainer, out);
+    if (sscanf(opt->predict_ranks, "%ld:%ld", &from, &to) == 2) {
+        if (from < 1) cf_die_together("count ranks from 1", "--predict-ranks %s", opt->predict_ranks);
+        predict_meshes(opt, h, from, to, record, trainer, out);
     } else {
         forecast f[MODES];
-        options mesh = *o;
+        options mesh = *opt;
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
-        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *o->trace && mode == AUTO, record, trainer);
+        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *opt->trace && mode == AUTO, record, trainer);
         cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
         print_modes(f, out);
         if (!f[AUTO].fits) cf_print(out, "This does not fit: a rank has %.1f GiB\n", h->memory_bytes / (1 << 30));
@@ -309,6 +309,6 @@ void predict(const options *o, const cf_hardware *h, predict_record *record, voi
         out,
         "The rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", clock rates under "
         "load, other users, input, saving. auto: the predicted plan; trials may find a better one.\n",
-        o->predict);
+        opt->predict);
     if (h->gpu) cf_print(out, "Copy engines, not kernels, do the exchanges over %s.\n", h->link[0].name);
 }

@@ -11,7 +11,7 @@
 //     "tile_share": [[16384, 0.9], [32768, 1]],      elements of a tile → share of a product's rate that such tiles reach
 //     "tile_depth": 80,                              fixed cost of a tile, as a number of additional inner elements. Tiles run in
 //                                                    whole waves; [[1, 1]] and 0: the rates are of whole products of any shape
-//     "kernel_us": 1.3, "moment_us": 2, "start_us": 3.5,    fixed cost of a kernel; recording a time; from a post to the transfer
+//     "kernel_us": 1.3, "event_us": 2, "start_us": 3.5,    fixed cost of a kernel; recording a time; from a post to the transfer
 //     "call_us": 3,                                  host time to start a kernel or to post
 //     "word_ns": 1.5, "message_us": 1, "native_us": 12, "native_share": [[0.1, 0.3], [100, 0.9]],    MB → share of the link
 //     "links": [ {"name": "nvlink", "ranks": 8, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 10, "step_us": 1,
@@ -28,11 +28,11 @@ typedef struct predicted_rank {
     int64_t memory; // bytes
     double flops;   // of a token, as MFU counts them
 } predicted_rank;
-// Records steps of world rank `rank` of the mesh in o, with a mark before each step and after the last.
-typedef void predict_record(void *trainer, const options *o, int rank, int players, predicted_rank *to);
+// Records steps of world rank `rank` of the mesh in opt, with a mark before each step and after the last.
+typedef void predict_record(void *trainer, const options *opt, int rank, int players, predicted_rank *to);
 
-// Reads MACHINE.json and sets the options that follow from it; call it before recipe_choose_program(). Dies together, naming the
+// Reads MACHINE.json and sets the options that follow from it; call it before derived_choose_program(). Dies together, naming the
 // field, if one is missing, unknown or out of range.
-void predict_options(options *o, cf_hardware *h);
+void predict_options(options *opt, cf_hardware *h);
 // Dies together if the mesh is unsound.
-void predict(const options *o, const cf_hardware *h, predict_record *record, void *trainer, FILE *out);
+void predict(const options *opt, const cf_hardware *h, predict_record *record, void *trainer, FILE *out);

@@ -4,17 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-int32_t *prompt_encode(const options *o, const vocabulary *v, int64_t V, int64_t *count) {
+int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count) {
     problem why;
-    const bool file = *o->prompt == '@';
-    int64_t bytes = *o->prompt ? (int64_t)strlen(o->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);
-    char *text = file ? input_read_all("--prompt", o->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(o->prompt);
+    const bool file = *opt->prompt == '@';
+    int64_t bytes = *opt->prompt ? (int64_t)strlen(opt->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);
+    char *text = file ? input_read_all("--prompt", opt->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(opt->prompt);
     if (!text && file) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
     if (!text) cf_die(NULL, "out of memory for the prompt");
     if (bytes > PROMPT_MAX_BYTES)
         cf_die_together("give a shorter one", "--prompt has %ld bytes, more than the %d that it may have", bytes, PROMPT_MAX_BYTES);
-    int32_t *tokens = cf_host_alloc(bytes + o->sample_tokens, sizeof *tokens, "a sample");
-    if (!*o->prompt) {
+    int32_t *tokens = cf_host_alloc(bytes + opt->sample_tokens, sizeof *tokens, "a sample");
+    if (!*opt->prompt) {
         *count = 1;
         tokens[0] = end_of >= 0 && end_of < V ? (int32_t)end_of : V > '\n' ? '\n' : 0;
         free(text);
@@ -28,8 +28,8 @@ int32_t *prompt_encode(const options *o, const vocabulary *v, int64_t V, int64_t
         cf_die_together("convert it with iconv", "--prompt is not UTF-8: byte %ld is 0x%02x", at, (unsigned char)text[at]);
     *count = vocabulary_encode(v, text, bytes, tokens);
     free(text);
-    if (*count < 1 || *count > o->seq)
-        cf_die_together("give another one, or raise --seq", "--prompt has %ld tokens; allowed is 1 to --seq %ld", *count, o->seq);
+    if (*count < 1 || *count > opt->seq)
+        cf_die_together("give another one, or raise --seq", "--prompt has %ld tokens; allowed is 1 to --seq %ld", *count, opt->seq);
     for (int64_t i = 0; i < *count; i++)
         if (tokens[i] >= V)
             cf_die_together("give another one, or the model's tokenizer.bin",

@@ -2,8 +2,8 @@
 #include "report.h"
 #include "../../commfuse/base/limits.h"
 #include "../../commfuse/launch/stop.h"
-#include "../durable.h"
-#include "recipe.h"
+#include "../atomic_file.h"
+#include "derived.h"
 #include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -40,31 +40,31 @@ double report_spent(run_report *r, time_purpose purpose) {
 
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
-    r->watched = origin_number(m, "watched", 0) == 1;
-    report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->o->out,
+    r->evaluated = startup_number(m, "watched", 0) == 1;
+    report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->opt->out,
                 m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
                 manifest_value(m, "version"));
 }
 
 void report_open(run_report *r) {
-    const log_resume resume = {r->run, r->first, r->watched};
+    const log_resume resume = {r->run, r->first, r->evaluated};
     if (!root(r)) return;
-    r->log = log_open(r->o->log, r->first > 0 ? &resume : NULL);
-    accounts_open(&r->time, r->o->out);
+    r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
+    accounts_open(&r->time, r->opt->out);
 }
 
 void report_config(run_report *r) {
     char host[64] = "unknown", given[4096] = "";
     gethostname(host, sizeof host - 1);
     for (int i = 0; i < OPTIONS; i++)
-        if (r->o->given[i] && i != OPTION_config)
+        if (r->opt->given[i] && i != OPTION_config)
             snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", options_table[i].name);
     const bool resumed = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, resumed ? "resume" : "config");
     LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),
             FIELD("host", host), FIELD("given", given) /* for --config */, FIELD("ranks", r->mesh->world_group.size));
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        const void *value = (const char *)r->o + row->offset;
+        const void *value = (const char *)r->opt + row->offset;
         if (row->type == OPTION_INT) LOG_ADD(r->log, FIELD(row->name, *(const int64_t *)value));
         if (row->type == OPTION_REAL) LOG_ADD(r->log, FIELD(row->name, *(const double *)value));
         if (row->type == OPTION_FLAG) LOG_ADD(r->log, FIELD(row->name, *(const bool *)value ? "yes" : "no"));
@@ -78,7 +78,7 @@ void report_config(run_report *r) {
 // Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
 // each wait then lasts as long as the time slices of other threads.
 static void print_shared_cores(const run_report *r) {
-    int threads = (int)r->o->threads;
+    int threads = (int)r->opt->threads;
     if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
         cf_print(stdout,
                  "cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
@@ -99,15 +99,15 @@ static void print_bytes(const run_report *r, const tokens *data, const char *opt
 }
 
 void report_banner(const run_report *r) {
-    const options *o = r->o;
-    const cf_choice schedule = recipe_schedule(o);
+    const options *opt = r->opt;
+    const cf_choice schedule = derived_schedule(opt);
     if (!root(r)) return;
     cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
-             r->version, o->layers, o->channels, o->heads, r->V, (double)r->parameters * 1e-6);
-    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), o->dtype, o->threads,
-             o->threads == 1 ? "" : "s", cf_limits_text());
+             r->version, opt->layers, opt->channels, opt->heads, r->V, (double)r->parameters * 1e-6);
+    cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), opt->dtype, opt->threads,
+             opt->threads == 1 ? "" : "s", cf_limits_text());
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
-             o->strategy, r->transport->name);
+             opt->strategy, r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_shared_cores(r);
     if (!schedule.algorithm)
@@ -115,13 +115,13 @@ void report_banner(const run_report *r) {
     else
         cf_print(stdout, "overlap   %s: %s; %d slice%s\n", schedule.algorithm->name, schedule.algorithm->help, schedule.slices,
                  schedule.slices == 1 ? "" : "s");
-    cf_print(stdout, "batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", o->batch, o->seq,
-             o->micro_batch, r->mesh->dp, r->accumulation);
+    cf_print(stdout, "batch     %ld sequences of %ld tokens = micro-batch %ld x dp %d x %d accumulation steps\n", opt->batch,
+             opt->seq, opt->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
-    print_bytes(r, r->train, "train", o->train);
-    print_bytes(r, r->val, "val", o->val);
+    print_bytes(r, r->train, "train", opt->train);
+    print_bytes(r, r->val, "val", opt->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else if (r->peak_source)
@@ -130,7 +130,7 @@ void report_banner(const run_report *r) {
         cf_print(stdout, "peak      not measured by --dry-run\n");
     cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
              (double)cf_device_memory(r->transport->local_size) / 1048576,
-             strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
+             strcmp(opt->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
     if (schedule.algorithm && schedule.algorithm->bound)
         cf_print(stdout, "NO WIRE   transfers are left out: results are wrong by construction; this run only measures time\n");
     fflush(stdout);
@@ -189,7 +189,7 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
 
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
     char line[256], share[32] = "n/a", eta[32];
-    double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
+    double steps_left = (double)(r->opt->steps - s->step - 1) / (double)(s->step + 1 - r->first);
     const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
     if (!root(r)) return;
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
@@ -197,9 +197,9 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
              "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
-             r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+             r->opt->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
              s->trial ? "  (trial)" : "");
-    progress_show(line, s->step + 1 == r->o->steps);
+    progress_show(line, s->step + 1 == r->opt->steps);
 }
 
 void report_step(run_report *r, const double *all, int stride) {
@@ -207,7 +207,7 @@ void report_step(run_report *r, const double *all, int stride) {
     if (s->step < 0) return;
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
     if (r->checkpoints) saver_advance(r->checkpoints, all, stride); // it may exchange more, which overwrites `all`
-    double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
+    double tokens_per_s = (double)(r->opt->batch * r->opt->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
     show_step(r, s, &times, tokens_per_s, mfu);
@@ -217,7 +217,7 @@ void report_step(run_report *r, const double *all, int stride) {
              FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
     if (s->skipped > 0) {
         report_line(r, "step %5ld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %ld in a row, at most %ld\n",
-                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->o->skip_nonfinite);
+                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->opt->skip_nonfinite);
         LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
                  FIELD("in_a_row", s->skipped));
     }
@@ -236,8 +236,8 @@ void report_meet(run_report *r) {
 void report_begin(run_report *r) {
     const double start_ms = report_lap(r);
     r->begin_ms = r->lap_ms, r->trace_from = r->trace_to = -1;
-    if (r->first < r->o->steps) r->time.ms[TIME_START] += start_ms;
-    if (*r->o->trace) sscanf(r->o->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
+    if (r->first < r->opt->steps) r->time.ms[TIME_START] += start_ms;
+    if (*r->opt->trace) sscanf(r->opt->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
     if (r->first > r->trace_from && r->first < r->trace_to && r->first > 0) r->trace_from = (int)r->first;
 }
 
@@ -263,10 +263,10 @@ static void write_trace(run_report *r, int64_t last) {
     problem why;
     char *text = cf_trace_gather(r->context->trace, r->transport, &size);
     if (!root(r)) return;
-    r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
+    r->untraced = !atomic_file_replace(r->opt->trace, text, (int64_t)size, false, &why);
     free(text);
     if (!r->untraced) {
-        report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->o->trace);
+        report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->opt->trace);
         return;
     }
     progress_break();
@@ -285,7 +285,7 @@ void report_end_step(run_report *r) {
     double *all = cf_allgather_alloc(r->transport, mine, (int64_t)sizeof mine);
     report_step(r, all, FIGURES);
     free(all);
-    const bool ends = step + 1 == r->trace_to || step + 1 == r->o->steps || r->stop;
+    const bool ends = step + 1 == r->trace_to || step + 1 == r->opt->steps || r->stop;
     if (ends && step >= r->trace_from && step < r->trace_to) write_trace(r, step);
 }
 
@@ -295,7 +295,7 @@ void report_validation(run_report *r, int64_t step, const double *losses, int64_
     const double ms = report_spent(r, TIME_WATCH);
     double loss = 0;
     for (int64_t i = 0; i < sequences; i++) loss += losses[i];
-    loss /= (double)(sequences * r->o->seq);
+    loss /= (double)(sequences * r->opt->seq);
     LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
     report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
 }
@@ -321,7 +321,7 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // a zero byte is a token of a model without words
-    cf_printable(text);
+    cf_sanitize(text);
     report_line(r, "step %5ld  sample\n%s\n---\n", step, text);
     LOG_LINE(r->log, "sample", FIELD("step", step), FIELD("ms", ms), FIELD("text", text));
     free(text);
@@ -338,7 +338,7 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
         accounts_store(&r->time, true);
         progress_break();
     }
-    accounts_audit(r->context->trace, r->transport, r->o, r->log);
+    accounts_audit(r->context->trace, r->transport, r->opt, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
@@ -347,8 +347,8 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     log_end(r->log);
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
-                    step, r->o->steps);
-    if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
+                    step, r->opt->steps);
+    if (root(r) && *r->opt->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
         cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",

@@ -3,7 +3,7 @@
 #pragma once
 #include "../../commfuse/fuse.h"
 #include "accounts.h"
-#include "origin.h"
+#include "startup.h"
 #include "plan.h"
 #include "saver.h"
 
@@ -18,7 +18,7 @@ typedef struct step_report {
 } step_report;
 
 typedef struct run_report {
-    const options *o;
+    const options *opt;
     const char *version, *run; // of the program; name of the run, on rank 0
     cf_context *context;
     const cf_mesh *mesh;
@@ -31,7 +31,7 @@ typedef struct run_report {
     tokens *train, *val;      // NULL: none
     const vocabulary *words;  // NULL: bytes
     int64_t first;            // the step with which the run begins or resumes
-    bool watched;             // validation and samples before it are done
+    bool evaluated;           // validation and samples before it are done
     logfile *log;             // rank 0's
     saver *checkpoints;       // NULL without --out
     accounts time;            // rank 0's

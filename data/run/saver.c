@@ -19,7 +19,7 @@ enum { NICE = 10 }; // writing yields to computing
 
 struct saver {
     cf_transport *transport;
-    const options *o;
+    const options *opt;
     const rank_state *copy; // this rank's
     pthread_t thread;
     bool threaded;
@@ -36,10 +36,10 @@ struct saver {
     double begun_ms, stall_ms;
 };
 
-saver *saver_create(cf_transport *transport, const options *o, logfile *log) {
+saver *saver_create(cf_transport *transport, const options *opt, logfile *log) {
     saver *s = cf_host_alloc(1, sizeof *s, "checkpoints");
     s->file = cf_host_alloc(transport->size, sizeof *s->file, "checkpoints");
-    s->transport = transport, s->o = o, s->log = log;
+    s->transport = transport, s->opt = opt, s->log = log;
     return s;
 }
 
@@ -64,15 +64,15 @@ static void *work(void *saver_) {
     if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
     if (atomic_load(&s->stage) == WRITING) {
         char path[PATH_MAX];
-        checkpoint_file_path(s->o->out, s->step, s->transport->rank, true, path);
+        checkpoint_file_path(s->opt->out, s->step, s->transport->rank, true, path);
         s->ok = saved_state_write(path, s->copy, &s->mine, &s->why);
         atomic_store(&s->stage, WRITTEN);
     } else {
         problem why = {.what = ""};
         manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
         log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
-        s->ok = checkpoint_commit(s->o->out, &m, &s->why);
-        if (s->ok && !checkpoint_prune(s->o->out, s->o->keep, s->o->keep_every, &why))
+        s->ok = checkpoint_commit(s->opt->out, &m, &s->why);
+        if (s->ok && !checkpoint_prune(s->opt->out, s->opt->keep, s->opt->keep_every, &why))
             cf_print(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
         atomic_store(&s->stage, COMMITTED);
     }
@@ -102,7 +102,7 @@ static void report(const saver *s) {
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
     cf_print(stdout, "step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step,
-             s->o->out, s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
+             s->opt->out, s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
     LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
              FIELD("written_ms", written_ms));
@@ -115,9 +115,9 @@ bool saver_begin(saver *s, int64_t step, cJSON *described) {
     s->options = described;
     s->step = step;
     s->begun_ms = begun;
-    s->ok = !root(s) || checkpoint_begin(s->o->out, step, &s->why);
+    s->ok = !root(s) || checkpoint_begin(s->opt->out, step, &s->why);
     if (!s->ok) warn(s);
-    s->failed = !cf_min_host(s->transport, s->ok);
+    s->failed = !cf_allreduce_min(s->transport, s->ok);
     return !s->failed;
 }
 
@@ -142,10 +142,10 @@ static void next_stage(saver *s, stage now) {
         for (int rank = 0; rank < s->transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
         atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
         if (!s->ok) warn(s);
-        if (s->failed && root(s)) checkpoint_abandon(s->o->out, s->step);
+        if (s->failed && root(s)) checkpoint_abandon(s->opt->out, s->step);
         if (!s->failed && root(s)) start(s, COMMITTING);
     } else {
-        s->failed = !cf_min_host(s->transport, s->ok); // only rank 0 commits; `ok` of the others is true here
+        s->failed = !cf_allreduce_min(s->transport, s->ok); // only rank 0 commits; `ok` of the others is true here
         atomic_store(&s->stage, IDLE);
         if (root(s)) (s->failed ? warn : report)(s);
     }
@@ -160,7 +160,7 @@ void saver_advance(saver *s, const double *stages, int stride) {
 bool saver_finish(saver *s) {
     for (;;) {
         join(s);
-        const stage now = (stage)cf_root_host(s->transport, atomic_load(&s->stage));
+        const stage now = (stage)cf_broadcast(s->transport, atomic_load(&s->stage));
         if (now == IDLE) return !s->failed;
         next_stage(s, now);
     }

@@ -10,8 +10,8 @@
 
 typedef struct saver saver;
 
-saver *saver_create(cf_transport *transport, const options *o, logfile *log); // log: rank 0's, which holds the lock of --out
-void saver_free(saver *s);                                                    // after saver_finish()
+saver *saver_create(cf_transport *transport, const options *opt, logfile *log); // log: rank 0's, which holds the lock of --out
+void saver_free(saver *s);                                                      // after saver_finish()
 
 // Collective; waits for a checkpoint that is still being written, then rank 0 makes the directory. described: the manifest's
 // options, which the saver frees. False: the checkpoint could not be begun.

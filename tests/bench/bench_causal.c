@@ -372,13 +372,13 @@ typedef struct link_speed { // transfers of a shard and of nearly nothing
 
 // The N - 1 transfers of an all-gather by ring, as one by one as those of the operations measured.
 static link_speed measure_link(bench *b, work *k) {
-    cf_fuse_plan plan = {.name = "link",
-                         .group = &b->mesh.tp_group,
-                         .operation = CF_ALLGATHER,
-                         .algorithm = cf_algorithm_find("ring"),
-                         .slices = 1,
-                         .dtype = REAL_DTYPE,
-                         .capacity = k->s.T / k->N * width(k)};
+    cf_fuse_config plan = {.name = "link",
+                           .group = &b->mesh.tp_group,
+                           .operation = CF_ALLGATHER,
+                           .algorithm = cf_algorithm_find("ring"),
+                           .slices = 1,
+                           .dtype = REAL_DTYPE,
+                           .capacity = k->s.T / k->N * width(k)};
     cf_fuse *shards = cf_fuse_create(&b->context, plan);
     double *ms = malloc(2 * (size_t)b->repetitions * sizeof *ms);
     if (!ms) cf_die(NULL, "out of memory for %d repetitions", b->repetitions);
@@ -398,14 +398,14 @@ static link_speed measure_link(bench *b, work *k) {
 static void measure(bench *b, work *k, const char *algorithm, double ms[LAYOUTS][CUTS]) {
     cf_fuse *fuse[CUTS];
     for (int m = 0; m < CUTS; m++)
-        fuse[m] = cf_fuse_create(&b->context, (cf_fuse_plan){.name = "bench",
-                                                             .group = &b->mesh.tp_group,
-                                                             .operation = operation_of(k->kind),
-                                                             .side = side_of(k->kind),
-                                                             .algorithm = cf_algorithm_find(algorithm),
-                                                             .slices = cut[m],
-                                                             .dtype = REAL_DTYPE,
-                                                             .capacity = k->s.T / k->N * width(k)});
+        fuse[m] = cf_fuse_create(&b->context, (cf_fuse_config){.name = "bench",
+                                                               .group = &b->mesh.tp_group,
+                                                               .operation = operation_of(k->kind),
+                                                               .side = side_of(k->kind),
+                                                               .algorithm = cf_algorithm_find(algorithm),
+                                                               .slices = cut[m],
+                                                               .dtype = REAL_DTYPE,
+                                                               .capacity = k->s.T / k->N * width(k)});
     double *sample = malloc((size_t)(LAYOUTS * CUTS * b->repetitions) * sizeof *sample);
     if (!sample) cf_die(NULL, "out of memory for %d repetitions", b->repetitions);
     for (int i = -1; i < b->repetitions; i++) // one to warm up; layouts and cuts take turns
@@ -469,12 +469,12 @@ int main(int argc, char **argv) {
     b.context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
     cf_mesh_init(&b.mesh, N, transport->rank, N, 1);
     cf_mesh_bind(transport, &b.mesh);
-    b.gather = cf_fuse_create(&b.context, (cf_fuse_plan){.name = "times",
-                                                         .group = &b.mesh.world_group,
-                                                         .algorithm = cf_algorithm_find("ring"),
-                                                         .slices = 1,
-                                                         .dtype = CF_FP64,
-                                                         .capacity = COSTS});
+    b.gather = cf_fuse_create(&b.context, (cf_fuse_config){.name = "times",
+                                                           .group = &b.mesh.world_group,
+                                                           .algorithm = cf_algorithm_find("ring"),
+                                                           .slices = 1,
+                                                           .dtype = CF_FP64,
+                                                           .capacity = COSTS});
     b.all = cf_alloc(N * (COSTS + 1) * (int64_t)sizeof *b.all, "benchmark");
     if (transport->rank == 0)
         printf("causal balance; per cell: time beyond compute, share of T_comm hidden; median of %d; %s\n", b.repetitions,

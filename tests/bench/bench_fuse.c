@@ -250,24 +250,24 @@ static void free_work(work *k) {
 }
 
 static cf_choice schedule_of(const variant *v) {
-    cf_choice how;
-    if (!cf_choice_parse(v->what == FUSED ? v->name : "none", &how)) cf_die(NULL, "a bug: there is no schedule %s", v->name);
-    return how;
+    cf_choice choice;
+    if (!cf_choice_parse(v->what == FUSED ? v->name : "none", &choice)) cf_die(NULL, "a bug: there is no schedule %s", v->name);
+    return choice;
 }
 
 static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
     if (v->what == MONOLITHIC) return NULL;
-    const cf_choice how = schedule_of(v);
-    return cf_fuse_create(&b->context, (cf_fuse_plan){.name = "bench",
-                                                      .group = &b->mesh.tp_group,
-                                                      .operation = works[k->s.kind].operation,
-                                                      .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
-                                                      .algorithm = how.algorithm,
-                                                      .slices = how.slices,
-                                                      .dtype = REAL_DTYPE,
-                                                      .capacity = k->rows * k->row_elements,
-                                                      .folds = works[k->s.kind].compute == gemm_scatter ||
-                                                               works[k->s.kind].compute == attention_scatter});
+    const cf_choice choice = schedule_of(v);
+    return cf_fuse_create(&b->context, (cf_fuse_config){.name = "bench",
+                                                        .group = &b->mesh.tp_group,
+                                                        .operation = works[k->s.kind].operation,
+                                                        .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
+                                                        .algorithm = choice.algorithm,
+                                                        .slices = choice.slices,
+                                                        .dtype = REAL_DTYPE,
+                                                        .capacity = k->rows * k->row_elements,
+                                                        .folds = works[k->s.kind].compute == gemm_scatter ||
+                                                                 works[k->s.kind].compute == attention_scatter});
 }
 
 static double maximum(bench *b, double ms) {
@@ -449,10 +449,10 @@ static bool is_named(const variant *v, const char *name) {
     return strlen(name) == length && strncmp(v->name, name, length) == 0;
 }
 
-static void add_schedule(cf_choice how, variant *list, int *count) {
+static void add_schedule(cf_choice choice, variant *list, int *count) {
     static char names[VARIANTS][CF_CHOICE_NAME];
     if (*count == VARIANTS) cf_die(NULL, "more than %d variants", VARIANTS);
-    cf_choice_print(how, names[*count]);
+    cf_choice_print(choice, names[*count]);
     list[*count] = (variant){names[*count], FUSED, 1};
     ++*count;
 }
@@ -580,12 +580,12 @@ int main(int argc, char **argv) {
     b.context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
     cf_mesh_init(&b.mesh, transport->size, transport->rank, transport->size, 1);
     cf_mesh_bind(transport, &b.mesh);
-    b.times = cf_fuse_create(&b.context, (cf_fuse_plan){.name = "times",
-                                                        .group = &b.mesh.world_group,
-                                                        .algorithm = cf_algorithm_find("ring"),
-                                                        .slices = 1,
-                                                        .dtype = CF_FP64,
-                                                        .capacity = 1});
+    b.times = cf_fuse_create(&b.context, (cf_fuse_config){.name = "times",
+                                                          .group = &b.mesh.world_group,
+                                                          .algorithm = cf_algorithm_find("ring"),
+                                                          .slices = 1,
+                                                          .dtype = CF_FP64,
+                                                          .capacity = 1});
     b.all = cf_alloc(transport->size * (int64_t)sizeof *b.all, "benchmark");
     if (c.op_given)
         print_variants(&b, c.s, c.only, c.json);

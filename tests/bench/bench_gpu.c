@@ -66,9 +66,9 @@ typedef struct bench {
     real *narrow[POOL];    // (R, C) read
     real *written[POOL];   // (R, C)
     real *wide, *wide2, *dqkv, *weight, *table, *logits;
-    precise *dweight, *dtable, *vectors, *rows, *scratch, *lse;
+    accum *dweight, *dtable, *vectors, *rows, *scratch, *lse;
     real *w;
-    precise *master, *m, *v, *g; // (S)
+    accum *master, *m, *v, *g; // (S)
     double *sums;
     int32_t *tokens, *uniform; // (R) as uneven as words of text; each as likely as any
 } bench;
@@ -172,12 +172,12 @@ typedef void work(bench *b, const int64_t *numbers);
 
 static double sample(bench *b, work *run, const int64_t *numbers, int calls) {
     double enqueue = cf_now_ms();
-    cf_moment begin = cf_moment_now(b->stream);
+    cf_event begin = cf_event_record(b->stream);
     for (int i = 0; i < calls; i++, b->turn++) run(b, numbers);
     b->enqueue_ms = (cf_now_ms() - enqueue) / calls;
-    cf_moment end = cf_moment_now(b->stream);
+    cf_event end = cf_event_record(b->stream);
     cf_stream_sync(b->stream);
-    return (cf_moment_ms(end) - cf_moment_ms(begin)) / calls;
+    return (cf_event_ms(end) - cf_event_ms(begin)) / calls;
 }
 
 static int ascending(const void *a, const void *b) {
@@ -335,8 +335,8 @@ static void loss_gradient(bench *b,
 
 static void update_some(bench *b, int64_t from, int64_t count) {
     adamw a = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
-    adamw_update(b->w + from, sizeof(real) < sizeof(precise) ? b->master + from : NULL, b->m + from, b->v + from, b->g + from,
-                 count, a, b->stream);
+    adamw_update(b->w + from, sizeof(real) < sizeof(accum) ? b->master + from : NULL, b->m + from, b->v + from, b->g + from, count,
+                 a, b->stream);
 }
 static void update(bench *b, const int64_t *n) {
     (void)n;
@@ -358,11 +358,11 @@ static void squares(bench *b, const int64_t *n) {
 }
 static void zero_gradients(bench *b, const int64_t *n) {
     (void)n;
-    cf_zero(b->g, b->s.S * (int64_t)sizeof(precise), b->stream);
+    cf_zero(b->g, b->s.S * (int64_t)sizeof(accum), b->stream);
 }
 static void large_copy(bench *b, const int64_t *n) {
     (void)n;
-    cf_copy(b->m, b->v, b->s.S * (int64_t)sizeof(precise), b->stream);
+    cf_copy(b->m, b->v, b->s.S * (int64_t)sizeof(accum), b->stream);
 }
 
 // flops and bytes of a call; 0: not the bound, left out
@@ -421,7 +421,7 @@ static void report_ends(bench *b) {
     const sizes *s = &b->s;
     const double R = (double)s->R, narrow = R * (double)s->C * sizeof(real), logits = R * (double)s->V,
                  positions = (double)(s->T * s->C), P = (double)s->P, of_all = P / (double)s->S,
-                 state = (double)(s->S * (int64_t)sizeof(precise));
+                 state = (double)(s->S * (int64_t)sizeof(accum));
     report(b, "head forward", head_forward, NULL, 1, 2 * logits * (double)s->C, 0);
     report(b, "head dgrad", head_dgrad, NULL, 1, 2 * logits * (double)s->C, 0);
     report(b, "head wgrad", head_wgrad, NULL, 1, 2 * logits * (double)s->C, 0);
@@ -432,12 +432,12 @@ static void report_ends(bench *b) {
     report(b, "crossentropy combine", loss_combine, NULL, 0, 0, 0);
     report(b, "crossentropy gradient", loss_gradient, NULL, 0, 0, 2 * logits * sizeof(real));
     report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
-    report(b, "embedding backward", lookup_gradient, NULL, 1, 0, narrow + 2 * R * (double)s->C * sizeof(precise));
-    report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0, narrow + 2 * R * (double)s->C * sizeof(precise));
+    report(b, "embedding backward", lookup_gradient, NULL, 1, 0, narrow + 2 * R * (double)s->C * sizeof(accum));
+    report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0, narrow + 2 * R * (double)s->C * sizeof(accum));
     report(b, "position forward", position, NULL, 1, 0, 2 * narrow + positions * sizeof(real));
-    report(b, "position backward", position_gradient, NULL, 1, 0, narrow + 2 * positions * sizeof(precise));
-    bool rounded = sizeof(real) < sizeof(precise); // then w is written only
-    double update_bytes = 7 * sizeof(precise) + (rounded ? sizeof(real) : 0);
+    report(b, "position backward", position_gradient, NULL, 1, 0, narrow + 2 * positions * sizeof(accum));
+    bool rounded = sizeof(real) < sizeof(accum); // then w is written only
+    double update_bytes = 7 * sizeof(accum) + (rounded ? sizeof(real) : 0);
     report(b, "adamw", update, NULL, of_all, 0, (double)s->S * update_bytes);
     report(b, "adamw, a layer's tensors", update_layer, NULL, 0, 0, (double)layer_elements(s) * update_bytes);
     report(b, "sum of squares", squares, NULL, of_all, 0, state);
@@ -708,7 +708,7 @@ int main(int count, char **words) {
     }
     b.peak = peak_flops(&source, 1, NULL, b.stream);
     make_buffers(&b);
-    b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(precise)) / time_of(&b, large_copy, NULL).ms * 1e-6;
+    b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(accum)) / time_of(&b, large_copy, NULL).ms * 1e-6;
     printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n", cf_device_name(),
            cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T,
            (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);

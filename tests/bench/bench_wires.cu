@@ -200,7 +200,7 @@ static void first_times(bench *b) {
     for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) cf_copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
-    cf_moment_now(b->stream);
+    cf_event_record(b->stream);
     cf_stream_sync(b->stream);
 }
 
@@ -283,8 +283,8 @@ static void play(bench *b, char *peer, int64_t bytes, int turns) {
     }
 }
 
-static double us_between(cf_moment begin, cf_moment end) {
-    return (cf_moment_ms(end) - cf_moment_ms(begin)) * 1e3;
+static double us_between(cf_event begin, cf_event end) {
+    return (cf_event_ms(end) - cf_event_ms(begin)) * 1e3;
 }
 
 // Half of a turn. The other process waits for the ping, so that one gate is enough.
@@ -292,9 +292,9 @@ static double each_way_us(bench *b, char *peer, int64_t bytes) {
     play(b, peer, bytes, WARM_UP);
     cf_stream_sync(b->stream);
     if (b->rank == 0) close_gate(b, b->stream);
-    cf_moment begin = cf_moment_now(b->stream);
+    cf_event begin = cf_event_record(b->stream);
     play(b, peer, bytes, ROW);
-    cf_moment end = cf_moment_now(b->stream);
+    cf_event end = cf_event_record(b->stream);
     meet(b);
     if (b->rank == 0) open_gate(b);
     cf_stream_sync(b->stream);
@@ -360,9 +360,9 @@ static double time_of(bench *b, work *run, int64_t bytes) {
     double fastest = 1e300;
     for (int i = 0; i < REPETITIONS; i++) {
         close_gate(b, b->stream);
-        cf_moment begin = cf_moment_now(b->stream);
+        cf_event begin = cf_event_record(b->stream);
         for (int call = 0; call < ROW; call++) run(b, b->stream, bytes);
-        cf_moment end = cf_moment_now(b->stream);
+        cf_event end = cf_event_record(b->stream);
         open_gate(b);
         cf_stream_sync(b->stream);
         double us = us_between(begin, end) / ROW;
@@ -376,22 +376,22 @@ static double gb_per_s(int64_t bytes, double us) {
 }
 
 // Its blocks take all threads that there are, so that nothing else finds room.
-static cf_moment hold_all(cf_stream *stream) {
+static cf_event hold_all(cf_stream *stream) {
     int blocks = attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / HOLD_THREADS * cf_cuda_multiprocessors();
     cf_launch(hold, dim3((unsigned)blocks), dim3(HOLD_THREADS), stream, HOLD_NS);
-    return cf_moment_now(stream);
+    return cf_event_record(stream);
 }
 
 // Milliseconds until a copy is done that is asked for while a kernel holds all multiprocessors.
 static double beside_kernel_ms(bench *b, int64_t bytes) {
     cf_stream *kernels = cf_stream_create();
-    cf_moment held = hold_all(kernels);
+    cf_event held = hold_all(kernels);
     rest(2); // it has begun
     double begin_ms = cf_now_ms();
-    if (cf_moment_passed(held)) cf_die(NULL, "the kernel that should hold the multiprocessors did not");
+    if (cf_event_passed(held)) cf_die(NULL, "the kernel that should hold the multiprocessors did not");
     copy(b, b->stream, bytes);
-    cf_moment copied = cf_moment_now(b->stream);
-    while (!cf_moment_passed(copied)) {}
+    cf_event copied = cf_event_record(b->stream);
+    while (!cf_event_passed(copied)) {}
     double took_ms = cf_now_ms() - begin_ms;
     cf_stream_sync(kernels);
     cf_stream_free(kernels);

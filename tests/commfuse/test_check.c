@@ -73,7 +73,7 @@ static void post_wrongly(cf_transport *t, cf_request *r, int count, cf_stream *s
 
 typedef struct job {
     cf_fuse *fuse;
-    cf_fuse_plan plan;
+    cf_fuse_config plan;
     int64_t rows, elements;
     int seed;
     char *full, *worked; // worked: what compute has seen of each row
@@ -122,15 +122,15 @@ static bool exchanges(const cf_algorithm *row, kind of) {
 }
 
 static job job_create(cf_context *context, kind of, const cf_algorithm *row, int slices, cf_dtype dtype) {
-    cf_fuse_plan plan = {.name = "test.place",
-                         .group = &mesh.tp_group,
-                         .operation = of.operation,
-                         .side = of.side,
-                         .algorithm = row,
-                         .slices = slices,
-                         .dtype = dtype,
-                         .capacity = CAPACITY,
-                         .folds = of.folds};
+    cf_fuse_config plan = {.name = "test.place",
+                           .group = &mesh.tp_group,
+                           .operation = of.operation,
+                           .side = of.side,
+                           .algorithm = row,
+                           .slices = slices,
+                           .dtype = dtype,
+                           .capacity = CAPACITY,
+                           .folds = of.folds};
     return (job){.plan = plan, .fuse = cf_fuse_create(context, plan)};
 }
 

@@ -59,15 +59,15 @@ static void a_deadlock_is_no_number(void) {
     for (int r = 0; r < 2; r++) cf_schedule_free(two[r]);
 }
 
-static cf_fuse_plan plan_of(const char *name, const cf_algorithm *algorithm) {
-    return (cf_fuse_plan){.name = name,
-                          .group = all,
-                          .operation = CF_ALLGATHER,
-                          .side = CF_COMPUTE_AFTER,
-                          .algorithm = algorithm,
-                          .slices = 1,
-                          .dtype = CF_INT64,
-                          .capacity = ROWS * COLUMNS};
+static cf_fuse_config plan_of(const char *name, const cf_algorithm *algorithm) {
+    return (cf_fuse_config){.name = name,
+                            .group = all,
+                            .operation = CF_ALLGATHER,
+                            .side = CF_COMPUTE_AFTER,
+                            .algorithm = algorithm,
+                            .slices = 1,
+                            .dtype = CF_INT64,
+                            .capacity = ROWS * COLUMNS};
 }
 
 static void sum(void *argument, const cf_span *span, cf_stream *stream) {
@@ -171,7 +171,7 @@ static void an_algorithm_of_ones_own_is_checked(void) {
     const fault nothing = NOTHING;
     const cf_algorithm row = star_with(&nothing, NULL);
     cf_fuse *fuse = cf_fuse_create(context, plan_of("own", &row));
-    CHECK(fuse && cf_fuse_schedule(fuse)->algorithm == &row && cf_fuse_get_plan(fuse)->algorithm == &row, "%s", cf_error());
+    CHECK(fuse && cf_fuse_schedule(fuse)->algorithm == &row && cf_fuse_get_config(fuse)->algorithm == &row, "%s", cf_error());
     for (int run = 0; run < 3; run++) run_well(fuse);
     cf_fuse_free(fuse);
 }

@@ -24,7 +24,7 @@ static const cf_algorithm *ring; // where any row will do
 
 typedef struct job { // one operation, its payload and what its callback saw
     cf_fuse *fuse;
-    cf_fuse_plan plan;
+    cf_fuse_config plan;
     int64_t rows, elements; // of one shard; of a row
     int seed;
     bool fractions;              // values that are not exact: reduce-scatter only
@@ -165,7 +165,7 @@ static bool is_bound(const job *j) {
 static const char *describe(const job *j) {
     static const char *const side[] = {"alone", "after compute", "before compute", "between computes"};
     static char text[256];
-    const cf_fuse_plan *p = &j->plan;
+    const cf_fuse_config *p = &j->plan;
     snprintf(text, sizeof text, "%s %s, %s%s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
              cf_operation_name(p->operation), side[p->side], row_of(j)->name, is_bound(j) ? " without transfers" : "", p->slices,
              cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows, (long long)j->elements,
@@ -275,59 +275,59 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 
 static job job_create(const cf_group *group, cf_operation operation, cf_side side, const cf_algorithm *row, int slices,
                       cf_dtype dtype, int64_t capacity) {
-    cf_fuse_plan plan = {.name = "test.place",
-                         .group = group,
-                         .operation = operation,
-                         .side = side,
-                         .algorithm = row,
-                         .slices = slices,
-                         .dtype = dtype,
-                         .capacity = capacity,
-                         .bulk = slices % 2 == 0, // as good as any
-                         .independent = slices % 2 == 1 || dtype == CF_BF16};
+    cf_fuse_config plan = {.name = "test.place",
+                           .group = group,
+                           .operation = operation,
+                           .side = side,
+                           .algorithm = row,
+                           .slices = slices,
+                           .dtype = dtype,
+                           .capacity = capacity,
+                           .bulk = slices % 2 == 0, // as good as any
+                           .independent = slices % 2 == 1 || dtype == CF_BF16};
     if (!row_leads(row, operation, side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
 // With the choice for this much work.
 static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtype, int64_t capacity, double flops) {
-    cf_fuse_plan plan = {.name = "test.place",
-                         .group = &mesh.tp_group,
-                         .operation = operation,
-                         .side = side,
-                         .dtype = dtype,
-                         .capacity = capacity,
-                         .flops = flops};
+    cf_fuse_config plan = {.name = "test.place",
+                           .group = &mesh.tp_group,
+                           .operation = operation,
+                           .side = side,
+                           .dtype = dtype,
+                           .capacity = capacity,
+                           .flops = flops};
     cf_fuse *fuse = cf_fuse_create(&context, plan);
-    return (job){.plan = *cf_fuse_get_plan(fuse), .fuse = fuse};
+    return (job){.plan = *cf_fuse_get_config(fuse), .fuse = fuse};
 }
 
 // A reduce-scatter whose computation can add to existing values.
 static job job_create_folding(const cf_algorithm *row, int slices, cf_dtype dtype) {
-    cf_fuse_plan plan = {.name = "test.place",
-                         .group = &mesh.tp_group,
-                         .operation = CF_REDUCE_SCATTER,
-                         .side = CF_COMPUTE_BEFORE,
-                         .algorithm = row,
-                         .slices = slices,
-                         .dtype = dtype,
-                         .capacity = 22 * 31,
-                         .folds = true,
-                         .independent = true};
+    cf_fuse_config plan = {.name = "test.place",
+                           .group = &mesh.tp_group,
+                           .operation = CF_REDUCE_SCATTER,
+                           .side = CF_COMPUTE_BEFORE,
+                           .algorithm = row,
+                           .slices = slices,
+                           .dtype = dtype,
+                           .capacity = 22 * 31,
+                           .folds = true,
+                           .independent = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
 // An all-to-all whose result goes to a place given by the job, another one in every run.
 static job job_create_given(cf_side side, const cf_algorithm *row, int slices, cf_dtype dtype, int64_t capacity) {
-    cf_fuse_plan plan = {.name = "test.place",
-                         .group = &mesh.tp_group,
-                         .operation = CF_ALLTOALL,
-                         .side = side,
-                         .algorithm = row,
-                         .slices = slices,
-                         .dtype = dtype,
-                         .capacity = capacity,
-                         .result_given = true};
+    cf_fuse_config plan = {.name = "test.place",
+                           .group = &mesh.tp_group,
+                           .operation = CF_ALLTOALL,
+                           .side = side,
+                           .algorithm = row,
+                           .slices = slices,
+                           .dtype = dtype,
+                           .capacity = capacity,
+                           .result_given = true};
     if (!row_leads(row, CF_ALLTOALL, side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
@@ -739,7 +739,7 @@ static void trace_sees_the_wire(void) {
 static void an_operation_knows_its_plan(void) {
     job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, ring, 2, CF_FP64, 100);
     const cf_schedule *s = cf_fuse_schedule(j.fuse);
-    const cf_fuse_plan *plan = cf_fuse_get_plan(j.fuse);
+    const cf_fuse_config *plan = cf_fuse_get_config(j.fuse);
     CHECK(s->ranks == mesh.tp && s->rank == mesh.tp_group.rank && s->operation == CF_ALLTOALL, "a schedule of rank %d of %d",
           s->rank, s->ranks);
     CHECK(strcmp(plan->name, "test.place") == 0 && plan->capacity == 100 && plan->dtype == CF_FP64, "another plan");
@@ -814,7 +814,7 @@ static void a_result_needs_one_place(void) {
         job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 1, CF_FP32, 40);
         float result[40];
         ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "test.place", "planned without result_given");
-        cf_fuse_plan plan = j.plan;
+        cf_fuse_config plan = j.plan;
         plan.result_given = true;
         if (c.operation != CF_ALLTOALL)
             ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place", cf_operation_name(c.operation),
@@ -837,14 +837,14 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
         double *all = malloc((size_t)mesh.tp * sizeof stamps);
         CHECK(all, "out of memory");
         memcpy(all + 2 * mesh.tp_group.rank, stamps, sizeof stamps);
-        cf_fuse_plan plan = {.name = "stamps",
-                             .group = &mesh.tp_group,
-                             .operation = CF_ALLGATHER,
-                             .side = CF_NO_COMPUTE,
-                             .algorithm = cf_algorithm_find("none"),
-                             .slices = 1,
-                             .dtype = CF_FP64,
-                             .capacity = 2};
+        cf_fuse_config plan = {.name = "stamps",
+                               .group = &mesh.tp_group,
+                               .operation = CF_ALLGATHER,
+                               .side = CF_NO_COMPUTE,
+                               .algorithm = cf_algorithm_find("none"),
+                               .slices = 1,
+                               .dtype = CF_FP64,
+                               .capacity = 2};
         cf_fuse *gather = cf_fuse_create(&context, plan);
         cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
         for (int r = 0; r < mesh.tp; r++)

@@ -22,7 +22,7 @@ int main(void) {
     cf_errors_return(true);
     cf_context *context = cf_open("auto", 1, 1);
     cf_group *all = cf_group_create(context, "all", NULL, 0);
-    cf_fuse *gather = cf_fuse_create(context, (cf_fuse_plan){.name = "late", .group = all, .operation = CF_ALLGATHER,
+    cf_fuse *gather = cf_fuse_create(context, (cf_fuse_config){.name = "late", .group = all, .operation = CF_ALLGATHER,
                                                              .algorithm = cf_algorithm_find("ring"), .slices = 1, .capacity = 4});
     float full[8] = {0};
     if (all->rank == 1) sleep(60);

@@ -30,10 +30,10 @@ static void blocks(cf_record *r, int64_t count, double ms) {
     r->entry[r->entries - 1].blocks[0] = count, r->entry[r->entries - 1].block_ms[0] = ms;
 }
 
-static cf_record_unit *post(cf_record *r, int lane, int to, int from, double wire_ms) {
-    cf_record_unit *u = cf_record_add_unit(r, lane == 0 ? "urgent" : "bulk", lane);
+static cf_record_unit *post(cf_record *r, int queue, int to, int from, double wire_ms) {
+    cf_record_unit *u = cf_record_add_unit(r, queue == 0 ? "urgent" : "bulk", queue);
     u->sends_to = UINT64_C(1) << to, u->receives_from = UINT64_C(1) << from;
-    u->wire_ms[0] = wire_ms, u->latency_ms = 1, u->bulk = lane > 0;
+    u->wire_ms[0] = wire_ms, u->latency_ms = 1, u->bulk = queue > 0;
     cf_record_add(r, CF_DO_POST)->unit = (int)r->units - 1;
     return u;
 }
@@ -69,7 +69,7 @@ static void a_kernel_hides_a_transfer(void **state) {
     assert_near(p.step_ms, 11);
     assert_near(p.exposed_ms, 3);
     assert_near(p.comm_ms, 11);
-    assert_string_equal(p.place[0].label, "urgent");
+    assert_string_equal(p.operation[0].label, "urgent");
 }
 
 static void taken_multiprocessors_slow_kernels(void **state) {
@@ -123,7 +123,7 @@ static void two_streams_fill_the_waves(void **state) {
     assert_near(p.work_ms[CF_WORK_PRODUCT] + p.slowed_ms, 6 + 1);
 }
 
-// On a GPU two lanes share a link; on a CPU bulk gives way.
+// On a GPU two queues share a link; on a CPU bulk gives way.
 static void lanes_share_a_link(void **state) {
     (void)state;
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
@@ -177,7 +177,7 @@ static void early_waits(void) {
     play(&a, &b);
 }
 
-// In one lane each rank waits for a unit that the other posts after its own wait.
+// In one queue each rank waits for a unit that the other posts after its own wait.
 static void crossed_waits(void) {
     cf_record a = begin(&gpu), b = begin(&gpu);
     post(&a, 0, 1, 1, 1), await(&a, 0), post(&a, 2, 1, 1, 1), await(&a, 1);

@@ -3,7 +3,7 @@
 // Codes are standard HMAC-SHA256, and text from elsewhere is printed without control characters.
 #include "tests/death.h"
 #include "commfuse/base/die.h"
-#include "commfuse/base/printable.h"
+#include "commfuse/base/sanitize.h"
 #include "commfuse/launch/secret.h"
 
 static void a_code_is_what_rfc_4231_says(void **state) {
@@ -64,7 +64,7 @@ static void what_drives_a_terminal_is_not_printed(void **state) {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char text[64];
         strcpy(text, pairs[i][0]);
-        assert_string_equal(cf_printable(text), pairs[i][1]);
+        assert_string_equal(cf_sanitize(text), pairs[i][1]);
     }
     ASSERT_DIES(cf_die(NULL, "tensor '%s'", "a\033]0;b\a\xc2\x9b"), "tensor 'a?]0;b?");
     ASSERT_DIES(cf_die("look at a\033]0;b", "b"), "hint:  look at a?]0;b");

@@ -20,8 +20,8 @@ typedef struct interval {
     double begin, end;
 } interval;
 
-static cf_moment at(double ms) {
-    return (cf_moment){.ms = ms};
+static cf_event at(double ms) {
+    return (cf_event){.ms = ms};
 }
 
 static void transfer(cf_trace *trace, const char *name, int slice, double begin, double end) {
@@ -84,20 +84,20 @@ static void exposed_is_a_sum_of_waits(void **state) {
     cf_trace_free(trace);
 }
 
-// The second of two waits for one transfer finds it arrived; a GPU knows this only when both moments have passed.
+// The second of two waits for one transfer finds it arrived; a GPU knows this only when both events have passed.
 static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
     (void)state;
     cf_trace *trace = cf_trace_create();
     cf_stream *stream = cf_stream_create();
     cf_trace_record(trace, true);
     cf_trace_step(trace, 1, stream);
-    cf_moment first = cf_moment_now(stream), last = first;
-    while (cf_moment_ms(last) - cf_moment_ms(first) < 1) last = cf_moment_now(stream);
+    cf_event first = cf_event_record(stream), last = first;
+    while (cf_event_ms(last) - cf_event_ms(first) < 1) last = cf_event_record(stream);
     cf_trace_wait(trace, "waits", 3, first, last);
     cf_trace_wait(trace, "has nothing to wait for", 3, last, first);
     cf_trace_wait(trace, "has nothing to wait for", 3, last, last);
     cf_trace_step(trace, 2, stream);
-    assert_near(cf_trace_last(trace).exposed_ms, cf_moment_ms(last) - cf_moment_ms(first));
+    assert_near(cf_trace_last(trace).exposed_ms, cf_event_ms(last) - cf_event_ms(first));
     const cf_trace_event *events = cf_trace_events(trace)->event;
     assert_int_equal(cf_trace_events(trace)->count, 1);
     assert_string_equal(events[0].name, "waits");

@@ -51,7 +51,7 @@ static void finish(cf_request *request) {
     transport->wait(transport, request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
     CHECK(transport->test(transport, request, CF_COMPLETE, stream), "%s: waited for and not done", request->label);
-    double begin_ms = cf_moment_ms(request->begin), end_ms = cf_moment_ms(request->end);
+    double begin_ms = cf_event_ms(request->begin), end_ms = cf_event_ms(request->end);
     CHECK(end_ms >= begin_ms && end_ms <= cf_now_ms(), "%s: in flight from %g to %g ms", request->label, begin_ms, end_ms);
 }
 static void run(cf_request request) {

@@ -48,14 +48,14 @@ typedef struct bench {
 } bench;
 
 static cf_fuse *plan_operation(cf_operation operation, cf_side side) {
-    return cf_fuse_create(&context, (cf_fuse_plan){.name = "test",
-                                                   .group = &mesh.tp_group,
-                                                   .operation = operation,
-                                                   .side = side,
-                                                   .slices = 1,
-                                                   .dtype = CF_INT64,
-                                                   .capacity = ROWS * COLUMNS,
-                                                   .flops = 1e9});
+    return cf_fuse_create(&context, (cf_fuse_config){.name = "test",
+                                                     .group = &mesh.tp_group,
+                                                     .operation = operation,
+                                                     .side = side,
+                                                     .slices = 1,
+                                                     .dtype = CF_INT64,
+                                                     .capacity = ROWS * COLUMNS,
+                                                     .flops = 1e9});
 }
 
 static bench make_bench(void) {
@@ -190,7 +190,7 @@ static void a_known_plan_is_taken(void) {
         cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){cf_algorithm_find("direct"), 3});
     cf_tuner_start(b.tuner, false);
     CHECK(!cf_tuner_trying(b.tuner), "nothing is left to try");
-    if (mesh.tp > 1) CHECK(cf_fuse_get_plan(b.gather)->slices == 3, "%d slices", cf_fuse_get_plan(b.gather)->slices);
+    if (mesh.tp > 1) CHECK(cf_fuse_get_config(b.gather)->slices == 3, "%d slices", cf_fuse_get_config(b.gather)->slices);
     take_step(&b);
     free_bench(&b);
 }

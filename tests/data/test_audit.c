@@ -12,8 +12,8 @@ static void copy(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     memcpy(all, mine, (size_t)bytes);
 }
 
-static cf_moment at(double ms) {
-    return (cf_moment){.ms = ms};
+static cf_event at(double ms) {
+    return (cf_event){.ms = ms};
 }
 
 // An operation that travels for 4 ms a step, two steps, and waits so long.

@@ -4,7 +4,7 @@
 #include "tests/data/says.h"
 #include "tests/data/scratch.h"
 #include "data/checkpoint.h"
-#include "data/durable.h"
+#include "data/atomic_file.h"
 #include "data/input.h"
 #include "data/json.h"
 #include <errno.h>
@@ -27,7 +27,7 @@ static bool write_rank(const char *path, int64_t seed, manifest_file *file) {
     unsigned char bytes[RANK_BYTES];
     for (int64_t i = 0; i < RANK_BYTES; i++) bytes[i] = byte_at(i, seed);
     *file = (manifest_file){RANK_BYTES, XXH64(bytes, RANK_BYTES, 0)};
-    return durable_replace(path, (const char *)bytes, RANK_BYTES, false, &why);
+    return atomic_file_replace(path, (const char *)bytes, RANK_BYTES, false, &why);
 }
 
 static char *out_path(void) {
@@ -39,11 +39,11 @@ static void wipe(void) {
     char path[PATH_MAX];
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         snprintf(path, sizeof path, "%s/step_%08lld", out_path(), (long long)steps[i]);
-        durable_remove_directory(path);
+        atomic_file_remove_directory(path);
         strcat(path, ".damaged");
-        durable_remove_directory(path);
+        atomic_file_remove_directory(path);
     }
-    durable_remove_directory(out_path());
+    atomic_file_remove_directory(out_path());
 }
 
 static int lock_out(void) {
@@ -609,7 +609,7 @@ static void test_directories_that_cannot_be(void **state) {
     assert_true(lock >= 0);
     close(lock);
     assert_int_equal(access(scratch_path("deep/er/lock"), F_OK), 0);
-    durable_remove_directory(scratch_path("deep/er"));
+    atomic_file_remove_directory(scratch_path("deep/er"));
 }
 
 static int clean(void **state) {

@@ -230,9 +230,9 @@ static void test_errors(void **state) {
 // --- going on ---
 
 // What is left of a log when the run goes on, and one line more.
-static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
+static void assert_continues(const char *before, int64_t step, bool evaluated, const char *kept) {
     write_log(before);
-    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step, watched});
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step, evaluated});
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);

@@ -3,7 +3,7 @@
 #include "tests/data/says.h"
 #include "tests/data/scratch.h"
 #include "data/checkpoint.h"
-#include "data/durable.h"
+#include "data/atomic_file.h"
 #include "data/input.h"
 #include <sys/stat.h>
 #define XXH_INLINE_ALL
@@ -23,7 +23,7 @@ static void remove_directory(void) {
     char path[PATH_MAX];
     strcpy(path, path_of(0));
     *strrchr(path, '/') = 0;
-    assert_true(durable_remove_directory(path));
+    assert_true(atomic_file_remove_directory(path));
 }
 
 static int begin(void **state) {

@@ -46,19 +46,19 @@ extern "C" {
 decltype(attention_cudnn_forward) __real_attention_cudnn_forward, __wrap_attention_cudnn_forward;
 decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_attention_cudnn_backward;
 
-bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
-                                    int64_t H, int64_t D, cf_stream *stream) {
+bool __wrap_attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
+                                    int64_t D, cf_stream *stream) {
     return takes_time(flops(t0, n, B, H, D), (double)(B * H), n, false, stream) ||
            __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
 }
 
-bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
-                                     precise *scratch, int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv,
+                                     accum *scratch, int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
     return takes_time(2.5 * flops(0, T, B, H, D), (double)(B * H), T, true, stream) ||
            __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream);
 }
 
-enum { E = sizeof(real), P = sizeof(precise) };
+enum { E = sizeof(real), P = sizeof(accum) };
 static bool takes_time_to_move(double bytes, cf_stream *stream) {
     if (!imagined() || bytes <= 0) return false;
     start_clock();
@@ -72,42 +72,39 @@ static bool takes_time_to_move(double bytes, cf_stream *stream) {
         if (!takes_time_to_move((double)(bytes), stream)) __real_##name(__VA_ARGS__);                                              \
     }
 MOVES(layernorm_forward, R *C * 2 * E,
-      (real * out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
-       cf_stream *stream),
+      (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C, cf_stream *stream),
       out, mean, rstd, x, w, b, R, C, stream)
 MOVES(layernorm_backward, R *C * 4 * E,
-      (real * dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean, const precise *rstd,
-       precise *scratch, int64_t R, int64_t C, cf_stream *stream),
+      (real * dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean, const accum *rstd,
+       accum *scratch, int64_t R, int64_t C, cf_stream *stream),
       dx, dw, db, dy, x, w, mean, rstd, scratch, R, C, stream)
 MOVES(residual_forward, R *C * 3 * E,
       (real * out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream), out, x, y, bias, R, C,
       stream)
-MOVES(linear_bias_grad, R *OC *E, (precise * db, const real *dy, int64_t R, int64_t OC, cf_stream *stream), db, dy, R, OC, stream)
+MOVES(linear_bias_grad, R *OC *E, (accum * db, const real *dy, int64_t R, int64_t OC, cf_stream *stream), db, dy, R, OC, stream)
 MOVES(crossentropy_stats, R *V *E,
-      (precise * stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R, int64_t V,
+      (accum * stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R, int64_t V,
        cf_stream *stream),
       stats, logits, targets, first, valid, R, V, stream)
 MOVES(crossentropy_combine, scale == 0 ? 0 : R * V * 2 * E,
-      (precise * losses, real *logits, const precise *all, int64_t ranks, const int32_t *targets, double scale, int64_t first,
+      (accum * losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale, int64_t first,
        int64_t valid, int64_t R, int64_t V, cf_stream *stream),
       losses, logits, all, ranks, targets, scale, first, valid, R, V, stream)
 MOVES(crossentropy_fused, R *V * 2 * E,
-      (precise * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
-       cf_stream *stream),
+      (accum * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V, cf_stream *stream),
       losses, logits, targets, scale, valid, R, V, stream)
 MOVES(adamw_update, n *(E + 5 * P + (master ? 2 * P : E)),
-      (real * w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream), w, master, m, v,
-      g, n, a, stream)
-MOVES(sum_of_squares, n *P, (double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream), sum, scratch, x, n,
+      (real * w, accum *master, accum *m, accum *v, const accum *g, int64_t n, adamw a, cf_stream *stream), w, master, m, v, g, n,
+      a, stream)
+MOVES(sum_of_squares, n *P, (double *sum, double *scratch, const accum *x, int64_t n, cf_stream *stream), sum, scratch, x, n,
       stream)
 MOVES(cf_add, (parts + 1 + (to != from)) * count * cf_dtype_size(dtype),
       (void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream), to, from, parts,
       stride, count, dtype, stream)
 MOVES(position_forward, T *B *C * 2 * E,
       (real * x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), x, wpe, t0, T, B, C, stream)
-MOVES(position_backward, T *B *C *E,
-      (precise * dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), dwpe, dx, t0, T, B, C,
-      stream)
+MOVES(position_backward, T *B *C *E, (accum * dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream),
+      dwpe, dx, t0, T, B, C, stream)
 
 decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;
 

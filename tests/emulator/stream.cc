@@ -59,7 +59,7 @@ cudaError_t remember(cudaError_t error) {
     return error;
 }
 
-struct Record { // one moment of a stream
+struct Record { // one event of a stream
     std::mutex lock;
     std::condition_variable changed;
     bool passed = false;
@@ -198,9 +198,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // returns at once; its thr
 static std::shared_ptr<Record> record(cudaStream_t stream, const char *what, bool timed) {
     auto record = std::make_shared<Record>();
     if (clock_runs()) record->noted = next_event(), record->passed = true;
-    Note moment = note(RECORD, record->noted);
-    moment.timed = timed;
-    enqueue(stream, what, moment, [record] { record->pass(); });
+    Note event = note(RECORD, record->noted);
+    event.timed = timed;
+    enqueue(stream, what, event, [record] { record->pass(); });
     return record;
 }
 

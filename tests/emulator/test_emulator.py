@@ -35,12 +35,12 @@ class Emulator(unittest.TestCase):
                 self.assertEqual(len(re.findall(r"^ok \d+ - ", result.stdout, re.MULTILINE)), int(plan.group(1)))
 
 
-class Moments(unittest.TestCase):
-    """A step may take more moments than are remembered: figures are lost, not the run."""
+class Events(unittest.TestCase):
+    """A step may take more events than are remembered: figures are lost, not the run."""
 
-    def count(self, moments):
-        tool = built("build", "emulated-fp32", "tests", "commfuse", "tool_moments")
-        return subprocess.run([tool, str(moments)], capture_output=True, text=True, timeout=100)
+    def count(self, events):
+        tool = built("build", "emulated-fp32", "tests", "commfuse", "tool_events")
+        return subprocess.run([tool, str(events)], capture_output=True, text=True, timeout=100)
 
     def test_all_are_remembered(self):
         result = self.count(2 ** 18)
@@ -50,7 +50,7 @@ class Moments(unittest.TestCase):
     def test_the_first_is_forgotten(self):
         result = self.count(2 ** 18 + 1)
         self.assertEqual((result.returncode, result.stdout), (0, "remembered 0, events 1\n"), result.stderr)
-        self.assertIn("note: step takes too many moments for its figures: early of layer 3", result.stderr)
+        self.assertIn("note: step takes too many events for its figures: early of layer 3", result.stderr)
 
 
 class Twins(unittest.TestCase):

@@ -2,19 +2,19 @@
 #include "../../layers/gemm.h"
 
 // sum over p of a[p · a_step] · b[p]
-static precise dot(const precise *a, int64_t a_step, const precise *b, int64_t k) {
-    precise sum = 0;
+static accum dot(const accum *a, int64_t a_step, const accum *b, int64_t k) {
+    accum sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t p = 0; p < k; p++) sum += a[p * a_step] * b[p];
     return sum;
 }
 
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
-          int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
+          int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     (void)stream;
     for (int64_t i = 0; i < m; i++) {
-        precise *row = c + i * ldc;
+        accum *row = c + i * ldc;
         for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];
         if (transpose_b) {
             for (int64_t j = 0; j < n; j++) row[j] += dot(a + i * a_row, a_step, b + j * ldb, k);

@@ -25,7 +25,7 @@ typedef struct tensor {
 } tensor;
 
 static inline int64_t element_size(element of) {
-    static const int64_t size[] = {sizeof(real), sizeof(precise), 8, 4, 8};
+    static const int64_t size[] = {sizeof(real), sizeof(accum), 8, 4, 8};
     return size[of];
 }
 
@@ -36,8 +36,8 @@ static inline int64_t tensor_bytes(const tensor *x) {
 static inline real *reals(const tensor *x) {
     return (real *)x->at;
 }
-static inline precise *precises(const tensor *x) {
-    return (precise *)x->at;
+static inline accum *accums(const tensor *x) {
+    return (accum *)x->at;
 }
 static inline double *doubles(const tensor *x) {
     return (double *)x->at;
@@ -60,7 +60,7 @@ static inline void element_set(void *host, element of, int64_t i, double value) 
         break;
 #endif
     case OF_PRECISE:
-        ((precise *)host)[i] = (precise)value;
+        ((accum *)host)[i] = (accum)value;
         break;
     case OF_DOUBLE:
         ((double *)host)[i] = value;
@@ -84,7 +84,7 @@ static inline double element_get(const void *host, element of, int64_t i) {
         return ((const real *)host)[i];
 #endif
     case OF_PRECISE:
-        return ((const precise *)host)[i];
+        return ((const accum *)host)[i];
     case OF_DOUBLE:
         return ((const double *)host)[i];
     case OF_INT32:

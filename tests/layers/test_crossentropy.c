@@ -172,7 +172,7 @@ static void masked_logits(void **state) {
     assert_true(isnan(p.stats[1]) && isnan(p.losses[0]));
 }
 
-static double sum_of(const precise *losses, int64_t n) {
+static double sum_of(const accum *losses, int64_t n) {
     double sum = 0;
     crossentropy_sum(&sum, losses, n, NULL);
     return sum;

@@ -40,20 +40,20 @@ static real *integers(int64_t rows, int64_t columns, int64_t row) {
 static float *widened(const real *x, int64_t n) {
     float *y = malloc((size_t)(n + 1) * sizeof *y);
     assert_non_null(y);
-    for (int64_t i = 0; i < n; i++) y[i] = precise_of(x[i]);
+    for (int64_t i = 0; i < n; i++) y[i] = accum_of(x[i]);
     return y;
 }
 
 static double term(const product *of, const real *a, const real *b, int64_t i, int64_t j, int64_t p) {
-    return (double)precise_of(of->transpose_a ? a[p * of->lda + i] : a[i * of->lda + p]) *
-           (double)precise_of(of->transpose_b ? b[j * of->ldb + p] : b[p * of->ldb + j]);
+    return (double)accum_of(of->transpose_a ? a[p * of->lda + i] : a[i * of->lda + p]) *
+           (double)accum_of(of->transpose_b ? b[j * of->ldb + p] : b[p * of->ldb + j]);
 }
 
 // The correct c at (i, j).
 static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i, int64_t j) {
-    double sum = of->add ? (double)precise_of(before[i * of->ldc + j]) : 0;
+    double sum = of->add ? (double)accum_of(before[i * of->ldc + j]) : 0;
     for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
-    return of->wide ? (float)sum : precise_of(real_of(sum));
+    return of->wide ? (float)sum : accum_of(real_of(sum));
 }
 
 static void check_element(const product *of, float found, float expected, int64_t i, int64_t j) {
@@ -71,13 +71,13 @@ static void check(product of, int64_t stride) {
     for (int64_t i = 0; of.add && i < of.m * of.ldc; i++) rounded[i] = before[i];
     float *wide = widened(rounded, of.m * of.ldc);
     if (of.wide)
-        gemm_to_precise(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, wide, of.ldc, NULL);
+        gemm_to_accum(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, wide, of.ldc, NULL);
     else
         gemm_to_real(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, rounded, of.ldc, NULL);
     for (int64_t i = 0; i < of.m; i++) {
         for (int64_t j = 0; j < of.ldc; j++) {
             const int64_t at = i * of.ldc + j;
-            const float found = of.wide ? wide[at] : precise_of(rounded[at]);
+            const float found = of.wide ? wide[at] : accum_of(rounded[at]);
             if (j >= of.n)
                 assert_true(found != found); // not a number, as before
             else if (at % stride == 0 || at == (of.m - 1) * of.ldc + of.n - 1)
@@ -121,9 +121,9 @@ static void inside_a_parallel_region(void **state) {
     real *a = integers(N, N, N), *b = integers(N, N, N);
     float alone[N * N], *together = malloc(sizeof alone * TASKS);
     assert_non_null(together);
-    gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, alone, N, NULL);
+    gemm_to_accum(false, true, N, N, N, a, N, b, N, 0, alone, N, NULL);
 #pragma omp parallel for
-    for (int i = 0; i < TASKS; i++) gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, together + i * N * N, N, NULL);
+    for (int i = 0; i < TASKS; i++) gemm_to_accum(false, true, N, N, N, a, N, b, N, 0, together + i * N * N, N, NULL);
     for (int i = 0; i < TASKS; i++) assert_memory_equal(alone, together + i * N * N, sizeof alone);
     free(a), free(b), free(together);
 }

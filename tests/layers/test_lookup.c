@@ -42,7 +42,7 @@ typedef struct problem { // one rank's part in it
     int64_t Ts, part, owned; // rows of the part of the table that is here, and of an owner
     int32_t *inputs;         // (N · Ts, B)
     real *x, *dx, *scratch;  // (Ts, B, C), (Ts, B, C), (N · Ts, B, C)
-    precise *shard;          // (owned, C)
+    accum *shard;            // (owned, C)
 } problem;
 
 static real weight(int64_t row, int64_t c) {
@@ -137,10 +137,10 @@ static int64_t longest_list(const problem *q) {
 
 static void check_sums(const problem *q) {
     bool local = q->owners->size == 1; // then there is no shard beside the gradient
-    const precise *found = local ? params_grad(&q->p, WTE, 0) : q->shard;
+    const accum *found = local ? params_grad(&q->p, WTE, 0) : q->shard;
     for (int64_t i = 0; i < q->owned * C; i++) {
         int64_t row = first_owned(q) + i / C;
-        precise sum = ALREADY;
+        accum sum = ALREADY;
         for (int64_t k = 0; k < q->mesh->dp * T * B; k++) {
             int replica = (int)(k / B / T);
             if (q->token(replica, k / B % T, k % B) == row) sum += gradient(q, replica, k / B % T, k % B, i % C);
@@ -166,7 +166,7 @@ static void check_problem(problem *q) {
 
 static void check_bits(problem *q) {
     int64_t count = q->owned * C;
-    precise *first = cf_alloc(count * (int64_t)sizeof *first, "test");
+    accum *first = cf_alloc(count * (int64_t)sizeof *first, "test");
     add_gradient(q, false);
     memcpy(first, q->shard, (size_t)count * sizeof *first);
     add_gradient(q, true);

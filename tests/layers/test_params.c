@@ -293,7 +293,7 @@ static void check_small(const world *w, int rank) {
     assert_ptr_equal(bucket_around(w, rank, QKVB, w->shape.L - 1), &p->bucket[p->table + 1]);
     for (int i = 0, last = -1; i < p->table; i++) {
         if (p->bucket[i].tensor >= 0) continue; // of thin matrices, all but the last bucket are large enough
-        if (last >= 0 && p->bucket[last].shard * (int64_t)sizeof(precise) < 64 << 10)
+        if (last >= 0 && p->bucket[last].shard * (int64_t)sizeof(accum) < 64 << 10)
             fail_at(w, rank, "small bucket of matrices of layer", -1, p->bucket[last].layer);
         last = i;
     }

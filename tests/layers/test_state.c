@@ -4,7 +4,7 @@
 // code under test cannot undo its own mistakes.
 #include "worlds.h"
 #include "../data/scratch.h"
-#include "data/durable.h"
+#include "data/atomic_file.h"
 #include "data/checkpoint.h"
 #include "layers/step.h"
 #include <sys/stat.h>
@@ -118,14 +118,14 @@ static saved_state *save(const states *s) {
     manifest m = {.step = STEP, .ranks = s->w.ranks, .file = file};
     checkpoint_file_path(scratch, STEP, 0, false, path);
     *strrchr(path, '/') = 0;
-    assert_true(durable_remove_directory(path) && mkdir(path, 0777) == 0);
+    assert_true(atomic_file_remove_directory(path) && mkdir(path, 0777) == 0);
     for (int r = 0; r < s->w.ranks; r++) save_rank(s, r, &file[r]);
     saved_state *saved = saved_state_open(scratch, &m, &why);
     if (!saved) fail_msg("%s", why.what);
     return saved;
 }
 
-static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out) {
+static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out) {
     problem why;
     if (!saved_state_read(saved, kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
 }
@@ -271,7 +271,7 @@ static void a_copy_does_not_change(void **state) {
     each_value(&s, 3, poison);
     release_buffers(NULL);
     for (int kind = 0; kind < STATE_KINDS; kind++)
-        assert_memory_equal(copy.value[kind], again.value[kind], (size_t)copy.elements * sizeof(precise));
+        assert_memory_equal(copy.value[kind], again.value[kind], (size_t)copy.elements * sizeof(accum));
     state_copy(&again, &s.rank[3]); // a second copy replaces the first
     for (int kind = 0; kind < STATE_KINDS; kind++)
         for (int64_t i = 0; i < again.runs; i++) assert_true(isnan(again.value[kind][again.run[i].at]));
@@ -283,7 +283,7 @@ static void a_copy_does_not_change(void **state) {
 // --- gradients that are not finite ---
 
 // Element n of all that a rank owns, and where it belongs.
-static precise *gradient_at(const zero_shards *o, const element_place *places, int64_t n, element_place *place) {
+static accum *gradient_at(const zero_shards *o, const element_place *places, int64_t n, element_place *place) {
     int i = o->params->buckets - 1;
     while (o->params->bucket[i].owned > n) i--;
     const param_bucket *b = &o->params->bucket[i];
@@ -298,9 +298,9 @@ static void check_nonfinite(zero_shards *o, const element_place *places) {
     element_place one, other;
     for (int trial = 0; trial < 40; trial++) {
         const int64_t at = trial ? random_size(0, count - 1) : 0, later = random_size(at, count - 1);
-        precise *first = gradient_at(o, places, at, &one), *second = gradient_at(o, places, later, &other);
-        const precise before = *first, before_second = *second;
-        *second = -(precise)INFINITY, *first = (precise)NAN;
+        accum *first = gradient_at(o, places, at, &one), *second = gradient_at(o, places, later, &other);
+        const accum before = *first, before_second = *second;
+        *second = -(accum)INFINITY, *first = (accum)NAN;
         const element_place named = one.tensor >= 0 ? one : other;
         assert_int_equal(zero_nonfinite(o, sum), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
         *second = before_second, *first = before;
@@ -333,7 +333,7 @@ static int remove_all(void **state) {
     char path[PATH_MAX];
     checkpoint_file_path(scratch, STEP, 0, false, path);
     *strrchr(path, '/') = 0;
-    durable_remove_directory(path);
+    atomic_file_remove_directory(path);
     return scratch_remove(state);
 }
 

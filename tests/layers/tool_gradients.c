@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
     gpt_begin_forward(&model, inputs, targets, T, B);
     gpt_forward(&model, 1 / count);
     cf_copy(&loss, model.loss, (int64_t)sizeof loss, context.stream);
-    loss = cf_sum_host(context.transport, loss) / count;
+    loss = cf_allreduce_sum(context.transport, loss) / count;
     gpt_backward(&model, true, true);
     gradients_into_weights(&model);
 

@@ -153,15 +153,15 @@ static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R,
     tensor *dw = randoms(t, OF_PRECISE, OC * IC, 0, 1), *db = randoms(t, OF_PRECISE, OC, 0, 1),
            *some = randoms(t, OF_PRECISE, rows * IC, 0, 1);
     tensor *written = poisoned(t, OF_PRECISE, rows * IC);
-    linear_wgrad(precises(dw), reals(dy), OC, reals(x), R, IC, OC, true, t->stream);
+    linear_wgrad(accums(dw), reals(dy), OC, reals(x), R, IC, OC, true, t->stream);
     keep(t, "linear_wgrad", "dw", dw);
-    linear_wgrad(precises(some), reals(dy) + from, OC, reals(x), R, IC, rows, true, t->stream);
+    linear_wgrad(accums(some), reals(dy) + from, OC, reals(x), R, IC, rows, true, t->stream);
     keep(t, "linear_wgrad_rows", "dw", some);
-    linear_wgrad(precises(written), reals(dy) + from, OC, reals(x), R, IC, rows, false, t->stream);
+    linear_wgrad(accums(written), reals(dy) + from, OC, reals(x), R, IC, rows, false, t->stream);
     keep(t, "linear_wgrad_rows", "dw, written", written);
-    linear_wgrad(precises(written), reals(dy) + from, OC, reals(x), 0, IC, rows, false, t->stream);
+    linear_wgrad(accums(written), reals(dy) + from, OC, reals(x), 0, IC, rows, false, t->stream);
     keep(t, "linear_wgrad_rows", "dw of no rows", written);
-    linear_bias_grad(precises(db), reals(dy), R, OC, t->stream);
+    linear_bias_grad(accums(db), reals(dy), R, OC, t->stream);
     keep(t, "linear_bias_grad", "db", db);
 }
 
@@ -294,16 +294,16 @@ static void move_apart(const tool *t, const heads *h) {
 static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t0, int64_t n) {
     const int64_t T = h->T, B = h->B, H = h->H, D = h->D;
     h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_PRECISE, T * B * H);
-    attention_forward(reals(h->out), precises(h->lse), reals(h->qkv), 0, T, T, B, H, D, t->stream);
+    attention_forward(reals(h->out), accums(h->lse), reals(h->qkv), 0, T, T, B, H, D, t->stream);
     keep(t, "attention_forward", "out", h->out);
     keep(t, "attention_forward", "lse", h->lse);
     tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_PRECISE, T * B * H);
     for (int i = 0; i < parts->count; i++)
-        attention_forward(reals(out), precises(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, D, t->stream);
+        attention_forward(reals(out), accums(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, D, t->stream);
     keep(t, "attention_forward", "out, in ranges", out);
     keep(t, "attention_forward", "lse, in ranges", lse);
     tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_PRECISE, T * B * H);
-    attention_forward(reals(some), precises(some_lse), reals(h->qkv), t0, n, T, B, H, D, t->stream);
+    attention_forward(reals(some), accums(some_lse), reals(h->qkv), t0, n, T, B, H, D, t->stream);
     keep_rows(t, "attention_forward", "out, one range", some, t0, n, B * H * D);
     others_untouched(t, "attention_forward", "out", some, t0, n, B * H * D);
     others_untouched(t, "attention_forward", "lse", some_lse, t0, n, B * H);
@@ -321,8 +321,8 @@ static void run_attention(tool *t, const int64_t *n) {
     int64_t t0 = draw(t, 0, h.T - 1), some = draw(t, 1, h.T - t0);
     attention_forwards(t, &h, &parts, t0, some);
     tensor *dqkv = poisoned(t, OF_REAL, h.qkv->count);
-    attention_backward(reals(dqkv), reals(h.dout), reals(h.out), precises(h.lse), reals(h.qkv), precises(h.scratch), 0, h.T, h.T,
-                       h.B, h.H, h.D, true, t->stream);
+    attention_backward(reals(dqkv), reals(h.dout), reals(h.out), accums(h.lse), reals(h.qkv), accums(h.scratch), 0, h.T, h.T, h.B,
+                       h.H, h.D, true, t->stream);
     keep(t, h.apart ? "attention_backward_apart" : "attention_backward", "dqkv", dqkv);
 }
 
@@ -335,12 +335,12 @@ static void run_layernorm(tool *t, const int64_t *n) {
            *dy = randoms(t, OF_REAL, R * C, 0, 1), *out = poisoned(t, OF_REAL, R * C), *mean = poisoned(t, OF_PRECISE, R),
            *rstd = poisoned(t, OF_PRECISE, R), *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_PRECISE, C, 0, 1),
            *db = randoms(t, OF_PRECISE, C, 0, 1), *scratch = poisoned(t, OF_PRECISE, layernorm_scratch(C));
-    layernorm_forward(reals(out), precises(mean), precises(rstd), reals(x), reals(w), reals(b), R, C, t->stream);
+    layernorm_forward(reals(out), accums(mean), accums(rstd), reals(x), reals(w), reals(b), R, C, t->stream);
     keep(t, "layernorm_forward", "out", out);
     keep(t, "layernorm_forward", "mean", mean);
     keep(t, "layernorm_forward", "rstd", rstd);
-    layernorm_backward(reals(dx), precises(dw), precises(db), reals(dy), reals(x), reals(w), precises(mean), precises(rstd),
-                       precises(scratch), R, C, t->stream);
+    layernorm_backward(reals(dx), accums(dw), accums(db), reals(dy), reals(x), reals(w), accums(mean), accums(rstd),
+                       accums(scratch), R, C, t->stream);
     keep(t, "layernorm_backward", "dx", dx);
     keep(t, "layernorm_backward", "dw", dw);
     keep(t, "layernorm_backward", "db", db);
@@ -382,13 +382,13 @@ static void run_embedding(tool *t, const int64_t *n) {
            *dwpe = randoms(t, OF_PRECISE, (t0 + T) * C, 0, 1);
     embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
     keep(t, "embedding_forward", "out", out);
-    embedding_backward(precises(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
+    embedding_backward(accums(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
     keep(t, "embedding_backward", "dwte", dwte);
-    embedding_add(precises(dwte), precises(sums), tokens_of(tokens), first, count, R, C, t->stream);
+    embedding_add(accums(dwte), accums(sums), tokens_of(tokens), first, count, R, C, t->stream);
     keep(t, "embedding_add", "dwte", dwte);
     position_forward(reals(x), reals(wpe), t0, T, B, C, t->stream);
     keep(t, "position_forward", "x", x);
-    position_backward(precises(dwpe), reals(dout), t0, T, B, C, t->stream);
+    position_backward(accums(dwpe), reals(dout), t0, T, B, C, t->stream);
     keep(t, "position_backward", "dwpe", dwpe);
 }
 
@@ -420,26 +420,25 @@ static void run_crossentropy(tool *t, const int64_t *n) {
            *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R), *losses = poisoned(t, OF_PRECISE, R),
            *whole_losses = poisoned(t, OF_PRECISE, R), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
-    crossentropy_stats(precises(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
+    crossentropy_stats(accums(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
-    crossentropy_combine(precises(losses), reals(logits), precises(all), ranks, tokens_of(targets), 0, first, valid, R, V,
-                         t->stream);
+    crossentropy_combine(accums(losses), reals(logits), accums(all), ranks, tokens_of(targets), 0, first, valid, R, V, t->stream);
     keep(t, "crossentropy_combine", "losses", losses);
     keep(t, "crossentropy_combine", "logits, as before", logits);
-    crossentropy_sum(doubles(sum), precises(losses), R, t->stream);
+    crossentropy_sum(doubles(sum), accums(losses), R, t->stream);
     keep(t, "crossentropy_sum", "sum", sum);
     if (first == 0 && valid == vocabulary) {
-        crossentropy_fused(precises(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R, V, t->stream);
+        crossentropy_fused(accums(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses", fused_losses);
         keep(t, "crossentropy_fused", "logits", fused);
     }
-    crossentropy_combine(precises(whole_losses), reals(logits), precises(valid > 0 ? stats : all), valid > 0 ? 1 : ranks,
+    crossentropy_combine(accums(whole_losses), reals(logits), accums(valid > 0 ? stats : all), valid > 0 ? 1 : ranks,
                          tokens_of(targets), 1 / (double)R, first, valid, R, V, t->stream);
     keep(t, "crossentropy_combine", "losses, with gradient", whole_losses);
     keep(t, "crossentropy_combine", "logits", logits);
     if (first == 0 && valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
         tensor *huge = randoms(t, OF_REAL, R * V, 1e30, 0);
-        crossentropy_fused(precises(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V, t->stream);
+        crossentropy_fused(accums(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses of huge logits", fused_losses);
     }
 }
@@ -450,7 +449,7 @@ static void updates(tool *t, int64_t n, int64_t step, bool master) {
     adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
     tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_PRECISE, n, 0, 0.1),
            *m = randoms(t, OF_PRECISE, n, 0, 0.1), *v = randoms(t, OF_PRECISE, n, 0.5, 0.2), *g = randoms(t, OF_PRECISE, n, 0, 1);
-    adamw_update(reals(w), master ? precises(exact) : NULL, precises(m), precises(v), precises(g), n, a, t->stream);
+    adamw_update(reals(w), master ? accums(exact) : NULL, accums(m), accums(v), accums(g), n, a, t->stream);
     keep(t, "adamw_update", master ? "w, of a master" : "w", w);
     keep(t, "adamw_update", "m", m);
     keep(t, "adamw_update", "v", v);
@@ -464,7 +463,7 @@ static void run_adamw(tool *t, const int64_t *n) {
     if (!t->round) updates(t, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
     tensor *g = randoms(t, OF_PRECISE, count, 0, 1), *sum = randoms(t, OF_DOUBLE, 1, 3, 1),
            *scratch = poisoned(t, OF_DOUBLE, SQUARES_SCRATCH);
-    sum_of_squares(doubles(sum), doubles(scratch), precises(g), count, t->stream);
+    sum_of_squares(doubles(sum), doubles(scratch), accums(g), count, t->stream);
     keep(t, "sum_of_squares", "sum", sum);
 }
 
@@ -539,7 +538,7 @@ static void run_device(tool *t, const int64_t *n) {
     int64_t count = n[0], skip = count / 3, some = count - skip - count / 5;
     shape_is(t, "n %lld", (long long)count);
     added(t, "real", OF_REAL, REAL_DTYPE, count);
-    added(t, "precise", OF_PRECISE, PRECISE_DTYPE, count);
+    added(t, "accum", OF_PRECISE, ACCUM_DTYPE, count);
     added(t, "fp64", OF_DOUBLE, CF_FP64, count);
     added(t, "int64", OF_INT64, CF_INT64, count);
     tensor *from = randoms(t, OF_REAL, count, 0, 1), *to = poisoned(t, OF_REAL, count), *zeros = randoms(t, OF_REAL, count, 0, 1);

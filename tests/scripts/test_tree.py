@@ -100,8 +100,8 @@ class Twins(unittest.TestCase):
 
     def test_devices(self):
         self.check("commfuse/device.h", "commfuse/cpu/device_cpu.c", "commfuse/gpu/device_cuda.cu")
-        planned = re.findall(r"^#define PLANNED_(\w+)", (ROOT / "commfuse/predict/planned.c").read_text(), re.MULTILINE)
-        self.assertEqual(planned, defined("commfuse/cpu/device_cpu.c", planned))
+        recorded = re.findall(r"^#define RECORDED_(\w+)", (ROOT / "commfuse/predict/recorder.c").read_text(), re.MULTILINE)
+        self.assertEqual(recorded, defined("commfuse/cpu/device_cpu.c", recorded))
 
 
 class Arrows(unittest.TestCase):

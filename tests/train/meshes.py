@@ -198,10 +198,10 @@ class Matrix(Training):
         validation (even steps), a sample (3, 9), the next step (1, 7), or behind a save there is none (5)."""
         for mesh in ((2, 1, 3), (2, 2, 3), (1, 4, 3), (4, 1, 1)):
             with self.subTest(mesh=mesh):
-                plain, watched = self.fresh("plain"), self.fresh("watched")
+                plain, evaluated = self.fresh("plain"), self.fresh("evaluated")
                 expected = self.steps_of(*mesh, out=plain, overlap="direct:3")
                 self.assertSameTraining(expected)
-                log = self.logged(*mesh, out=watched, val=self.tokens, val_every=2, val_batches=1, sample_every=3,
+                log = self.logged(*mesh, out=evaluated, val=self.tokens, val_every=2, val_batches=1, sample_every=3,
                                   save_every=5, overlap="direct:3")
                 steps, validations, samples = (harness.events(log, kind) for kind in ("step", "val", "sample"))
                 self.assertEqual(*([(s["loss"], s["grad_norm"]) for s in which] for which in (steps, expected)))
@@ -209,7 +209,7 @@ class Matrix(Training):
                 for v in validations[:-1]:  # on the training samples, before the step that is trained on them
                     self.assertLess(abs(v["loss"] / steps[v["step"]]["loss"] - 1), BETWEEN_MESHES, v)
                 self.assertEqual([s["step"] for s in samples], [3, 6, 9, 10])
-                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
+                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, evaluated)]
                 self.assertTrue(models[0] == models[1], "model.bin differs")
 
     def test_nowire_and_other_bounds_go_all_their_way(self):

@@ -261,10 +261,10 @@ class Log(harness.Case):
     def test_sampling_and_saving_leave_the_training_alone(self):
         for ranks, mesh in ((2, dict(tp=1, dp=2)), (4, dict(tp=2, dp=2))):
             with self.subTest(**mesh):
-                plain, watched = self.fresh("plain"), self.fresh("watched")
+                plain, evaluated = self.fresh("plain"), self.fresh("evaluated")
                 mesh.update(steps=7, micro_batch=2, lr=3e-3)
                 expected, _ = self.train(ranks, out=plain, **mesh)
-                log, _ = self.train(ranks, out=watched, sample_every=2, save_every=3, **mesh)
+                log, _ = self.train(ranks, out=evaluated, sample_every=2, save_every=3, **mesh)
                 samples = harness.events(log, "sample")
                 self.assertEqual([s["step"] for s in samples], [2, 4, 6, 7])
                 self.assertTrue(all(s["text"] for s in samples), samples)
@@ -272,7 +272,7 @@ class Log(harness.Case):
                                   for entries in (log, expected))
                 self.assertEqual(len(losses), 7)
                 self.assertEqual(losses, others)
-                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
+                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, evaluated)]
                 self.assertTrue(models[0] == models[1], "model.bin differs")
 
 

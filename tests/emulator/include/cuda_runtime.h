@@ -51,13 +51,12 @@ struct emulator_place {
     const char *file, *function;
     int line;
 };
-#define EMULATOR_HERE                                                                                        \
-    emulator_place {                                                                                         \
-        file, function, line                                                                                 \
+#define EMULATOR_HERE                                                                                                              \
+    emulator_place {                                                                                                               \
+        file, function, line                                                                                                       \
     }
-#define EMULATOR_CALLER                                                                                      \
-    const char *file = __builtin_FILE(), const char *function = __builtin_FUNCTION(),                        \
-               int line = __builtin_LINE()
+#define EMULATOR_CALLER                                                                                                            \
+    const char *file = __builtin_FILE(), const char *function = __builtin_FUNCTION(), int line = __builtin_LINE()
 
 void emulator_block_barrier(emulator_place place);
 // The lanes in mask meet; returns the value of each lane, valid until this lane's next but one meeting.
@@ -90,8 +89,7 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T mine, int bits, int wid
     if (source >= (lane & -width) + width) source = lane;
     return emulator_shuffle(mask, mine, source, EMULATOR_HERE);
 }
-template <typename T>
-T __shfl_down_sync(unsigned mask, T mine, unsigned by, int width = 32, EMULATOR_CALLER) {
+template <typename T> T __shfl_down_sync(unsigned mask, T mine, unsigned by, int width = 32, EMULATOR_CALLER) {
     int lane = emulator_lane(), source = lane + (int)by;
     if (source >= (lane & -width) + width) source = lane;
     return emulator_shuffle(mask, mine, source, EMULATOR_HERE);
@@ -112,8 +110,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
 inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long by) {
     return __atomic_fetch_add(at, by, __ATOMIC_RELAXED);
 }
-inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected,
-                                    unsigned long long wanted) {
+inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected, unsigned long long wanted) {
     __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return expected;
 }
@@ -121,7 +118,9 @@ inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long e
 template <typename T> T __ldg(const T *address) {
     return *address;
 }
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) {
+    return a / b;
+}
 inline float __expf(float x) {
     return expf(x);
 }
@@ -138,12 +137,12 @@ inline int __float_as_int(float f) {
     std::memcpy(&x, &f, 4);
     return x;
 }
-#define EMULATOR_MIN_MAX(type)                                                                               \
-    inline type min(type a, type b) {                                                                        \
-        return a < b ? a : b;                                                                                \
-    }                                                                                                        \
-    inline type max(type a, type b) {                                                                        \
-        return a > b ? a : b;                                                                                \
+#define EMULATOR_MIN_MAX(type)                                                                                                     \
+    inline type min(type a, type b) {                                                                                              \
+        return a < b ? a : b;                                                                                                      \
+    }                                                                                                                              \
+    inline type max(type a, type b) {                                                                                              \
+        return a > b ? a : b;                                                                                                      \
     }
 EMULATOR_MIN_MAX(int)
 EMULATOR_MIN_MAX(unsigned)
@@ -199,12 +198,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaMemoryType {
-    cudaMemoryTypeUnregistered,
-    cudaMemoryTypeHost,
-    cudaMemoryTypeDevice,
-    cudaMemoryTypeManaged
-};
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 struct cudaPointerAttributes {
     enum cudaMemoryType type;
     int device;
@@ -272,8 +266,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *name, int length, int device);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int *version);
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
-                                             unsigned long long flags,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *status = nullptr);
 
 cudaError_t cudaMalloc(void **memory, size_t bytes);
@@ -291,8 +284,7 @@ cudaError_t cudaHostUnregister(void *memory);
 cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory);
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsigned flags);
@@ -314,8 +306,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
 template <typename... Parameters, typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
-                               Arguments &&...arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...), Arguments &&...arguments) {
     std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
     return emulator_launch(config, [kernel, values] { std::apply(kernel, values); });
 }

@@ -20,7 +20,7 @@ static inline int cf_utf8_bytes(const char *text) {
 
 // Puts '?' for every byte of what may not be printed (no UTF-8, or C0 but a line's end and a tab, DEL or C1), and returns the
 // text.
-static inline char *cf_printable(char *text) {
+static inline char *cf_sanitize(char *text) {
     for (char *at = text; *at;) {
         const unsigned char first = (unsigned char)at[0], second = (unsigned char)at[1];
         int bytes = cf_utf8_bytes(at);
@@ -37,7 +37,7 @@ static inline int cf_print_list(FILE *to, const char *format, va_list values) {
     size_t size = 0;
     FILE *memory = open_memstream(&text, &size);
     const int length = memory ? vfprintf(memory, format, values) : -1;
-    if (memory && fclose(memory) == 0) fputs(cf_printable(text), to);
+    if (memory && fclose(memory) == 0) fputs(cf_sanitize(text), to);
     free(text);
     return length;
 }

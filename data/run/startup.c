@@ -1,6 +1,6 @@
-// See origin.h.
-#include "origin.h"
-#include "../durable.h"
+// See startup.h.
+#include "startup.h"
+#include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
 #include <sys/random.h>
@@ -19,20 +19,20 @@ static const char *files_of(const char *option, const char *value) {
 }
 
 // Looks beside the tokens, then beside the model file.
-vocabulary *origin_vocabulary(const options *o) {
-    char *first = tokens_first_file(*o->train ? files_of("train", o->train) : files_of("val", o->val));
+vocabulary *startup_vocabulary(const options *opt) {
+    char *first = tokens_first_file(*opt->train ? files_of("train", opt->train) : files_of("val", opt->val));
     vocabulary *words = vocabulary_beside(first);
     free(first);
-    return words ? words : vocabulary_beside(o->init_from);
+    return words ? words : vocabulary_beside(opt->init_from);
 }
 
-tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
+tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root) {
     if (!*pattern) return NULL;
-    tokens *data = tokens_open(files_of(option, pattern), o->seq);
-    if (o->verify_data && root)
+    tokens *data = tokens_open(files_of(option, pattern), opt->seq);
+    if (opt->verify_data && root)
         cf_print(stdout, "verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
     fflush(stdout);
-    if (o->verify_data) tokens_verify(data);
+    if (opt->verify_data) tokens_verify(data);
     tokens_check(data, V);
     return data;
 }
@@ -62,7 +62,7 @@ static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
     cJSON_Delete(mine);
 }
 
-void origin_compare_options(const options *o, const char *version, cf_transport *transport) {
+void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
     static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
     cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
     manifest_add(program, "version of this program", "%s", version);
@@ -72,7 +72,7 @@ void origin_compare_options(const options *o, const char *version, cf_transport 
         snprintf(name, sizeof name, "|%s|", row->name);
         if (strstr(of_a_host, name)) continue;
         snprintf(name, sizeof name, "--%s", row->name);
-        options_value(o, row, value, sizeof value);
+        options_value(opt, row, value, sizeof value);
         manifest_add(all, name, "%s", value);
     }
     compare(transport, all, "start every rank with the same options; some launchers take them per host");
@@ -82,8 +82,8 @@ static uint64_t fingerprint_of(const tokens *data) {
     return !data ? 0 : data->hash ? data->hash : data->fingerprint;
 }
 
-void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                         const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
+void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
+                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
     problem why;
     int64_t bytes;
@@ -99,7 +99,7 @@ void origin_compare_data(const options *o, cf_transport *transport, const tokens
     manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
     compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
-    const uint64_t mark = *o->out ? checkpoint_mark(o->out) : 0;
+    const uint64_t mark = *opt->out ? checkpoint_mark(opt->out) : 0;
     manifest_add(out, "--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
     compare(transport, out, "give --out a directory of a file system that all hosts share, where all may write");
 }
@@ -121,13 +121,13 @@ static const char *const description[][2] = {{"padded-vocab", "rows of the vocab
                                              {"train-blocks", "content of --train"},
                                              {"train-hash", "content of --train, by --verify-data"}};
 
-cJSON *origin_describe(const options *o, const run_facts *facts) {
+cJSON *startup_describe(const options *opt, const run_facts *facts) {
     const tokens none = {0}, *t = facts->train ? facts->train : &none;
     char text[PATH_MAX];
     cJSON *all = cJSON_CreateObject();
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         if (row->type == OPTION_FLAG) continue;
-        options_value(o, row, text, sizeof text);
+        options_value(opt, row, text, sizeof text);
         manifest_add(all, row->name, "%s", text);
     }
     manifest_add(all, "positions", "%ld", facts->shape->maxT);
@@ -137,14 +137,14 @@ cJSON *origin_describe(const options *o, const run_facts *facts) {
     manifest_add(all, "train-hash", "%ld", (int64_t)t->hash);
     manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
     manifest_add(all, "skipped", "%ld", facts->skipped);
-    manifest_add(all, "watched", "%d", facts->watched);
+    manifest_add(all, "watched", "%d", facts->evaluated);
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
     return all;
 }
 
-void origin_name(const manifest *m, char name[RUN_NAME]) {
+void startup_name(const manifest *m, char name[RUN_NAME]) {
     uint64_t number = 0;
     const char *old = m ? manifest_value(m, "run") : NULL;
     if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
@@ -152,20 +152,20 @@ void origin_name(const manifest *m, char name[RUN_NAME]) {
     if (old) snprintf(name, RUN_NAME, "%s", old);
 }
 
-int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
+int64_t startup_number(const manifest *m, const char *name, int64_t missing) {
     const char *text = manifest_value(m, name);
     char *end = NULL;
     long value = text ? strtol(text, &end, 10) : 0;
     return text && *text && !*end ? value : missing;
 }
 
-void origin_compare_run(const options *o, const run_facts *facts, const manifest *m) {
+void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m) {
     char model[1024] = "", run[1024] = ""; // "--lr 0.1 (the checkpoint: 0.2), …"
-    cJSON *mine = origin_describe(o, facts);
+    cJSON *mine = startup_describe(opt, facts);
     // If the learning rate does not depend on --steps, the run may be made longer or shorter.
     const char *schedule = manifest_value(m, "schedule");
-    const bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0,
-               steps_may_change = constant || (o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0);
+    const bool constant = strcmp(opt->schedule, "constant") == 0 && schedule && strcmp(schedule, opt->schedule) == 0,
+               steps_may_change = constant || (opt->decay_steps > 0 && startup_number(m, "decay-steps", 0) != 0);
     for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
@@ -181,62 +181,62 @@ void origin_compare_run(const options *o, const run_facts *facts, const manifest
     }
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
-                        "the checkpoint of step %ld in %s is of another model: %s", m->step, o->out, model);
-    if (*run && !o->force)
+                        "the checkpoint of step %ld in %s is of another model: %s", m->step, opt->out, model);
+    if (*run && !opt->force)
         cf_die_together("give the options of the checkpoint; or --force to continue with the new ones; or another --out",
-                        "the run in %s, saved at step %ld, would be changed by: %s", o->out, m->step, run);
+                        "the run in %s, saved at step %ld, would be changed by: %s", opt->out, m->step, run);
     cJSON_Delete(mine);
 }
 
 // --- the model's shape -------------------------------------------------------------------------------------
 
-static gpt_shape shape_of_file(options *o, model_file **start) {
+static gpt_shape shape_of_file(options *opt, model_file **start) {
     static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_heads, OPTION_vocab};
-    *start = model_file_open(o->init_from);
+    *start = model_file_open(opt->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (o->given[fixed[i]])
+        if (opt->given[fixed[i]])
             cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[fixed[i]].name,
-                            o->init_from);
+                            opt->init_from);
     gpt_shape s = (*start)->shape;
-    if (!o->given[OPTION_seq] && o->seq > s.maxT) o->seq = s.maxT;
+    if (!opt->given[OPTION_seq] && opt->seq > s.maxT) opt->seq = s.maxT;
     return s;
 }
 
 // saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
-static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
-    gpt_shape s = saved->L > 0 && !o->given[OPTION_model] ? *saved : params_named(o->model);
-    if (o->layers > 0) s.L = o->layers;
-    if (o->channels > 0) s.C = o->channels;
-    if (o->heads > 0) s.H = o->heads;
-    s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
+static gpt_shape shape_of_options(options *opt, const vocabulary *words, const gpt_shape *saved) {
+    gpt_shape s = saved->L > 0 && !opt->given[OPTION_model] ? *saved : params_named(opt->model);
+    if (opt->layers > 0) s.L = opt->layers;
+    if (opt->channels > 0) s.C = opt->channels;
+    if (opt->heads > 0) s.H = opt->heads;
+    s.V = opt->vocab > 0 ? opt->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
     s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
     if (s.V == saved->V) s.Vp = saved->Vp;
-    if (saved->L > 0 && !o->given[OPTION_seq] && o->seq > saved->maxT) o->seq = saved->maxT;
-    s.maxT = saved->L > 0 ? saved->maxT : o->seq;
+    if (saved->L > 0 && !opt->given[OPTION_seq] && opt->seq > saved->maxT) opt->seq = saved->maxT;
+    s.maxT = saved->L > 0 ? saved->maxT : opt->seq;
     return s;
 }
 
 // Rank 0 reads the checkpoint. The model file is read only if every rank can read it.
-gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
+gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *transport, model_file **start) {
     problem why = {"", ""};
     struct {
         gpt_shape shape;
         int64_t step;
     } saved = {.step = -1}, *all;
-    if (transport->rank == 0 && *o->out) {
-        manifest *m =
-            o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (transport->rank == 0 && *opt->out) {
+        manifest *m = opt->export_step > 0 ? checkpoint_manifest(opt->out, opt->export_step, &why)
+                                           : checkpoint_latest(opt->out, INT64_MAX, &why);
         if (m) {
             saved.step = m->step;
-            saved.shape = (gpt_shape){.maxT = origin_number(m, "positions", 0),
-                                      .V = origin_number(m, "vocab", 0),
-                                      .Vp = origin_number(m, "padded-vocab", 0),
-                                      .L = origin_number(m, "layers", 0),
-                                      .H = origin_number(m, "heads", 0),
-                                      .C = origin_number(m, "channels", 0)};
-            model_shape_check(&saved.shape, "checkpoint in", o->out);
-        } else if (*o->export_to)
-            cf_die("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", o->out,
+            saved.shape = (gpt_shape){.maxT = startup_number(m, "positions", 0),
+                                      .V = startup_number(m, "vocab", 0),
+                                      .Vp = startup_number(m, "padded-vocab", 0),
+                                      .L = startup_number(m, "layers", 0),
+                                      .H = startup_number(m, "heads", 0),
+                                      .C = startup_number(m, "channels", 0)};
+            model_shape_check(&saved.shape, "checkpoint in", opt->out);
+        } else if (*opt->export_to)
+            cf_die("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", opt->out,
                    *why.what ? ": " : "", why.what);
         manifest_free(m);
     }
@@ -244,30 +244,31 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
     saved = all[0];
     free(all);
     gpt_shape shape = saved.shape;
-    if (*o->export_to) { // nothing is computed, so the smallest activations will do
-        o->export_step = saved.step;
-        o->seq = o->tp < shape.maxT ? o->tp : shape.maxT;
-        o->micro_batch = 1;
+    if (*opt->export_to) { // nothing is computed, so the smallest activations will do
+        opt->export_step = saved.step;
+        opt->seq = opt->tp < shape.maxT ? opt->tp : shape.maxT;
+        opt->micro_batch = 1;
     } else {
-        const bool readable = cf_min_host(transport, access(o->init_from, R_OK) == 0);
-        shape = *o->init_from && (readable || shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
+        const bool readable = cf_allreduce_min(transport, access(opt->init_from, R_OK) == 0);
+        shape =
+            *opt->init_from && (readable || shape.L == 0) ? shape_of_file(opt, start) : shape_of_options(opt, words, &saved.shape);
     }
-    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
+    opt->layers = shape.L, opt->channels = shape.C, opt->heads = shape.H, opt->vocab = shape.V;
     return shape;
 }
 
 // --- output ------------------------------------------------------------------------------------------------
 
-void origin_open_output(const options *o) {
-    const char *out = o->out, *hint = "choose another --out DIR that can be written";
-    durable_file file;
+void startup_open_output(const options *opt) {
+    const char *out = opt->out, *hint = "choose another --out DIR that can be written";
+    atomic_file file;
     problem why;
     if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX) cf_die("choose a shorter --out DIR", "--out is too long");
     if (*out && checkpoint_lock(out, &why) < 0) cf_die(problem_hint(&why, hint), "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
-    if (!*o->trace) return;
-    if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
-    durable_abandon(&file); // the timeline of an earlier start stays until this one is written
+    if (!*opt->trace) return;
+    if (!atomic_file_create(&file, opt->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    atomic_file_abandon(&file); // the timeline of an earlier start stays until this one is written
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------
@@ -279,63 +280,63 @@ static void warn_skipped(const problem *why) {
 
 // The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
 // ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
-static manifest *find_sound(const options *o, cf_transport *transport, int64_t below, bool *damage) {
+static manifest *find_sound(const options *opt, cf_transport *transport, int64_t below, bool *damage) {
     for (;;) {
         problem why = {.what = ""};
-        manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
+        manifest *m = transport->rank == 0 ? checkpoint_latest(opt->out, below, &why) : NULL;
         if (*why.what) {
             warn_skipped(&why);
             *damage = true;
         }
-        below = cf_root_host(transport, m ? m->step : -1);
+        below = cf_broadcast(transport, m ? m->step : -1);
         if (below < 0) return NULL;
-        if (!m) m = checkpoint_manifest(o->out, below, &why);
+        if (!m) m = checkpoint_manifest(opt->out, below, &why);
         if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
         bool sound = true;
         for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
-            if (checkpoint_verify(o->out, m, file, &why)) continue;
+            if (checkpoint_verify(opt->out, m, file, &why)) continue;
             sound = false;
             warn_skipped(&why);
         }
-        if (cf_min_host(transport, sound)) return m;
+        if (cf_allreduce_min(transport, sound)) return m;
         *damage = transport->rank == 0;
         manifest_free(m);
     }
 }
 
-manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start) {
+manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_transport *transport, const model_file *start) {
     bool damage = false;
     problem why;
-    manifest *m = *o->out ? find_sound(o, transport, *o->export_to ? o->export_step + 1 : INT64_MAX, &damage) : NULL;
-    if (*o->export_to && m && m->step == o->export_step) return m;
-    if (*o->export_to)
-        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported", o->export_step,
-                        o->out);
-    if (!m && damage && !o->force)
+    manifest *m = *opt->out ? find_sound(opt, transport, *opt->export_to ? opt->export_step + 1 : INT64_MAX, &damage) : NULL;
+    if (*opt->export_to && m && m->step == opt->export_step) return m;
+    if (*opt->export_to)
+        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported",
+                        opt->export_step, opt->out);
+    if (!m && damage && !opt->force)
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
-               "none of the checkpoints in %s is sound", o->out);
-    if (!m && damage) cf_print(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", o->out);
-    if (m && strcmp(o->resume, "no") == 0)
+               "none of the checkpoints in %s is sound", opt->out);
+    if (!m && damage) cf_print(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", opt->out);
+    if (m && strcmp(opt->resume, "no") == 0)
         cf_die_together("choose another --out, or leave out --resume to continue that run",
-                        "--resume no, but %s holds a checkpoint of step %ld", o->out, m->step);
-    if (m) origin_compare_run(o, facts, m);
-    if (m && m->step > o->steps)
-        cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", o->out, m->step,
-                        o->steps);
-    if (!m && *o->init_from && !start)
-        cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
-    if (damage && !checkpoint_set_aside(o->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
+                        "--resume no, but %s holds a checkpoint of step %ld", opt->out, m->step);
+    if (m) startup_compare_run(opt, facts, m);
+    if (m && m->step > opt->steps)
+        cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", opt->out, m->step,
+                        opt->steps);
+    if (!m && *opt->init_from && !start)
+        cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", opt->init_from);
+    if (damage && !checkpoint_set_aside(opt->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return m;
 }
 
-saved_state *origin_open_state(const options *o, const manifest *m) {
+saved_state *startup_open_state(const options *opt, const manifest *m) {
     problem why;
-    saved_state *s = saved_state_open(o->out, m, &why);
+    saved_state *s = saved_state_open(opt->out, m, &why);
     if (!s) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return s;
 }
 
-void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+void startup_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
         cf_die(problem_hint(&why, NULL), "this checkpoint is of another model: %s", why.what);

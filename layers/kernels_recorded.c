@@ -11,7 +11,7 @@
 #include "linear.h"
 #include "peak.h"
 
-enum { E = sizeof(real), P = sizeof(precise) };
+enum { E = sizeof(real), P = sizeof(accum) };
 // linear.cu, layernorm.cu, layernorm.c, attention.cu
 enum { TILE_ROWS = 128, TILE_COLUMNS = 256, TILES_MIN = 66, DEPTH_MIN = 1024, WGRAD_ROWS = 64, PARTIALS = 512, BLOCKS = 32 };
 enum { CHANNELS_MAX = 128, ATTENTION_ROWS = 128, PARTS_MAX = 16, PART_MIN = 256 };
@@ -66,42 +66,42 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define attention(...) (attention)(stream, __VA_ARGS__)
 #define moves(...)     (moves)(stream, __VA_ARGS__)
 // clang-format off
-#define PLANNED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
-#define PLANNED_linear_prepare_forward     (gpu() ? (void)0 : moves("weights, prepared", IC * OC, 2 * E)), w
-#define PLANNED_linear_prepare_dgrad       linear_prepare_forward(prepared, w, IC, OC, stream)
-#define PLANNED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)
-#define PLANNED_linear_dgrad               product(pre ? "dgrad, GELU" : add ? "dgrad, added" : "dgrad", r.blocks, r.rows, IC, OC, pre || add ? 2 * E : E)
-#define PLANNED_linear_wgrad               product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)
-#define PLANNED_linear_wgrad_rows_min      gpu() ? ceil_div(TILES_MIN, ceil_div(IC, TILE_COLUMNS)) * TILE_ROWS : WGRAD_ROWS
-#define PLANNED_linear_wgrad_depth_min     gpu() ? DEPTH_MIN : 0
-#define PLANNED_linear_bias_grad           moves("bias gradient", R * OC, E)
-#define PLANNED_linear_time_algorithms     (void)0
-#define PLANNED_linear_algorithm           0
+#define RECORDED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
+#define RECORDED_linear_prepare_forward     (gpu() ? (void)0 : moves("weights, prepared", IC * OC, 2 * E)), w
+#define RECORDED_linear_prepare_dgrad       linear_prepare_forward(prepared, w, IC, OC, stream)
+#define RECORDED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)
+#define RECORDED_linear_dgrad               product(pre ? "dgrad, GELU" : add ? "dgrad, added" : "dgrad", r.blocks, r.rows, IC, OC, pre || add ? 2 * E : E)
+#define RECORDED_linear_wgrad               product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)
+#define RECORDED_linear_wgrad_rows_min      gpu() ? ceil_div(TILES_MIN, ceil_div(IC, TILE_COLUMNS)) * TILE_ROWS : WGRAD_ROWS
+#define RECORDED_linear_wgrad_depth_min     gpu() ? DEPTH_MIN : 0
+#define RECORDED_linear_bias_grad           moves("bias gradient", R * OC, E)
+#define RECORDED_linear_time_algorithms     (void)0
+#define RECORDED_linear_algorithm           0
 
-#define PLANNED_attention_channels_max     CHANNELS_MAX
-#define PLANNED_attention_forward          attention(false, t0, n, B, H, D)
-#define PLANNED_attention_scratch          gpu() ? 2 * T * B * H : T * B * H * (1 + D)
-#define PLANNED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
-#define PLANNED_attention_backward_by_ranges !gpu()
+#define RECORDED_attention_channels_max     CHANNELS_MAX
+#define RECORDED_attention_forward          attention(false, t0, n, B, H, D)
+#define RECORDED_attention_scratch          gpu() ? 2 * T * B * H : T * B * H * (1 + D)
+#define RECORDED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
+#define RECORDED_attention_backward_by_ranges !gpu()
 
-#define PLANNED_layernorm_forward          moves("layer norm", R * C, 2 * E)
-#define PLANNED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 2 * C
-#define PLANNED_layernorm_backward         moves("layer norm backward", R * C, 4 * E)
-#define PLANNED_gelu_forward               moves("GELU", count, 2 * E)
-#define PLANNED_gelu_backward              moves("GELU backward", count, 3 * E)
-#define PLANNED_residual_forward           moves("residual", R * C, 3 * E)
-#define PLANNED_embedding_forward          moves("lookup", R * C, 2 * E)
-#define PLANNED_embedding_backward         moves("lookup backward", R * C, E + 2 * P)
-#define PLANNED_embedding_add              moves("lookup, added", R * C, 3 * P)
-#define PLANNED_position_forward           moves("positions", T * B * C, 2 * E)
-#define PLANNED_position_backward          moves("positions backward", T * B * C, E)
-#define PLANNED_crossentropy_stats         moves("cross-entropy", R * V, E)
-#define PLANNED_crossentropy_combine       scale == 0 ? moves("cross-entropy", ranks * R * 3, P) : moves("cross-entropy backward", R * V, 2 * E)
-#define PLANNED_crossentropy_fused         moves("cross-entropy", R * V, 2 * E)
-#define PLANNED_crossentropy_sum           moves("cross-entropy", n, P)
-#define PLANNED_adamw_update               moves("AdamW", n, E + 5 * P + (master ? 2 * P : E))
-#define PLANNED_sum_of_squares             moves("norm", n, P)
+#define RECORDED_layernorm_forward          moves("layer norm", R * C, 2 * E)
+#define RECORDED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 2 * C
+#define RECORDED_layernorm_backward         moves("layer norm backward", R * C, 4 * E)
+#define RECORDED_gelu_forward               moves("GELU", count, 2 * E)
+#define RECORDED_gelu_backward              moves("GELU backward", count, 3 * E)
+#define RECORDED_residual_forward           moves("residual", R * C, 3 * E)
+#define RECORDED_embedding_forward          moves("lookup", R * C, 2 * E)
+#define RECORDED_embedding_backward         moves("lookup backward", R * C, E + 2 * P)
+#define RECORDED_embedding_add              moves("lookup, added", R * C, 3 * P)
+#define RECORDED_position_forward           moves("positions", T * B * C, 2 * E)
+#define RECORDED_position_backward          moves("positions backward", T * B * C, E)
+#define RECORDED_crossentropy_stats         moves("cross-entropy", R * V, E)
+#define RECORDED_crossentropy_combine       scale == 0 ? moves("cross-entropy", ranks * R * 3, P) : moves("cross-entropy backward", R * V, 2 * E)
+#define RECORDED_crossentropy_fused         moves("cross-entropy", R * V, 2 * E)
+#define RECORDED_crossentropy_sum           moves("cross-entropy", n, P)
+#define RECORDED_adamw_update               moves("AdamW", n, E + 5 * P + (master ? 2 * P : E))
+#define RECORDED_sum_of_squares             moves("norm", n, P)
 
-#define PLANNED_peak_flops                 (*source = "the machine's description", cf_record_hardware()->peak)
+#define RECORDED_peak_flops                 (*source = "the machine's description", cf_record_hardware()->peak)
 // clang-format on
 #include <kernels_functions.h> // made by the Makefile

@@ -8,7 +8,7 @@
 // PATH at once, a lock on PATH.tmp refuses the second; without locks in the file system, the commit of the first fails. Only its
 // owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock. A link of that name is removed,
 // not followed; nor is one in the place of a directory whose name ends in .tmp. False: see why.
-typedef struct durable_file {
+typedef struct atomic_file {
     char path[PATH_MAX], temporary[PATH_MAX];
     int64_t bytes; // exactly as many must be written; -1: any number
     int64_t written;
@@ -17,23 +17,23 @@ typedef struct durable_file {
     unsigned mode; // of the old file
     bool unsynced; // it may be lost in a power cut
     void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
-} durable_file;
-bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why);
-bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why);
-bool durable_commit(durable_file *file, problem *why); // if it fails, abandons the file
-void durable_abandon(durable_file *file);              // removes PATH.tmp, if it is open
+} atomic_file;
+bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why);
+bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, problem *why);
+bool atomic_file_commit(atomic_file *file, problem *why); // if it fails, abandons the file
+void atomic_file_abandon(atomic_file *file);              // removes PATH.tmp, if it is open
 // Replaces a file by bytes in memory.
-bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
+bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
 // A lock that ends with its process. Who may open the file is as above, because whoever can read a file can lock it. -1: see why; if
 // another process has the lock, its number and host.
-int durable_lock(const char *path, problem *why);
+int atomic_file_lock(const char *path, problem *why);
 
 // Single steps. False with errno set.
-bool durable_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
-bool durable_sync_directory(const char *path);                // names survive a power cut only after this
-bool durable_make_directories(const char *path);              // and its parents, each synced into the one above
-bool durable_remove_directory(const char *path);              // and the files in it; true if there is none; a link: only itself
+bool atomic_file_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
+bool atomic_file_sync_directory(const char *path);                // names survive a power cut only after this
+bool atomic_file_make_directories(const char *path);              // and its parents, each synced into the one above
+bool atomic_file_remove_directory(const char *path);              // and the files in it; true if there is none; a link: only itself
 
 // "DOING PATH, which needs N bytes: no space …", from errno; bytes -1: unknown. Returns false.
-bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);
+bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes);

@@ -1,7 +1,7 @@
-// More moments than a device remembers: figures that need forgotten ones are left out, the others stay.
-//     tool_moments COUNT
-// Prints whether the first of COUNT moments is remembered, and how many events were counted of three: a transfer that began
-// with it, one of the last moments, and a wait between them. (One that ends before it begins is none.)
+// More events than a device remembers: figures that need forgotten ones are left out, the others stay.
+//     tool_events COUNT
+// Prints whether the first of COUNT events is remembered, and how many events were counted of three: a transfer that began
+// with it, one of the last events, and a wait between them. (One that ends before it begins is none.)
 #include "../../commfuse/base/die.h"
 #include "../../commfuse/trace.h"
 #include <stdio.h>
@@ -13,14 +13,14 @@ int main(int argc, char **argv) {
     cf_stream *stream = cf_stream_create();
     cf_trace *trace = cf_trace_create();
     cf_trace_record(trace, true);
-    cf_moment first = cf_moment_now(stream), last = first;
-    for (int64_t i = 1; i < atoll(argv[1]); i++) last = cf_moment_now(stream);
+    cf_event first = cf_event_record(stream), last = first;
+    for (int64_t i = 1; i < atoll(argv[1]); i++) last = cf_event_record(stream);
     cf_trace_transfer(trace, "early", 3, 0, 0, 1, first, first, last);
     cf_trace_transfer(trace, "late", 3, 0, 0, 1, last, last, last);
     cf_trace_wait(trace, "wait", 3, first, last);
     cf_trace_wait(trace, "no wait", 3, last, first);
     cf_stream_sync(stream);
-    printf("remembered %d, events %lld\n", cf_moment_remembered(first), (long long)cf_trace_events(trace)->count);
+    printf("remembered %d, events %lld\n", cf_event_remembered(first), (long long)cf_trace_events(trace)->count);
     cf_trace_free(trace);
     cf_stream_free(stream);
     return 0;

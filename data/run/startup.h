@@ -10,28 +10,28 @@
 #include "../tokens.h"
 #include "../vocabulary.h"
 
-vocabulary *origin_vocabulary(const options *o); // NULL: there is none, tokens are bytes
+vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
 // Opens --train or --val; NULL if it is not given. With --verify-data reads all of it, and prints so if this is rank 0 (root).
-tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
+tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root);
 
 // The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
-// newest checkpoint. Also stores it in *o. Collective. *start: the model file, or NULL if it is not read. May lower o->seq if it
+// newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if it
 // was not given. For an export it sets the step, and the smallest seq and micro_batch.
-gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start);
+gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *transport, model_file **start);
 
 #define ORIGIN_MODEL "model.bin" // in --out, at the end
 
 // Called by rank 0: checks that --out and --trace can be written, and locks --out until the process ends.
-void origin_open_output(const options *o);
+void startup_open_output(const options *opt);
 
 // Collective. Dies unless all ranks have the same version and options: launchers start each rank with a separate command line. A
 // different --lr on one rank would train a wrong model without an error; a different --overlap would wait for messages that nobody
 // sends. Only options of a host may differ: threads and paths of files.
-void origin_compare_options(const options *o, const char *version, cf_transport *transport);
-// Collective, after rank 0 has called origin_open_output(). Dies unless all ranks have the same data and the same --out: each rank
+void startup_compare_options(const options *opt, const char *version, cf_transport *transport);
+// Collective, after rank 0 has called startup_open_output(). Dies unless all ranks have the same data and the same --out: each rank
 // opens the files of its host, and training with different data would silently give a useless model.
-void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                         const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens);
+void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
+                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens);
 
 // --- checkpoints ---
 
@@ -43,20 +43,20 @@ typedef struct run_facts {
     const char *version, *run;
     const char *plan; // as data/run/plan.h prints it; NULL: none has been found yet
     int64_t skipped;  // steps in a row, up to this one
-    bool watched;     // validation and samples of this step are done
+    bool evaluated;   // validation and samples of this step are done
 } run_facts;
-struct cJSON *origin_describe(const options *o, const run_facts *facts);     // the options of a manifest
-int64_t origin_number(const manifest *m, const char *name, int64_t missing); // one of them; `missing` if it is absent
+struct cJSON *startup_describe(const options *opt, const run_facts *facts);   // the options of a manifest
+int64_t startup_number(const manifest *m, const char *name, int64_t missing); // one of them; `missing` if it is absent
 // The run's name, which its log records: that of the checkpoint, or a new one if m is NULL or has none.
-void origin_name(const manifest *m, char name[RUN_NAME]);
-// Dies together, naming every option that would change the run, unless o->force. A change of the weights' shape cannot be forced.
-void origin_compare_run(const options *o, const run_facts *facts, const manifest *m);
+void startup_name(const manifest *m, char name[RUN_NAME]);
+// Dies together, naming every option that would change the run, unless opt->force. A change of the weights' shape cannot be forced.
+void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m);
 
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins,
 // from the model file `start` if that is not NULL. Newer, damaged checkpoints are reported and renamed, so that they do not count
-// when older ones are removed. Calls origin_compare_run(). With --export: the checkpoint of --export-step, facts and start are NULL.
-manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, const model_file *start);
+// when older ones are removed. Calls startup_compare_run(). With --export: the checkpoint of --export-step, facts and start are NULL.
+manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_transport *transport, const model_file *start);
 
 // Opens a checkpoint's saved_state, and reads it for state_restore() of layers/step.h. Both die on an error.
-saved_state *origin_open_state(const options *o, const manifest *m);
-void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+saved_state *startup_open_state(const options *opt, const manifest *m);
+void startup_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);

@@ -2,7 +2,7 @@
 // Which changes of a run are refused: tests/train/test_saving.py has those that options make. Here is what no option can make.
 #include "tests/death.h"
 #include "tests/data/says.h"
-#include "data/run/origin.h"
+#include "data/run/startup.h"
 #include <cjson/cJSON.h>
 
 static const gpt_shape shape = {.maxT = 64, .V = 256, .L = 2, .H = 2, .C = 8, .Vp = 256};
@@ -18,15 +18,15 @@ static options given(void) {
 static void what_is_not_recorded_differs(void **state) {
     (void)state;
     options o = given();
-    manifest m = {.step = 3, .ranks = 1, .options = origin_describe(&o, &facts)};
-    origin_compare_run(&o, &facts, &m); // the same
+    manifest m = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
+    startup_compare_run(&o, &facts, &m); // the same
     cJSON_DeleteItemFromObject(m.options, "train-blocks");
-    ASSERT_DIES(origin_compare_run(&o, &facts, &m), "saved at step 3, would be changed by",
+    ASSERT_DIES(startup_compare_run(&o, &facts, &m), "saved at step 3, would be changed by",
                 "content of --train 0 (the checkpoint: not recorded)");
     o.force = true;
-    origin_compare_run(&o, &facts, &m);
+    startup_compare_run(&o, &facts, &m);
     cJSON_DeleteItemFromObject(m.options, "channels");
-    ASSERT_DIES(origin_compare_run(&o, &facts, &m), "is of another model", "--channels", "not recorded");
+    ASSERT_DIES(startup_compare_run(&o, &facts, &m), "is of another model", "--channels", "not recorded");
     cJSON_Delete(m.options);
 }
 
@@ -34,16 +34,16 @@ static void names_and_numbers(void **state) {
     (void)state;
     options o = given();
     char name[RUN_NAME], other[RUN_NAME];
-    manifest m = {.step = 3, .ranks = 1, .options = origin_describe(&o, &facts)};
-    origin_name(&m, name);
+    manifest m = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
+    startup_name(&m, name);
     assert_string_equal(name, facts.run);
-    origin_name(NULL, name);
-    origin_name(NULL, other);
+    startup_name(NULL, name);
+    startup_name(NULL, other);
     assert_int_equal(strlen(name), RUN_NAME - 1);
     assert_string_not_equal(name, other);
-    assert_int_equal(origin_number(&m, "positions", -1), 64);
-    assert_int_equal(origin_number(&m, "nothing", -1), -1);
-    assert_int_equal(origin_number(&m, "schedule", -1), -1); // no number
+    assert_int_equal(startup_number(&m, "positions", -1), 64);
+    assert_int_equal(startup_number(&m, "nothing", -1), -1);
+    assert_int_equal(startup_number(&m, "schedule", -1), -1); // no number
     cJSON_Delete(m.options);
 }
 

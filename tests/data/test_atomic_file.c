@@ -4,7 +4,7 @@
 #include "tests/death.h"
 #include "tests/data/says.h"
 #include "tests/data/scratch.h"
-#include "data/durable.h"
+#include "data/atomic_file.h"
 #include <errno.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -33,12 +33,12 @@ static const char *content(char letter) {
     return bytes;
 }
 
-static bool begin(durable_file *file, char letter) {
-    return durable_create(file, scratch_path("file"), SIZE, &why) && durable_append(file, content(letter), SIZE / 2, &why);
+static bool begin(atomic_file *file, char letter) {
+    return atomic_file_create(file, scratch_path("file"), SIZE, &why) && atomic_file_append(file, content(letter), SIZE / 2, &why);
 }
 
-static bool finish(durable_file *file, char letter) {
-    return durable_append(file, content(letter), SIZE - SIZE / 2, &why) && durable_commit(file, &why);
+static bool finish(atomic_file *file, char letter) {
+    return atomic_file_append(file, content(letter), SIZE - SIZE / 2, &why) && atomic_file_commit(file, &why);
 }
 
 // The letter of which the file is full; 0: there is none; '?': it is not whole, or of more than one.
@@ -53,15 +53,15 @@ static char found(void) {
 
 static void test_appears_whole(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     assert_true(begin(&file, 'a'));
     assert_int_equal(found(), 0);
     assert_true(finish(&file, 'a'));
     assert_int_equal(found(), 'a');
     assert_int_equal(scratch_entries(), 1);
     assert_true(begin(&file, 'b'));
-    durable_abandon(&file);
-    durable_abandon(&file);
+    atomic_file_abandon(&file);
+    atomic_file_abandon(&file);
     assert_int_equal(found(), 'a');
     assert_int_equal(scratch_entries(), 1);
 }
@@ -70,11 +70,11 @@ static void test_appears_whole(void **state) {
 static void test_relative_name(void **state) {
     (void)state;
     char here[PATH_MAX];
-    durable_file file;
+    atomic_file file;
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(scratch), 0);
-    assert_true(durable_create(&file, "file", SIZE, &why) && durable_append(&file, content('r'), SIZE, &why) &&
-                durable_commit(&file, &why));
+    assert_true(atomic_file_create(&file, "file", SIZE, &why) && atomic_file_append(&file, content('r'), SIZE, &why) &&
+                atomic_file_commit(&file, &why));
     assert_int_equal(chdir(here), 0);
     assert_int_equal(found(), 'r');
 }
@@ -82,7 +82,7 @@ static void test_relative_name(void **state) {
 static void kill_writer(char letter) {
     pid_t child = fork();
     if (child == 0) {
-        durable_file file;
+        atomic_file file;
         begin(&file, letter);
         kill(getpid(), SIGKILL);
     }
@@ -93,7 +93,7 @@ static void kill_writer(char letter) {
 
 static void test_killed(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     for (no_locks = false;; no_locks = true) {
         assert_true(begin(&file, 'a') && finish(&file, 'a'));
         kill_writer('b');
@@ -109,12 +109,12 @@ static void test_killed(void **state) {
 
 static void test_two_at_once(void **state) {
     (void)state;
-    durable_file first, second;
+    atomic_file first, second;
     assert_true(begin(&first, 'a'));
     assert_false(begin(&second, 'b'));
     ASSERT_SAYS("cannot create", "/file.tmp", "another process writes it");
     assert_non_null(strstr(why.hint, "wait for that process"));
-    durable_abandon(&second); // has nothing to remove
+    atomic_file_abandon(&second); // has nothing to remove
     assert_true(finish(&first, 'a'));
     assert_int_equal(found(), 'a');
     assert_true(begin(&second, 'b') && finish(&second, 'b'));
@@ -125,7 +125,7 @@ static void test_two_at_once(void **state) {
 // The second cannot know of the first. Whichever commits first, the file is the second's.
 static void test_two_at_once_without_locks(void **state) {
     (void)state;
-    durable_file first, second;
+    atomic_file first, second;
     no_locks = true;
     for (int order = 0; order < 2; order++) {
         assert_true(begin(&first, 'a') && begin(&second, 'b'));
@@ -142,13 +142,13 @@ static void test_two_at_once_without_locks(void **state) {
 // What a killed writer has left is anybody's until it is locked.
 static void test_removed_before_it_is_locked(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     removed_now = scratch_path("file.tmp");
     assert_true(begin(&file, 'a') && finish(&file, 'a'));
     assert_int_equal(found(), 'a');
     removed_now = scratch_path("lock");
-    int lock = durable_lock(scratch_path("lock"), &why);
-    assert_int_equal(durable_lock(scratch_path("lock"), &why), -1);
+    int lock = atomic_file_lock(scratch_path("lock"), &why);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     close(lock);
     unlink(scratch_path("lock"));
     assert_int_equal(scratch_entries(), 1);
@@ -163,7 +163,7 @@ static unsigned mode_of(const char *name) {
 // Whoever could open it could lock it, and keep every writer out.
 static void test_nobody_else_may_lock(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     unlink(scratch_path("file"));
     mode_t mask = umask(022);
     umask(mask);
@@ -180,7 +180,7 @@ static void test_nobody_else_may_lock(void **state) {
 // A link that somebody has left where the file beside comes to be leads nowhere.
 static void test_links_are_not_followed(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     scratch_write("victim", "dear", 4);
     for (int dangling = 0; dangling < 2; dangling++) {
         assert_int_equal(symlink(scratch_path(dangling ? "nowhere" : "victim"), scratch_path("file.tmp")), 0);
@@ -193,7 +193,7 @@ static void test_links_are_not_followed(void **state) {
     assert_string_equal(victim, "dear");
     free(victim);
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("lock")), 0);
-    assert_int_equal(durable_lock(scratch_path("lock"), &why), -1);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     ASSERT_SAYS("cannot open lock", "symbolic links");
     unlink(scratch_path("lock"));
     unlink(scratch_path("victim"));
@@ -212,20 +212,20 @@ static void assert_victim(void) {
 // Whoever may write where a run saves may put a link there to a directory of the run's owner.
 static void test_nothing_is_removed_or_written_through_a_link(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     assert_int_equal(mkdir(scratch_path("other"), 0777), 0);
     chmod(scratch_write("other/victim", "dear", 4), 0644);
     assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
-    assert_false(durable_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    assert_false(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
     ASSERT_SAYS("cannot create", "/step.tmp/victim.tmp", "Not a directory");
     assert_int_equal(scratch_entries(), 2);
-    assert_true(durable_remove_directory(scratch_path("step.tmp")));
+    assert_true(atomic_file_remove_directory(scratch_path("step.tmp")));
     assert_int_equal(scratch_entries(), 1);
     assert_victim();
     scratch_write("file", "", 0);
-    assert_false(durable_remove_directory(scratch_path("file")));
+    assert_false(atomic_file_remove_directory(scratch_path("file")));
     assert_int_equal(symlink(scratch_path("other"), scratch_path("linked")), 0); // one that the user names is followed
-    assert_true(durable_replace(scratch_path("linked/new"), "new", 3, false, &why));
+    assert_true(atomic_file_replace(scratch_path("linked/new"), "new", 3, false, &why));
     assert_int_equal(unlink(scratch_path("other/new")), 0);
     unlink(scratch_path("linked"));
     unlink(scratch_path("file"));
@@ -234,13 +234,13 @@ static void test_nothing_is_removed_or_written_through_a_link(void **state) {
 // A link may be swapped for the directory at any time, so what was opened once is used to the end.
 static void test_a_directory_that_is_swapped(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     assert_int_equal(mkdir(scratch_path("step.tmp"), 0777), 0);
-    assert_true(durable_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    assert_true(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
     assert_int_equal(rename(scratch_path("step.tmp"), scratch_path("moved")), 0);
     assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
     scratch_write("other/victim.tmp", "bait", 4);
-    assert_true(durable_append(&file, content('a'), SIZE, &why) && durable_commit(&file, &why));
+    assert_true(atomic_file_append(&file, content('a'), SIZE, &why) && atomic_file_commit(&file, &why));
     assert_victim();
     assert_int_equal(access(scratch_path("other/victim.tmp"), F_OK), 0);
     assert_int_equal(unlink(scratch_path("moved/victim")), 0);
@@ -252,10 +252,10 @@ static void test_a_directory_that_is_swapped(void **state) {
 // Nor through another name of a file: a lock is emptied, and both are closed to others.
 static void test_hard_links_are_not_taken(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     assert_int_equal(link(scratch_path("other/victim"), scratch_path("lock")), 0);
     assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp")), 0);
-    assert_int_equal(durable_lock(scratch_path("lock"), &why), -1);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     ASSERT_SAYS("cannot open lock", "Too many links");
     assert_non_null(strstr(why.hint, "remove this name"));
     assert_true(begin(&file, 'a') && finish(&file, 'a'));
@@ -270,14 +270,14 @@ static void test_hard_links_are_not_taken(void **state) {
 static void test_lock(void **state) {
     (void)state;
     char *path = scratch_path("lock"), process[32];
-    int lock = durable_lock(path, &why);
+    int lock = atomic_file_lock(path, &why);
     assert_true(lock >= 0);
     assert_int_equal(mode_of("lock"), 0600);
-    assert_int_equal(durable_lock(path, &why), -1);
+    assert_int_equal(atomic_file_lock(path, &why), -1);
     snprintf(process, sizeof process, "process %ld on host ", (long)getpid());
     ASSERT_SAYS("another run saves to", "/lock", process);
     close(lock); // the file stays
-    lock = durable_lock(path, &why);
+    lock = atomic_file_lock(path, &why);
     assert_true(lock >= 0);
     close(lock);
     unlink(path);
@@ -285,9 +285,9 @@ static void test_lock(void **state) {
 
 // Writes again and again until it is killed, now and then half a file.
 static void write_for_ever(char letter) {
-    durable_file file;
+    atomic_file file;
     for (int i = 0;; i++)
-        if (begin(&file, letter) && (i % 5 == 0 || !finish(&file, letter))) durable_abandon(&file);
+        if (begin(&file, letter) && (i % 5 == 0 || !finish(&file, letter))) atomic_file_abandon(&file);
 }
 
 static pid_t start_writer(char letter) {
@@ -316,7 +316,7 @@ static void test_many(void **state) {
     }
     assert_false(seen['?']);
     assert_true(seen['A'] + seen['B'] + seen['C'] + seen['D'] > 1);
-    durable_file file;
+    atomic_file file;
     assert_true(begin(&file, 'z') && finish(&file, 'z'));
     assert_int_equal(found(), 'z');
     assert_int_equal(scratch_entries(), 1);
@@ -325,10 +325,10 @@ static void test_many(void **state) {
 // A device would be replaced, a pipe waited for.
 static void test_what_is_no_file(void **state) {
     (void)state;
-    durable_file file;
-    assert_false(durable_create(&file, "/dev/null", SIZE, &why));
+    atomic_file file;
+    assert_false(atomic_file_create(&file, "/dev/null", SIZE, &why));
     ASSERT_SAYS("cannot create /dev/null", "not a regular file");
-    assert_false(durable_create(&file, scratch, SIZE, &why));
+    assert_false(atomic_file_create(&file, scratch, SIZE, &why));
     ASSERT_SAYS("not a regular file");
     assert_int_equal(mkfifo(scratch_path("file.tmp"), 0600), 0);
     assert_false(begin(&file, 'a'));
@@ -342,13 +342,13 @@ static void test_what_is_no_file(void **state) {
 
 static void test_names(void **state) {
     (void)state;
-    durable_file file;
+    atomic_file file;
     static char name[PATH_MAX + 100];
     memset(name, 'n', sizeof name - 1);
-    assert_false(durable_create(&file, name, SIZE, &why));
+    assert_false(atomic_file_create(&file, name, SIZE, &why));
     ASSERT_SAYS("cannot create", "File name too long");
     assert_string_equal(why.hint, "choose a shorter name");
-    assert_false(durable_create(&file, scratch_path("nowhere/file"), SIZE, &why));
+    assert_false(atomic_file_create(&file, scratch_path("nowhere/file"), SIZE, &why));
     ASSERT_SAYS("nowhere/file.tmp", "needs 100000 bytes", "No such file");
     assert_non_null(strstr(why.hint, "is its directory there"));
 }

@@ -1,5 +1,5 @@
-// See durable.h.
-#include "durable.h"
+// See atomic_file.h.
+#include "atomic_file.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@ __attribute__((constructor)) static void read_umask(void) { // there are no othe
     umask(umask_at_start);
 }
 
-bool durable_write(int fd, const void *bytes, int64_t count) {
+bool atomic_file_write(int fd, const void *bytes, int64_t count) {
     for (const char *at = bytes; count > 0;) {
         ssize_t n = write(fd, at, (size_t)(count < LARGEST_WRITE ? count : LARGEST_WRITE));
         if (n < 0 && errno != EINTR) return false;
@@ -32,7 +32,7 @@ static bool sync_directory(int fd) {
     return fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
 }
 
-bool durable_sync_directory(const char *path) {
+bool atomic_file_sync_directory(const char *path) {
     int fd = open(path, OPEN_DIRECTORY);
     if (fd < 0) return false;
     bool synced = sync_directory(fd);
@@ -52,7 +52,7 @@ static void parent_of(const char *path, char parent[PATH_MAX]) {
         memcpy(parent, ".", 2);
 }
 
-bool durable_make_directories(const char *path) {
+bool atomic_file_make_directories(const char *path) {
     char parent[PATH_MAX];
     struct stat status;
     if (stat(path, &status) == 0) {
@@ -61,12 +61,12 @@ bool durable_make_directories(const char *path) {
     }
     if (errno != ENOENT || !*path) return false;
     parent_of(path, parent);
-    if (!durable_make_directories(parent)) return false;
-    return mkdir(path, 0777) == 0 ? durable_sync_directory(parent) : errno == EEXIST;
+    if (!atomic_file_make_directories(parent)) return false;
+    return mkdir(path, 0777) == 0 ? atomic_file_sync_directory(parent) : errno == EEXIST;
 }
 
 // Another user may have put a link there, to any directory of this one.
-bool durable_remove_directory(const char *path) {
+bool atomic_file_remove_directory(const char *path) {
     struct stat status;
     const int fd = open(path, OPEN_DIRECTORY | O_NOFOLLOW);
     if (fd < 0 && errno == ENOTDIR && lstat(path, &status) == 0 && S_ISLNK(status.st_mode)) return unlink(path) == 0;
@@ -83,7 +83,7 @@ bool durable_remove_directory(const char *path) {
     return false;
 }
 
-bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes) {
+bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes) {
     int error = errno;
     char need[128] = "", directory[PATH_MAX];
     struct statvfs space;
@@ -135,7 +135,7 @@ static int open_locked(int directory, const char *name, int flags) {
 
 // Always makes a new file, so that two writers never write into one. Removes the file of a dead writer; a living one holds the
 // lock. (Without locks it may remove a living writer's file, which that writer notices when it commits.)
-static bool make_temporary(durable_file *file) {
+static bool make_temporary(atomic_file *file) {
     const char *name = last_name(file->temporary);
     for (int tries = 0; tries < TRIES; tries++) {
         file->fd = open_locked(file->directory, name, O_WRONLY | O_CREAT | O_EXCL);
@@ -152,14 +152,14 @@ static bool make_temporary(durable_file *file) {
     return false;
 }
 
-bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why) {
+bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
     char directory[PATH_MAX];
-    *file = (durable_file){.bytes = bytes, .fd = -1, .directory = -1, .mode = 0666 & ~umask_at_start};
+    *file = (atomic_file){.bytes = bytes, .fd = -1, .directory = -1, .mode = 0666 & ~umask_at_start};
     snprintf(file->path, sizeof file->path, "%s", path);
     errno = ENAMETOOLONG;
     if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
-        return durable_problem(why, "cannot create", path, bytes);
+        return atomic_file_problem(why, "cannot create", path, bytes);
     if (stat(path, &old) == 0) {
         if (!S_ISREG(old.st_mode)) // /dev/null would be replaced
             return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
@@ -170,17 +170,17 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
     const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0; // ours
     file->directory = open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
     if (file->directory >= 0 && make_temporary(file)) return true;
-    durable_problem(why, "cannot create", file->temporary, bytes);
-    durable_abandon(file);
+    atomic_file_problem(why, "cannot create", file->temporary, bytes);
+    atomic_file_abandon(file);
     return false;
 }
 
 // Hashes and writes piece by piece, so that each piece is still in the cache.
-bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why) {
+bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, problem *why) {
     for (const char *at = bytes; count > 0; at += PIECE_BYTES, count -= PIECE_BYTES) {
         const int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
         if (file->hash) XXH64_update(file->hash, at, (size_t)n);
-        if (!durable_write(file->fd, at, n)) return durable_problem(why, "cannot write", file->path, file->bytes);
+        if (!atomic_file_write(file->fd, at, n)) return atomic_file_problem(why, "cannot write", file->path, file->bytes);
         file->written += n;
     }
     return true;
@@ -188,9 +188,9 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
 
 // Closes the file last, because that releases the lock, and nobody may write a file that is about to be renamed. Others may open it
 // only under its final name, which no writer locks.
-bool durable_commit(durable_file *file, problem *why) {
+bool atomic_file_commit(atomic_file *file, problem *why) {
     if (file->bytes >= 0 && file->written != file->bytes) {
-        durable_abandon(file);
+        atomic_file_abandon(file);
         return problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path,
                            file->bytes, file->written);
     }
@@ -199,8 +199,8 @@ bool durable_commit(durable_file *file, problem *why) {
     bool mine = synced && names_of(file->fd, file->directory, from) > 0;
     if (synced && !mine) errno = EWOULDBLOCK;
     if (!mine || renameat(file->directory, from, file->directory, to) != 0) {
-        durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path, file->bytes);
-        durable_abandon(file);
+        atomic_file_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path, file->bytes);
+        atomic_file_abandon(file);
         return false;
     }
     if (fchmod(file->fd, file->mode) != 0) errno = 0; // a file system without modes
@@ -209,11 +209,11 @@ bool durable_commit(durable_file *file, problem *why) {
     synced = file->unsynced || sync_directory(file->directory) ||
              problem_set(why, "the file is complete, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
                          file->path, strerror(errno));
-    durable_abandon(file);
+    atomic_file_abandon(file);
     return synced;
 }
 
-void durable_abandon(durable_file *file) {
+void atomic_file_abandon(atomic_file *file) {
     const char *name = last_name(file->temporary);
     if (file->fd >= 0 && names_of(file->fd, file->directory, name) > 0)
         unlinkat(file->directory, name, 0); // else another process's
@@ -222,19 +222,19 @@ void durable_abandon(durable_file *file) {
     file->fd = file->directory = -1;
 }
 
-bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
-    durable_file file;
-    bool created = durable_create(&file, path, count, why);
+bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
+    atomic_file file;
+    bool created = atomic_file_create(&file, path, count, why);
     file.unsynced = unsynced;
-    bool written = created && durable_append(&file, bytes, count, why) && durable_commit(&file, why);
-    durable_abandon(&file);
+    bool written = created && atomic_file_append(&file, bytes, count, why) && atomic_file_commit(&file, why);
+    atomic_file_abandon(&file);
     return written;
 }
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
 // Some cluster file systems have no locks. There, a run without a lock is better than one that cannot save.
-int durable_lock(const char *path, problem *why) {
+int atomic_file_lock(const char *path, problem *why) {
     char host[256] = "", text[320] = "";
     uint64_t once = 0; // makes the text unique
     int fd, tries = 0;
@@ -248,7 +248,7 @@ int durable_lock(const char *path, problem *why) {
         problem_set(why, "wait for it, end it, or choose another name", "another run saves to the directory of %.1500s: %s", path,
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
-        durable_problem(why, "cannot open lock", path, -1);
+        atomic_file_problem(why, "cannot open lock", path, -1);
         if (error == EACCES && access(path, F_OK) == 0)
             problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
                         "cannot open lock %.1500s: it is of another user's run", path);
@@ -258,8 +258,8 @@ int durable_lock(const char *path, problem *why) {
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
         int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, once);
-        if (drawn && ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
-        durable_problem(why, "cannot write lock", path, -1);
+        if (drawn && ftruncate(fd, 0) == 0 && atomic_file_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
+        atomic_file_problem(why, "cannot write lock", path, -1);
         close(fd);
     }
     return -1;

@@ -68,14 +68,14 @@ static void move_bytes(cf_stream *stream, const char *name, double bytes) {
 }
 
 // Its number encodes the next entry and the stream.
-static cf_moment moment(const cf_stream *stream, bool timed) {
-    cf_record_entry *e = timed && record.hardware && record.hardware->moment_s > 0 ? add(stream, CF_DO_MOMENT) : NULL;
-    if (e) e->work = CF_WORK_MEMORY, e->ms = MS * record.hardware->moment_s;
-    return (cf_moment){0, record.entries * CF_STREAMS + stream->number};
+static cf_event event(const cf_stream *stream, bool timed) {
+    cf_record_entry *e = timed && record.hardware && record.hardware->event_s > 0 ? add(stream, CF_DO_MOMENT) : NULL;
+    if (e) e->work = CF_WORK_MEMORY, e->ms = MS * record.hardware->event_s;
+    return (cf_event){0, record.entries * CF_STREAMS + stream->number};
 }
 
-static void after(const cf_stream *stream, cf_moment moment) {
-    if (moment.number % CF_STREAMS != stream->number) add(stream, CF_DO_AFTER)->after = moment.number / CF_STREAMS;
+static void after(const cf_stream *stream, cf_event event) {
+    if (event.number % CF_STREAMS != stream->number) add(stream, CF_DO_AFTER)->after = event.number / CF_STREAMS;
 }
 
 static void sync(void) {
@@ -98,32 +98,32 @@ static void copy(cf_stream *stream, void *to, int64_t bytes) {
 }
 
 static void *no_memory(void) {
-    cf_die("a bug: cf_device_plan_only() comes first", "a planned program allocates memory");
+    cf_die("a bug: cf_device_reserve_only() comes first", "a planned program allocates memory");
 }
 
-#define NOTHING                         (void)0
-#define PLANNED_cf_device_open          NOTHING
-#define PLANNED_cf_device_memory        record.hardware ? (int64_t)record.hardware->memory_bytes : INT64_MAX
-#define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
-#define PLANNED_cf_device_threads       NOTHING
-#define PLANNED_cf_stream_create        make_stream(0)
-#define PLANNED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
-#define PLANNED_cf_stream_free          free(stream)
-#define PLANNED_cf_stream_sync          sync()
-#define PLANNED_cf_moment_now           moment(stream, true)
-#define PLANNED_cf_moment_untimed       moment(stream, false)
-#define PLANNED_cf_moment_ms            moment.ms
-#define PLANNED_cf_moment_passed        true
-#define PLANNED_cf_moment_wait          NOTHING
-#define PLANNED_cf_moment_remembered    true
-#define PLANNED_cf_stream_after         after(stream, moment)
-#define PLANNED_cf_copy                 copy(stream, to, bytes)
-#define PLANNED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
-#define PLANNED_cf_add                  move_bytes(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
-#define PLANNED_cf_checksum             move_bytes(stream, "checksum", (double)bytes)
-#define PLANNED_cf_compare              move_bytes(stream, "compare", 16 * (double)count)
-#define PLANNED_cf_device_malloc        no_memory()
-#define PLANNED_cf_device_free          NOTHING
+#define NOTHING                          (void)0
+#define RECORDED_cf_device_open          NOTHING
+#define RECORDED_cf_device_memory        record.hardware ? (int64_t)record.hardware->memory_bytes : INT64_MAX
+#define RECORDED_cf_device_name          record.hardware ? record.hardware->name : "planned"
+#define RECORDED_cf_device_threads       NOTHING
+#define RECORDED_cf_stream_create        make_stream(0)
+#define RECORDED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
+#define RECORDED_cf_stream_free          free(stream)
+#define RECORDED_cf_stream_sync          sync()
+#define RECORDED_cf_event_record         event(stream, true)
+#define RECORDED_cf_event_record_untimed event(stream, false)
+#define RECORDED_cf_event_ms             event.ms
+#define RECORDED_cf_event_passed         true
+#define RECORDED_cf_event_wait           NOTHING
+#define RECORDED_cf_event_remembered     true
+#define RECORDED_cf_stream_after         after(stream, event)
+#define RECORDED_cf_copy                 copy(stream, to, bytes)
+#define RECORDED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
+#define RECORDED_cf_add                  move_bytes(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
+#define RECORDED_cf_checksum             move_bytes(stream, "checksum", (double)bytes)
+#define RECORDED_cf_compare              move_bytes(stream, "compare", 16 * (double)count)
+#define RECORDED_cf_device_malloc        no_memory()
+#define RECORDED_cf_device_free          NOTHING
 #include <device_functions.h> // made by the Makefile
 
 // --- transport ---
@@ -197,7 +197,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         if (!h->gpu)
             u->taken = fmax(u->taken, l->taken);
         else if (!l->copied)
-            u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->lane == 0 ? 1 : REPLICAS_LESS));
+            u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->queue == 0 ? 1 : REPLICAS_LESS));
         return;
     }
     double latency_s = 0; // of messages on CPUs: a GPU's library starts them together
@@ -216,12 +216,12 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     u->latency_ms += MS * (h->native_s + latency_s);
 }
 
-// Each group has two lanes. The second is for native collectives, which have their own communicator, on GPUs, for bulk on CPUs.
+// Each group has two queues. The second is for native collectives, which have their own communicator, on GPUs, for bulk on CPUs.
 static int lane_of(const cf_transport *t, const cf_request *r) {
     static const char *const names[] = {"tp", "dp", "world"};
-    int lane = 0;
-    while (lane < 3 && strcmp(names[lane], r->group->name) != 0) lane++;
-    return 2 * lane + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
+    int queue = 0;
+    while (queue < 3 && strcmp(names[queue], r->group->name) != 0) queue++;
+    return 2 * queue + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
 // Exchanges that are joined wait for none.
@@ -250,7 +250,7 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
         if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
-    if (messages > 0 && u->taken > 0 && u->lane == 0) record.posted = record.units;
+    if (messages > 0 && u->taken > 0 && u->queue == 0) record.posted = record.units;
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
@@ -260,16 +260,16 @@ static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
            (record.hardware->gpu && r->end.number <= record.done[lane_of(t, r)] && record.waiter[lane_of(t, r)] == stream->number);
 }
 
-static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     int unit = (int)r->end.number - 1;
     cf_record_kind kind = point == CF_ARRIVED ? CF_DO_WAIT_ARRIVED : CF_DO_WAIT_COMPLETE;
     const cf_record_entry *last = record.entries ? &record.entry[record.entries - 1] : NULL;
     if (!last || last->unit != unit || last->kind != kind) add(stream, kind)->unit = unit; // once for all messages of a unit
-    const int lane = record.unit[unit].lane;
-    if (record.waiter[lane] != stream->number) record.done[lane] = 0, record.waiter[lane] = stream->number;
-    if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[lane] = r->end.number;
+    const int queue = record.unit[unit].queue;
+    if (record.waiter[queue] != stream->number) record.done[queue] = 0, record.waiter[queue] = stream->number;
+    if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[queue] = r->end.number;
     r->state = (int)point + 1;
-    return (cf_moment){0, 0};
+    return (cf_event){0, 0};
 }
 
 static cf_costs set_threads(cf_transport *t, int threads) {

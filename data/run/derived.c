@@ -1,0 +1,147 @@
+// See derived.h.
+#include "derived.h"
+#include "../../commfuse/base/limits.h"
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
+
+void derived_choose_program(options *opt, const char *dtype, const char *other, char **argv) {
+    char path[PATH_MAX];
+    if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
+    if (*opt->predict)
+        other = strcmp(opt->dtype, "bf16") == 0 ? "train_gpt_predict_bf16" : "train_gpt_predict";
+    else if (strcmp(opt->dtype, dtype) == 0)
+        return;
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - strlen(other) - 1);
+    path[length > 0 ? length : 0] = 0;
+    char *name = strrchr(path, '/');
+    name = name ? name + 1 : path;
+    if (*opt->predict && strcmp(name, other) == 0) return;
+    if (strcmp(name, other) == 0)
+        cf_die_together("rename it to the name it was built with", "--dtype %s needs the program %s, but that is this one, for %s",
+                        opt->dtype, path, dtype);
+    strcpy(name, other);
+    execv(path, argv);
+    cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s", opt->dtype, path,
+                    strerror(errno));
+}
+
+cf_choice derived_schedule(const options *opt) {
+    cf_choice schedule;
+    char names[512] = "auto";
+    if (cf_choice_parse(opt->overlap, &schedule)) return schedule;
+    for (int i = 0, length = 4; i < cf_algorithm_count && length < (int)sizeof names; i++)
+        length += snprintf(names + length, sizeof names - (size_t)length, ", %s", cf_algorithms[i].name);
+    char hint[600];
+    snprintf(hint, sizeof hint, "write NAME or NAME:SLICES, as in direct:4; NAME is one of %s", names);
+    cf_die_together(hint, "--overlap %.64s: no schedule has that name, or that many slices", opt->overlap);
+    return schedule;
+}
+
+void derived_check(options *opt) {
+    const cf_algorithm *schedule = derived_schedule(opt).algorithm;
+    if (schedule && schedule->bound && *opt->out)
+        cf_die_together("leave out --out, or choose another --overlap",
+                        "--overlap %s computes wrong results by construction and saves nothing, but --out %s is given",
+                        opt->overlap, opt->out);
+    if ((opt->save_every > 0 || *opt->export_to) && !*opt->out)
+        cf_die_together("name a directory with --out DIR", "--%s needs --out", *opt->export_to ? "export" : "save-every");
+    if (*opt->export_to && (opt->dry_run || *opt->init_from))
+        cf_die_together("leave out one of them", "--export writes the model of --out DIR; --%s contradicts it",
+                        opt->dry_run ? "dry-run" : "init-from");
+    if (opt->hellaswag_every > 0 && !*opt->hellaswag)
+        cf_die_together("name a file with --hellaswag FILE", "--hellaswag-every needs --hellaswag");
+    if (opt->export_step > 0 && !*opt->export_to) cf_die_together("name a file with --export FILE", "--export-step needs --export");
+    int from = 0, to = 0;
+    sscanf(opt->trace_steps, "%d:%d", &from, &to); // the parser has checked the form
+    if (*opt->trace && from >= opt->steps)
+        cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
+                        "--trace-steps %s: the run ends after %ld steps and would leave --trace %s empty", opt->trace_steps,
+                        opt->steps, opt->trace);
+    if (opt->check_wire && schedule && (schedule->native || schedule->bound))
+        cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
+                        "--check-wire checks exchanges between ranks; with --overlap %s there are none", opt->overlap);
+    if (*opt->plan && schedule)
+        cf_die_together("leave out one of them", "--plan sets the schedule of each operation, and so does --overlap %s",
+                        opt->overlap);
+    if (opt->decay_steps > 0 && opt->decay_steps < opt->warmup)
+        cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
+                        "--decay-steps %ld ends the schedule before --warmup %ld has", opt->decay_steps, opt->warmup);
+    if (opt->min_lr > opt->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", opt->min_lr, opt->lr);
+    if (!*opt->train && !opt->dry_run && !*opt->export_to && opt->steps > 0)
+        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
+}
+
+static void choose_batch(options *opt) {
+    int64_t pass = opt->micro_batch * opt->dp;
+    if (opt->batch == 0) opt->batch = pass;
+    if (opt->batch % pass != 0)
+        cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
+                        "--batch %ld is not a multiple of --micro-batch %ld x --dp %ld = %ld", opt->batch, opt->micro_batch,
+                        opt->dp, pass);
+}
+
+void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
+    const cf_algorithm *schedule = derived_schedule(opt).algorithm;
+    const int here = t->size;
+    if (opt->tp == 0) opt->tp = opt->dp > 0 && here % opt->dp == 0 ? here / opt->dp : 1;
+    if (opt->dp == 0) opt->dp = here % opt->tp == 0 ? here / opt->tp : 1;
+    if (opt->tp * opt->dp > RANKS_MAX)
+        cf_die_together("lower --tp or --dp", "--tp %ld x --dp %ld is more than %d ranks", opt->tp, opt->dp, RANKS_MAX);
+    const int ranks = opt->dry_run && here == 1 ? (int)(opt->tp * opt->dp) : here;
+    cf_mesh_init(mesh, ranks, t->rank, (int)opt->tp, (int)opt->dp);
+    choose_batch(opt);
+    if (here < ranks && !*opt->predict) return;
+    t->collectives = schedule && schedule->native;
+    cf_mesh_bind(t, mesh);
+}
+
+// With three or more cores per rank, one is left to the thread that moves bytes. A dry run of a mesh that is not here assumes hosts
+// where one is.
+void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_context *context) {
+    const int share = t->local_cores / t->local_size, spare = mesh->world_group.size > 1 && share >= 3 ? 1 : 0;
+    if (opt->threads == 0) opt->threads = cf_limits_threads(share > 1 ? share - spare : 1);
+    cf_device_threads((int)opt->threads);
+    const bool elsewhere = t->size < mesh->world_group.size && opt->threads > 1;
+    cf_context_start(context, t, (int)opt->threads - elsewhere);
+    if (opt->check_wire) context->check = cf_check_create();
+}
+
+double derived_learning_rate(const options *opt, int64_t step) {
+    if (step < opt->warmup) return opt->lr * (double)(step + 1) / (double)opt->warmup;
+    if (strcmp(opt->schedule, "constant") == 0) return opt->lr;
+    int64_t end = opt->decay_steps > 0 ? opt->decay_steps : opt->steps;
+    if (step >= end) return opt->min_lr;
+    double span = (double)(end - opt->warmup), done = (double)(step - opt->warmup) / (span > 1 ? span : 1);
+    if (strcmp(opt->schedule, "linear") == 0) return opt->lr + (opt->min_lr - opt->lr) * done;
+    if (strcmp(opt->schedule, "cosine") == 0) return opt->min_lr + (opt->lr - opt->min_lr) * 0.5 * (1 + cos(M_PI * done));
+    double hold = 0.8 * (double)end; // wsd: hold, then fall by 1 − sqrt over the last fifth
+    if ((double)step < hold) return opt->lr;
+    return opt->min_lr + (opt->lr - opt->min_lr) * (1 - sqrt(((double)step - hold) / ((double)end - hold)));
+}
+
+bool derived_due(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
+
+int64_t derived_val_sequences(const options *opt, int64_t samples) {
+    const int64_t asked = opt->val_batches > 0 ? opt->val_batches * opt->batch : VAL_SEQUENCES;
+    return asked < samples ? asked : samples;
+}
+
+bool derived_sample_due(const options *opt, int64_t step, bool last) {
+    return last ? opt->sample_every > 0 || *opt->prompt : step > 0 && derived_due(opt->sample_every, step);
+}
+
+bool derived_hellaswag_due(const options *opt, int64_t step, bool last) {
+    return *opt->hellaswag && (last || (step > 0 && derived_due(opt->hellaswag_every, step)));
+}
+
+bool derived_pause_due(const options *opt, int64_t step) {
+    return derived_due(opt->val_every, step + 1) || derived_due(opt->sample_every, step + 1) ||
+           derived_due(opt->save_every, step + 1) || derived_hellaswag_due(opt, step + 1, step + 1 == opt->steps) ||
+           step + 1 == opt->steps;
+}
