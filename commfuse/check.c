@@ -64,7 +64,7 @@ CF_NORETURN static void report(const cf_checksums *c, const cf_difference *d) {
         snprintf(sender, sizeof sender, "rank %d, the owner,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
-    snprintf(hint, sizeof hint, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
+    snprintf(hint, sizeof hint, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is valid", peer,
              rank, before);
     cf_die(hint,
            "rank %d got other bytes from rank %d than %s sent: %s, slice %d of %d, %lld bytes: checksum %016llx, expected %016llx",

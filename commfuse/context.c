@@ -52,7 +52,7 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
             if (world[k] == world[i]) cf_die(NULL, "group %s has rank %d twice", name, world[i]);
         if (world[i] == t->rank) group->rank = i;
     }
-    if (group->rank < 0) cf_die("only its members make a group", "group %s without this rank, %d", name, t->rank);
+    if (group->rank < 0) cf_die("only its members make a group", "rank %d is not in group %s", t->rank, name);
     t->bind(t, group);
     return group;
 }

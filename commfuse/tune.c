@@ -154,10 +154,10 @@ static void add_choice(operation *o, cf_choice c, double predicted_ms) {
 // Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
 // make trials too expensive; the simplest rounds and the baselines are always tried.
 void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
-    const cf_fuse_config *plan = cf_fuse_get_config(fuse);
+    const cf_fuse_config *config = cf_fuse_get_config(fuse);
     char name[sizeof t->operation->name];
-    if (plan->side == CF_NO_COMPUTE || plan->group->size == 1) return;
-    snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(pass, ","), pass, cf_operation_name(plan->operation), plan->name);
+    if (config->side == CF_NO_COMPUTE || config->group->size == 1) return;
+    snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(pass, ","), pass, cf_operation_name(config->operation), config->name);
     if (t->operations == OPERATIONS_MAX || find(t, name))
         cf_die(NULL, "operation %s is added twice, or is one more than %d", name, OPERATIONS_MAX);
     operation *o = &t->operation[t->operations++];
@@ -169,7 +169,7 @@ void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
     double ms[CF_CHOICES], best = INFINITY;
     const int count = cf_choices(&work, costs, list);
     for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
-    const cf_choice first = {plan->algorithm, plan->slices};
+    const cf_choice first = {config->algorithm, config->slices};
     add_choice(o, first, cf_choice_ms(first, &work, costs));
     for (int i = 0; i < count && o->contest.candidates < CF_CHOICES; i++)
         if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].algorithm->native || ms[i] < HOPELESS * best))

@@ -7,9 +7,9 @@
 
 // --- life ---
 
-static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o, cf_dtype dtype,
+static cf_fuse *create(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o, cf_dtype dtype,
                      int64_t capacity) {
-    cf_fuse_config p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
+    cf_fuse_config p = overlap_config(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
     return cf_fuse_create(l->context, p);
 }
@@ -17,9 +17,9 @@ static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operat
 // tokens: of the ranks that hold a copy.
 static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
     int64_t N = l->owners->size, each = (int64_t)sizeof(int32_t), list = l->rows_most * l->p->shape.C;
-    l->ids = plan(l, l->owners, CF_ALLGATHER, CF_NO_COMPUTE, o, CF_BYTE, tokens * each);
-    l->fetch = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, REAL_DTYPE, list);
-    l->deliver = plan(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, ACCUM_DTYPE, list);
+    l->ids = create(l, l->owners, CF_ALLGATHER, CF_NO_COMPUTE, o, CF_BYTE, tokens * each);
+    l->fetch = create(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, REAL_DTYPE, list);
+    l->deliver = create(l, l->owners, CF_ALLTOALL, CF_NO_COMPUTE, o, ACCUM_DTYPE, list);
     l->all_tokens = cf_alloc(N * tokens * each, "activations, shared");
     l->wanted = cf_alloc(N * l->rows_most * each, "activations, shared");
     l->leaving = cf_alloc(N * list * (int64_t)sizeof(accum), "rows of the token table");
@@ -40,8 +40,8 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->part = params_local_rows(p, WTE);
     l->owned = table->shard / p->shape.C;
     l->rows_most = smaller(tokens, l->owned);
-    l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
-    l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
+    l->forward = create(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
+    l->backward = create(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     // Rows travel in addition to the table, whose transfer the layers then hide. Where nothing can be hidden, since no core of
     // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows, which
     // nothing hides either: roughly an eighth with as many tokens as it has rows, a third with eight times as many (counted in

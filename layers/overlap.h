@@ -47,15 +47,15 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
 }
 
 // capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
-static inline cf_fuse_config overlap_plan(const overlap *o, const char *name, const cf_group *group, cf_operation operation,
+static inline cf_fuse_config overlap_config(const overlap *o, const char *name, const cf_group *group, cf_operation operation,
                                           cf_side side, cf_dtype dtype, int64_t capacity) {
-    cf_fuse_config plan;
-    memset(&plan, 0, sizeof plan);
-    plan.name = name, plan.group = group;
-    plan.operation = operation, plan.side = side;
-    plan.algorithm = o->schedule.algorithm, plan.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
-    plan.dtype = dtype, plan.capacity = capacity;
-    return plan;
+    cf_fuse_config config;
+    memset(&config, 0, sizeof config);
+    config.name = name, config.group = group;
+    config.operation = operation, config.side = side;
+    config.algorithm = o->schedule.algorithm, config.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
+    config.dtype = dtype, config.capacity = capacity;
+    return config;
 }
 
 // An operation for --dry-run: its place in the model, and how many times it runs in a step of one micro-batch.

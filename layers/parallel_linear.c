@@ -23,11 +23,11 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 
 // --- life ---
 
-static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
+static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
                      double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_config p =
-        overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
+        overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
     p.flops = flops, p.early = early, p.folds = sums, p.independent = independent;
     return cf_fuse_create(l->pass->context, p);
 }
@@ -35,16 +35,16 @@ static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation op
 void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers) {
     l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
     const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
-    l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false, true);
-    if (gathers) l->arrives = l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true, false);
-    l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true, true);
+    l->forward = create(l, name, CF_ALLGATHER, capacity, how, flops, false, true);
+    if (gathers) l->arrives = l->gather = create(l, name, CF_ALLGATHER, capacity, how, flops, true, false);
+    l->backward = create(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true, true);
 }
 
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops) {
     l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
-    l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);
-    l->arrives = l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false, true);
+    l->forward = create(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);
+    l->arrives = l->backward = create(l, name, CF_ALLGATHER, capacity, how, backward_flops, false, true);
 }
 
 void parallel_linear_free(parallel_linear *l) {

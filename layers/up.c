@@ -158,10 +158,10 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
 // --- life ---
 
-static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, const overlap *how) {
-    cf_fuse_config plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
-    plan.flops = flops, plan.result_given = true, plan.independent = true;
-    return cf_fuse_create(g->context, plan);
+static cf_fuse *create_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, const overlap *how) {
+    cf_fuse_config config = overlap_config(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
+    config.flops = flops, config.result_given = true, config.independent = true;
+    return cf_fuse_create(g->context, config);
 }
 
 // Replaces the operations that the linear layers have in TPSP.
@@ -172,8 +172,8 @@ void up_create(gpt *g) {
     const double product = 2.0 * (double)(shard_rows * C * C),
                  attention = attention_flops(g->setup.T, g->setup.B, shape->H / N, C / shape->H);
     const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
-    g->qkv.forward = plan_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
-    g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
-    g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
-    g->qkv.backward = plan_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
+    g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
+    g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
+    g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
+    g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
 }

@@ -63,16 +63,16 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    cf_fuse_config plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+    cf_fuse_config config = overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
                                        ACCUM_DTYPE, b->shard);
-    plan.slices = 1, plan.bulk = true;
-    if (s->by_owners) plan.flops = 2.0 * (double)(rows * b->count), plan.independent = true;
+    config.slices = 1, config.bulk = true;
+    if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
     s->reduce = reduction_to_share(z, i);
     s->shares_staging = s->reduce != NULL;
-    if (!s->reduce) s->reduce = cf_fuse_create(z->context, plan);
-    plan = overlap_plan(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
-    plan.bulk = true;
-    s->gather = cf_fuse_create(z->context, plan);
+    if (!s->reduce) s->reduce = cf_fuse_create(z->context, config);
+    config = overlap_config(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
+    config.bulk = true;
+    s->gather = cf_fuse_create(z->context, config);
 }
 
 // The layer with which a bucket's gather begins. Forward needs positions and vectors first, then layer by layer, then, for the
@@ -191,9 +191,9 @@ bool zero_table_is_here(const zero_shards *z) {
 
 // Are the slices that arrive large enough to add to a gradient one by one?
 static bool slices_pay(const cf_fuse *arrives, int64_t C) {
-    const cf_fuse_config *plan = cf_fuse_get_config(arrives);
-    if (plan->group->size == 1 || plan->algorithm->blocking) return true; // one slice, which is all
-    return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
+    const cf_fuse_config *config = cf_fuse_get_config(arrives);
+    if (config->group->size == 1 || config->algorithm->blocking) return true; // one slice, which is all
+    return config->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
 gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last) {

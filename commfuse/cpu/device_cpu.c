@@ -170,7 +170,7 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
     case CF_BYTE:
         break;
     }
-    cf_die(NULL, "cf_add: bytes are not added");
+    cf_die(NULL, "cf_add: unsupported type, bytes");
 }
 
 static uint64_t word_at(const char *data, int64_t i, size_t bytes) {

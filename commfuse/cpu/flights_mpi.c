@@ -136,7 +136,7 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     }
     if (r->send_count > INT_MAX)
         cf_die("use --overlap commfuse, or slice:M with more slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)r->send_count,
+               "%s: a native collective of %lld elements per rank exceeds MPI's int limit, %d", r->label, (long long)r->send_count,
                INT_MAX);
     const int64_t element = cf_dtype_size(r->dtype);
     const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER, plain = sums || r->stride == r->send_count;

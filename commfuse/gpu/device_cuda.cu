@@ -374,7 +374,7 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
                       : dtype == CF_FP64  ? add<double>
                       : dtype == CF_INT64 ? add<int64_t>
                                           : add<__nv_bfloat16>;
-    if (dtype == CF_BYTE) cf_die(NULL, "cf_add: bytes are not added");
+    if (dtype == CF_BYTE) cf_die(NULL, "cf_add: unsupported type, bytes");
     adds(to, from, parts, stride, count, stream);
 }
 

@@ -92,7 +92,7 @@ INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: only a
 INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all")
 INT(keep_every, "keep-every", "0", 0, 1e9, "also keep the checkpoints of steps that are multiples of this; 0: none")
 CHOICE(resume, "resume", "auto", "auto|no", "auto: resume from the newest sound checkpoint in --out; no: refuse if there is one")
-FLAG(force, "force", "resume although options would change the run, or begin a new run if no checkpoint is sound")
+FLAG(force, "force", "resume although options would change the run, or begin a new run if no checkpoint is valid")
 TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out as a model file (llm.c format), then stop")
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")
 #undef GROUP

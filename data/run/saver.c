@@ -84,7 +84,7 @@ static void start(saver *s, stage now) {
     s->threaded = true; // before it starts, because the thread reads it
     if (pthread_create(&s->thread, NULL, work, s) == 0) return;
     s->threaded = false;
-    work(s); // no thread to be had: training waits, but the checkpoint is saved
+    work(s); // thread creation failed: training waits, but the checkpoint is saved
 }
 
 static void warn(const saver *s) {

@@ -314,8 +314,8 @@ manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_tran
                         opt->export_step, opt->out);
     if (!m && damage && !opt->force)
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
-               "none of the checkpoints in %s is sound", opt->out);
-    if (!m && damage) cf_print(stderr, "warning: none of the checkpoints in %s is sound: a new run begins there\n", opt->out);
+               "no valid checkpoint in %s", opt->out);
+    if (!m && damage) cf_print(stderr, "warning: no valid checkpoint in %s: a new run begins there\n", opt->out);
     if (m && strcmp(opt->resume, "no") == 0)
         cf_die_together("choose another --out, or leave out --resume to continue that run",
                         "--resume no, but %s holds a checkpoint of step %ld", opt->out, m->step);

@@ -212,7 +212,7 @@ static void groups_are_checked(void) {
     CHECK(!cf_group_create(context, "twice", twice, 2), "a group");
     says("group twice has rank 0 twice");
     CHECK(!cf_group_create(context, "other", other, 1), "a group");
-    says("without this rank");
+    says("is not in group");
 }
 
 static void otherwise_errors_end_the_process(void) {

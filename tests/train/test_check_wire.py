@@ -60,7 +60,7 @@ class CheckWire(harness.Case):
         self.assertEqual(sent, rank)
         found = [message.groupdict() for message in FOUND.finditer(result.err)]
         self.assertTrue(found, str(result))
-        self.assertIn("the last checkpoint is sound", result.err)
+        self.assertIn("the last checkpoint is valid", result.err)
         for message in found:
             self.assertEqual((message["rank"], message["step"]), (message["named"], str(step)), str(result))
             self.assertEqual(int(message["bytes"]), size, str(result))

@@ -124,12 +124,12 @@ class Damage(checkpoints.Case):
         with open(log, "w", encoding="ascii") as file:
             file.write("the log so far\n")
         result = harness.run(self.arguments(tp=2, out=out, log=log), 2)
-        self.assertFails(result, f"none of the checkpoints in {out} is sound")
+        self.assertFails(result, f"no valid checkpoint in {out}")
         self.assertEqual({step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}, found)
         with open(log, encoding="ascii") as file:
             self.assertEqual(file.read(), "the log so far\n")
         result = self.goes_on(out, 0, *paths, force=True)
-        self.assertIn(f"none of the checkpoints in {out} is sound: a new run begins there", result.err, str(result))
+        self.assertIn(f"no valid checkpoint in {out}: a new run begins there", result.err, str(result))
 
     def test_what_was_skipped_counts_no_more(self):
         """A checkpoint that looks complete and is not is set aside, for a person to look at: the sound ones are kept until

@@ -1,0 +1,127 @@
+"""Every command that a README shows can be typed as it is written: its program is there and may be run, takes the options, and
+what is quick runs here.
+"""
+import functools
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STARTERS = "mpirun", "torchrun", "sbatch", "sudo", "python3"  # the program follows their own options
+BUILT = {"./train_gpt": "data/run/option_list.h", "./train_gpt_cuda": "data/run/option_list.h",
+         "build/release/train_gpt": "data/run/option_list.h", "build/release/tests/bench/bench_train": "tests/bench/bench_train.c",
+         "build/cuda-bf16/tests/bench/bench_train": "tests/bench/bench_train.c",
+         "build/release/tests/bench/bench_collectives": "tests/bench/bench_collectives.c"}  # where their options are
+SLOW = "build, measure or install"
+
+
+def documents():
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split() if "/results/" not in name]
+
+
+def shown(text):
+    """Lines of code, and code in a sentence that begins with a program."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).replace("\\\n", " ")
+    yield from re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
+    yield from (" ".join(code.split()) for code in re.findall(r"`((?:scripts|tests|data|\./train_gpt)[\w/.]* -[^`]*)`", text))
+
+
+def simple(line):
+    """The words of each command of a line, without those that start it."""
+    for words in split(shlex.split(line, comments=True, posix=True)):
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        starter = words[0] if words else ""
+        if starter in STARTERS:
+            words = words[next((i for i, word in enumerate(words) if "/" in word and not word.startswith("-")), len(words)):]
+        if words:
+            yield words
+
+
+def split(words):
+    command = []
+    for word in words:
+        if word in ("&&", "|", ";", "--"):
+            yield command
+            command = []
+        else:
+            command.append(word)
+    yield command
+
+
+@functools.cache
+def options_of(program):
+    """What the program's own help, or for what is built its source, names."""
+    if program in BUILT:
+        text = (ROOT / BUILT[program]).read_text()
+        return set(re.findall(r'"-?-?([a-z][a-z-]*)"', text))
+    done = subprocess.run([ROOT / program, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    return set(re.findall(r"--([a-z][a-z-]*)", done.stdout)) if done.returncode == 0 else set()
+
+
+class Commands(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.lines = [(name, line) for name in documents() for line in shown((ROOT / name).read_text())]
+            modes = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            raise unittest.SkipTest("git does not know the project's files") from None
+        cls.tracked = {line.split("\t")[1]: line.split()[0] for line in modes.splitlines()}
+
+    def each(self):
+        for document, line in self.lines:
+            for words in simple(line):
+                yield document, line, words
+
+    def test_programs_are_there_and_take_the_options(self):
+        seen = 0
+        for document, line, words in self.each():
+            program = words[0]
+            if program not in BUILT and not re.match(r"(scripts|tests|data)/", program):
+                continue
+            with self.subTest(document=document, line=line):
+                if program not in BUILT:
+                    self.assertIn(program, self.tracked, "no such file")
+                    self.assertTrue(self.tracked[program] == "100755" or "python" in line, "it has no run bit")
+                if program.endswith(".slurm"):
+                    program = "./train_gpt"  # to which it passes its arguments
+                for option in re.findall(r"(?<!\S)--([a-z][a-z-]*)", " ".join(words[1:])):
+                    self.assertIn(option, options_of(program), f"{program} does not take it")
+                seen += 1
+        self.assertGreater(seen, 40)
+
+    def test_what_is_quick_runs_as_it_is_written(self):
+        """Text to tokens; and the trainer as a dry run, or as a prediction, of what a line would do."""
+        folder = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        for name in os.listdir(ROOT):
+            if name.startswith("train_gpt") or name in ("data", "scripts"):
+                (folder / name).symlink_to(ROOT / name)
+        (folder / "corpus.txt").write_text("A text of some words. " * 4000)
+        ran = 0
+        for document, line, words in self.each():
+            written = " ".join(words)
+            if words[0] == "data/prepare.py" and "gpt2" not in written and not (folder / "tokens").exists():
+                command = words
+            elif words[0] == "./train_gpt" and re.search(r"--dry-run|--predict", written):
+                command = words
+            elif words[0] == "./train_gpt" and re.search(r"--train tokens", written) and "--init-from" not in written:
+                command = [*words, "--dry-run"]
+            else:
+                continue
+            with self.subTest(document=document, line=line):
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+                self.assertEqual(done.returncode, 0, f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+                ran += 1
+        self.assertGreater(ran, 8)
+
+
+if __name__ == "__main__":
+    unittest.main()
