@@ -74,55 +74,72 @@ static double error_of(const float *y, int64_t row) {
 // --- the program ---
 
 static void *must(void *made) { // functions of the library return NULL or false on an error
-    if (!made) fprintf(stderr, "%s\n", cf_error()), exit(1);
-    return made;
+    if (made) return made;
+    fprintf(stderr, "%s\n", cf_error());
+    exit(1);
+}
+
+static cf_fuse *create(cf_context *context, const cf_group *group, const char *name, cf_operation operation, int64_t rows,
+                       cf_choice choice) {
+    const cf_fuse_config config = {
+        .name = name,
+        .group = group,
+        .operation = operation,
+        .side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE,
+        .algorithm = choice.algorithm,
+        .slices = choice.slices,
+        .dtype = CF_FP32,
+        .capacity = rows * C,
+    };
+    return must(cf_fuse_create(context, config));
+}
+
+// Computes Y a few times by one schedule, prints what is exposed, and returns the largest error. The first run warms up; the others
+// are one step of the trace. X and Y have `rows` rows of each rank.
+static double run(cf_context *context, const cf_group *group, mlp *m, float *X, float *Y, int64_t rows, const char *schedule) {
+    cf_choice choice;
+    if (!cf_choice_parse(schedule, &choice)) exit(2);
+    cf_fuse *gather = create(context, group, "up", CF_ALLGATHER, rows, choice);
+    cf_fuse *scatter = create(context, group, "down", CF_REDUCE_SCATTER, rows, choice);
+    const float *mine = NULL; // this rank's rows of Y
+    for (int i = 0; i <= RUNS; i++) {
+        if (i < 2) cf_trace_step(context->trace, i, context->stream);
+        must(cf_fuse_run(gather, X, rows, C, up, m, -1));
+        mine = must(cf_fuse_run(scatter, Y, rows, C, down, m, -1));
+    }
+    cf_trace_step(context->trace, RUNS, context->stream);
+    const int64_t first = group->rank * rows, last = (first + rows < ROWS ? first + rows : ROWS) - 1;
+    const double error = first > last ? 0 : fmax(error_of(mine, first), error_of(mine + (last - first) * C, last));
+    printf("rank %d of %d, %s: exposed %.3f ms, error %.1e\n", group->rank, group->size, schedule,
+           cf_trace_last(context->trace).exposed_ms / RUNS, error);
+    cf_fuse_free(gather);
+    cf_fuse_free(scatter);
+    return error;
 }
 
 int main(void) {
     cf_errors_return(true);
     cf_context *context = must(cf_open("auto", 1, 60));
-    cf_group *tp = must(cf_group_create(context, "tp", NULL, 0)); // all ranks
-    const int N = tp->size, rank = tp->rank;
+    cf_group *all = must(cf_group_create(context, "all", NULL, 0));
+    const int N = all->size, r = all->rank;
 
-    // A shard has as many rows on every rank: rows behind the last one are zero. Columns of A need not divide.
-    const int64_t rows = (ROWS + N - 1) / N, first = rank * rows, last = first + rows < ROWS ? first + rows : ROWS;
-    const int from = HIDDEN * rank / N, hidden = HIDDEN * (rank + 1) / N - from;
-    float *X = must(calloc(N * rows * C, sizeof *X)), *Y = must(calloc(N * rows * C, sizeof *Y));
-    mlp m = {.hidden = hidden,
-             .A = must(calloc(C * HIDDEN, sizeof *m.A)),
-             .B = must(calloc(HIDDEN * C, sizeof *m.B)),
-             .H = must(calloc(N * rows * HIDDEN, sizeof *m.H))};
-    for (int64_t i = first * C; i < last * C; i++) X[i] = number(i);
+    // Every rank has as many rows; those behind the last row of X are zero. Columns of A need not divide.
+    const int64_t rows = (ROWS + N - 1) / N;
+    const int from = HIDDEN * r / N, hidden = HIDDEN * (r + 1) / N - from;
+    float *X = must(calloc(N * rows * C, sizeof *X));
+    float *Y = must(calloc(N * rows * C, sizeof *Y));
+    mlp m = {.hidden = hidden};
+    m.A = must(calloc(C * HIDDEN, sizeof *m.A));
+    m.B = must(calloc(HIDDEN * C, sizeof *m.B));
+    m.H = must(calloc(N * rows * HIDDEN, sizeof *m.H));
+    for (int64_t i = r * rows * C; i < (r + 1) * rows * C && i < ROWS * C; i++) X[i] = number(i);
     for (int i = 0; i < C * hidden; i++) m.A[i] = number(A_AT + i / hidden * HIDDEN + from + i % hidden);
     for (int i = 0; i < hidden * C; i++) m.B[i] = number(B_AT + from * C + i);
 
     double worst = 0;
-    for (int s = 0; s < (int)(sizeof schedules / sizeof *schedules); s++) {
-        cf_choice choice;
-        if (!cf_choice_parse(schedules[s], &choice)) return fprintf(stderr, "there is no schedule %s\n", schedules[s]), 1;
-        cf_fuse_config plan = {.group = tp, .dtype = CF_FP32, .capacity = rows * C};
-        plan.algorithm = choice.algorithm, plan.slices = choice.slices;
-        plan.name = "up", plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
-        cf_fuse *gather = must(cf_fuse_create(context, plan));
-        plan.name = "down", plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
-        cf_fuse *scatter = must(cf_fuse_create(context, plan));
-
-        const float *mine = NULL;               // this rank's rows of Y
-        for (int run = 0; run <= RUNS; run++) { // the first one warms up; the others are one step of the trace
-            if (run < 2) cf_trace_step(context->trace, run, context->stream);
-            must(cf_fuse_run(gather, X, rows, C, up, &m, -1));
-            mine = must(cf_fuse_run(scatter, Y, rows, C, down, &m, -1));
-        }
-        cf_trace_step(context->trace, RUNS, context->stream);
-
-        double error = 0;
-        if (first < last) error = fmax(error_of(mine, first), error_of(mine + (last - 1 - first) * C, last - 1));
-        printf("rank %d of %d, %s: exposed %.3f ms, error %.1e\n", rank, N, schedules[s],
-               cf_trace_last(context->trace).exposed_ms / RUNS, error);
-        worst = fmax(worst, error);
-        cf_fuse_free(gather), cf_fuse_free(scatter);
-    }
-    free(X), free(Y), free(m.A), free(m.B), free(m.H);
-    cf_group_free(tp);
+    for (int i = 0; i < 3; i++) worst = fmax(worst, run(context, all, &m, X, Y, rows, schedules[i]));
+    float *memory[] = {X, Y, m.A, m.B, m.H};
+    for (int i = 0; i < 5; i++) free(memory[i]);
+    cf_group_free(all);
     return cf_close(context) && worst < 1e-3 ? 0 : 1;
 }
