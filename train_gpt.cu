@@ -88,7 +88,7 @@ static void restore_state(trainer *t, const manifest *m) {
     saved_state_close(from);
 }
 
-// From the newest sound checkpoint, else from --init-from, else random weights.
+// From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, 0, false};
     manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);

@@ -34,7 +34,7 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
     const cf_costs *c = e->costs;
     double wire = e->work->bytes / s->slices / c->bytes_per_s;
     if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
-    return 1e3 * (wire + (c->in_order && !step->joined ? c->latency_s : c->message_s));
+    return 1e3 * (wire + (c->serial && !step->joined ? c->latency_s : c->message_s));
 }
 
 static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
@@ -44,9 +44,9 @@ static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
 // One rank stands for all if the exchanges of others are its own, shifted. Else all are replayed, or the choice counts as endless.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     const estimate e = {w, c};
-    const cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
+    const cf_machine machine = {compute_ms, transfer_ms, &e, c->serial ? 0 : 1e3 * c->latency_s, c->serial};
     cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, 0)};
-    const int ranks = all[0]->algorithm->shifted ? 1 : w->ranks;
+    const int ranks = all[0]->algorithm->rank_symmetric ? 1 : w->ranks;
     const bool few = ranks <= REPLAYED_RANKS;
     for (int r = 1; r < ranks && few; r++) all[r] = schedule_of(choice, w, r);
     const double ms = few ? cf_replay(all, ranks, &machine).finished_ms : INFINITY;
@@ -64,16 +64,16 @@ static const cf_algorithm *first_of(const cf_work *w, const cf_costs *c) {
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE;
     // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
-    const bool collective = alone && w->native && c->in_order;
-    if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->most)) return false;
-    if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->most == 1 || (slices == 1 && a == first_of(w, c)));
+    const bool collective = alone && w->native && c->serial;
+    if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
+    if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == first_of(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
     return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
 }
 
 enum { ROUNDS, AT_ONCE, NATIVE, KINDS };
 static int kind_of(const cf_algorithm *a) {
-    return a->native ? NATIVE : a->most == 1 ? AT_ONCE : ROUNDS;
+    return a->native ? NATIVE : a->max_slices == 1 ? AT_ONCE : ROUNDS;
 }
 
 // The first is one slice in rounds.
@@ -116,8 +116,8 @@ bool cf_choice_parse(const char *name, cf_choice *choice) {
     const cf_algorithm *a = parts > 0 ? cf_algorithm_find(word) : NULL;
     if ((parts != 1 && parts != 3) || (parts == 3 && slices < 1)) return false;
     if (parts == 1 && strcmp(word, "auto") == 0) return *choice = (cf_choice){NULL, 1}, true;
-    if (!a || slices > a->most) return false;
-    *choice = (cf_choice){a->serves || a->bound ? a : cf_algorithm_find(a->otherwise), slices ? slices : a->slices};
+    if (!a || slices > a->max_slices) return false;
+    *choice = (cf_choice){a->serves || a->bound ? a : cf_algorithm_find(a->fallback), slices ? slices : a->slices};
     return true;
 }
 

@@ -5,7 +5,7 @@
 //   EXCHANGE, COLLECTIVE post a request, joined exchanges together. Named transfers become the request's `after`; named
 //                        computations are already on the stream that post() gets
 //
-// begin runs the steps before schedule.begin, finish the others; then finish waits for every request, so that all memory may be
+// begin runs the steps before schedule.split, finish the others; then finish waits for every request, so that all memory may be
 // reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
 // decides where a slice is. If the context has a check, a checksum is posted after each payload and compared in finish (check.c).
 //
@@ -40,7 +40,7 @@ struct cf_fuse {
     int timed_count;
     timed_run *now; // of the run in progress; NULL: it is not timed
     // The run in progress
-    bool running, half_way; // half_way: inside begin or finish, where an error makes the context fail
+    bool running, inside_call; // inside_call: inside begin or finish, where an error makes the context fail
     int next;               // step
     char *full;
     int64_t rows, row_bytes, row_elements;
@@ -51,7 +51,7 @@ struct cf_fuse {
     bool two_streams;    // both are used
     bool computed, fork; // a computation has been enqueued; the second stream has begun
     bool join;           // the other stream has work that an addition or a request must wait for
-    int on;              // of the step in progress
+    int current;            // of the step in progress
     cf_event start;      // of begin or finish on the first stream: the second stream begins after it
 };
 
@@ -269,14 +269,14 @@ static cf_stream *stream_of(const cf_fuse *f, int which) {
     return which ? f->context->second : f->context->stream;
 }
 
-static void join_lanes(cf_fuse *f) {
-    if (f->join) cf_stream_after(stream_of(f, f->on), cf_event_record_untimed(stream_of(f, 1 - f->on)));
+static void sync_streams(cf_fuse *f) {
+    if (f->join) cf_stream_after(stream_of(f, f->current), cf_event_record_untimed(stream_of(f, 1 - f->current)));
     f->join = false;
 }
 
-static void change_lane(cf_fuse *f) {
-    if (f->computed) f->on = 1 - f->on, f->join = true;
-    if (f->on == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
+static void switch_stream(cf_fuse *f) {
+    if (f->computed) f->current = 1 - f->current, f->join = true;
+    if (f->current == 1 && !f->fork) cf_stream_after(f->context->second, f->start), f->fork = true;
     f->computed = true;
 }
 
@@ -291,29 +291,29 @@ static void trace_request(cf_fuse *f, int index) {
                       peer < 0 ? -1 : f->config.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
 }
 
-static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
+static void wait_request(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (t->test(t, request, point, stream_of(f, f->on))) return;
+    if (t->test(t, request, point, stream_of(f, f->current))) return;
     // Computation on the other stream still hides the transfer, so the wait counts from its end.
-    cf_event begin = cf_event_record(stream_of(f, f->join ? 1 - f->on : f->on));
-    cf_event end = t->wait(t, request, point, stream_of(f, f->on));
+    cf_event begin = cf_event_record(stream_of(f, f->join ? 1 - f->current : f->current));
+    cf_event end = t->wait(t, request, point, stream_of(f, f->current));
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
-static void wait_for_step(cf_fuse *f, int index, cf_point point) {
-    wait_until(f, &f->request[index], point);
+static void wait_transfer(cf_fuse *f, int index, cf_point point) {
+    wait_request(f, &f->request[index], point);
     if (f->sums && !f->arrived[index]) cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
-    f->arrived[index] |= 1 << f->on;
+    f->arrived[index] |= 1 << f->current;
 }
 
-static void wait_for_arrival(cf_fuse *f, int index) {
-    const bool arrived = f->arrived[index] >> f->on & 1;
-    if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_for_step(f, index, CF_ARRIVED);
+static void wait_if_needed(cf_fuse *f, int index) {
+    const bool arrived = f->arrived[index] >> f->current & 1;
+    if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_transfer(f, index, CF_ARRIVED);
 }
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
-    cf_stream *stream = stream_of(f, f->on);
+    cf_stream *stream = stream_of(f, f->current);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
     cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->config.dtype,
@@ -332,7 +332,7 @@ static void fill_request(cf_fuse *f, int index) {
     cf_request *r = &f->request[index];
     *r = cf_request_of(kind, f->config.group, f->config.dtype, f->label);
     r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step;
-    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->on));
+    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->current));
     if (!exchange) {
         r->blocking = f->schedule->algorithm->blocking;
         r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
@@ -354,9 +354,9 @@ static void fill_request(cf_fuse *f, int index) {
 // Posts steps [first, end): a collective, or the exchanges of one unit.
 static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
-    join_lanes(f);
+    sync_streams(f);
     for (int i = first; i < end; i++) fill_request(f, i);
-    t->post(t, &f->request[first], end - first, stream_of(f, f->on));
+    t->post(t, &f->request[first], end - first, stream_of(f, f->current));
     for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
@@ -369,17 +369,17 @@ static void run_step(cf_fuse *f) {
     if (cf_is_transfer(step)) {
         while (f->next < f->schedule->count && f->schedule->step[f->next].joined) f->next++;
         post(f, index, f->next);
-        if (f->schedule->algorithm->blocking) wait_for_arrival(f, index);
+        if (f->schedule->algorithm->blocking) wait_if_needed(f, index);
         return;
     }
     cf_span span = span_of(f, step);
     const bool compute = step->kind == CF_COMPUTE && span.rows > 0;
     if (f->two_streams && compute && !step->accumulate)
-        change_lane(f);
+        switch_stream(f);
     else
-        join_lanes(f);
-    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
-    cf_stream *stream = stream_of(f, f->on);
+        sync_streams(f);
+    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_if_needed(f, wait);
+    cf_stream *stream = stream_of(f, f->current);
     if (compute) {
         cf_event begin = cf_trace_begin(f->context->trace, stream);
         cf_boundary *boundary = cf_boundary_swap(NULL);
@@ -394,17 +394,17 @@ static void run_step(cf_fuse *f) {
 }
 
 static void run_steps(cf_fuse *f, int end) {
-    f->half_way = true;
+    f->inside_call = true;
     f->two_streams = f->config.independent && f->context->second && !f->sums && f->schedule->count > 1;
-    f->computed = f->fork = f->join = false, f->on = 0;
+    f->computed = f->fork = f->join = false, f->current = 0;
     if (f->two_streams) f->start = cf_event_record_untimed(f->context->stream);
     while (f->next < end) run_step(f);
-    if (f->on == 1) f->on = 0, f->join = true;
-    join_lanes(f);
+    if (f->current == 1) f->current = 0, f->join = true;
+    sync_streams(f);
 }
 
-static void *fail(cf_context *context, bool half_way) {
-    context->failed |= half_way;
+static void *fail(cf_context *context, bool inside_call) {
+    context->failed |= inside_call;
     return NULL;
 }
 
@@ -415,7 +415,7 @@ static void check_context(const cf_context *context, const char *label) {
 
 bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer) {
-    CF_RETURNS(fail(f->context, f->half_way));
+    CF_RETURNS(fail(f->context, f->inside_call));
     check_context(f->context, f->label);
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
     if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->config.capacity)
@@ -438,8 +438,8 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
-    run_steps(f, f->schedule->begin);
-    f->half_way = false;
+    run_steps(f, f->schedule->split);
+    f->inside_call = false;
     if (f->now) f->now->begin[1] = cf_event_record(f->context->stream);
     return true;
 }
@@ -448,26 +448,26 @@ static void wait_for_requests(cf_fuse *f) {
     int last = f->schedule->count - 1;
     while (last >= 0 && !cf_is_transfer(&f->schedule->step[last])) last--;
     if (last >= 0 && !f->sums && f->context->transport->in_order) // one wait for all; checksums are made as slices arrive
-        wait_until(f, &f->request[last], CF_COMPLETE);
+        wait_request(f, &f->request[last], CF_COMPLETE);
     for (int i = 0; i <= last; i++)
         if (cf_is_transfer(&f->schedule->step[i])) {
-            wait_for_step(f, i, CF_COMPLETE);
+            wait_transfer(f, i, CF_COMPLETE);
             trace_request(f, i);
         }
     if (!f->sums) return;
     for (int i = 0; i <= last; i++)
-        if (f->schedule->step[i].kind == CF_EXCHANGE) wait_until(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
+        if (f->schedule->step[i].kind == CF_EXCHANGE) wait_request(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
     cf_checksums_compare(f->sums, f->context->stream);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {
-    CF_RETURNS(fail(f->context, f->half_way));
+    CF_RETURNS(fail(f->context, f->inside_call));
     check_context(f->context, f->label);
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
-    f->half_way = false;
+    f->inside_call = false;
     if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);

@@ -121,7 +121,7 @@ static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
             if (!gather) leaves = slice(s, to, k), arrives = slice(s, s->rank, k); // by their destination
             *posted(s, i, k) = exchange(s, to, leaves, from, (cf_place){arrival, slice(s, source, k)}, arrives, wait, -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++)
             compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), posted_before(s, i, k));
@@ -162,7 +162,7 @@ static void ring_reduce_scatter(cf_schedule *s) {
             *posted(s, i, k) =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, posted_before(s, s->ranks - 1, k), -1);
 }
 
@@ -196,7 +196,7 @@ static void direct_reduce_scatter(cf_schedule *s) {
             *posted(s, i, k) =
                 exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     const bool all = window == N - 1;
     for (int k = 0; k < m && N > 1; k++) {
         for (int i = N - window; i <= N - 2 && !all; i++) add_part(s, i, window, k);
@@ -218,7 +218,7 @@ static void alltoall(cf_schedule *s) {
                 *posted(s, i, k) = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
                                             slice(s, s->rank, k), last_on_stream(s), -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
         for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), posted_before(s, i, k));
 }
@@ -256,7 +256,7 @@ static bool at_once(cf_schedule *s, const void *argument) {
     if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
     const int others = s->ranks - 1, last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
     if (before) compute_before(s, all_to_all ? CF_RESULT : CF_FULL, s->rank);
-    s->begin = s->count;
+    s->split = s->count;
     if (after) {
         compute_after(s, before ? CF_RESULT : CF_FULL, s->rank, -1);
         compute_others(s, CF_COMPUTE_AFTER, gather ? CF_FULL : CF_RESULT, first, last);
@@ -287,7 +287,7 @@ static bool native(cf_schedule *s, const void *argument) {
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
         *posted(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
     }
-    s->begin = s->count;
+    s->split = s->count;
     for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *posted(s, 0, k));
     if (reduce && !s->bound) s->result = (cf_place){CF_RESULT, 0};
@@ -324,23 +324,23 @@ enum {
     ALL = ROUNDS | ALLTOALLS | ALONE
 };
 
-// A row serves what its generator makes; `otherwise` serves the rest. What has no computation to hide behind travels at once.
+// A row serves what its generator makes; `fallback` serves the rest. What has no computation to hide behind travels at once.
 // clang-format off
 const cf_algorithm cf_algorithms[] = {
-    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .most = 1, .native = true, .blocking = true, .shifted = true,
+    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .max_slices = 1, .native = true, .blocking = true, .rank_symmetric = true,
      .help = "the library's blocking collective, before or after one computation"},
-    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .most = MOST, .native = true, .shifted = true,
+    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .max_slices = MOST, .native = true, .rank_symmetric = true,
      .help = "data slicing: a non-blocking collective for each slice"},
-    {.name = "ring", .serves = ROUNDS, .otherwise = "direct", .generate = ring, .bits = "ring", .slices = 1, .most = MOST,
-     .folds = true, .tail_free = true, .shifted = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
-    {.name = "direct", .serves = ROUNDS | ALLTOALLS, .otherwise = "once", .generate = direct, .bits = "ring", .slices = 1,
-     .most = MOST, .folds = true, .tail_free = true, .shifted = true, .help = "CommFuse straight to the rank that needs a slice"},
-    {.name = "once", .serves = ALL, .generate = at_once, .bits = "once", .slices = 1, .most = 1, .tail_free = true, .shifted = true,
+    {.name = "ring", .serves = ROUNDS, .fallback = "direct", .generate = ring, .same_bits = "ring", .slices = 1, .max_slices = MOST,
+     .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
+    {.name = "direct", .serves = ROUNDS | ALLTOALLS, .fallback = "once", .generate = direct, .same_bits = "ring", .slices = 1,
+     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse straight to the rank that needs a slice"},
+    {.name = "once", .serves = ALL, .generate = at_once, .same_bits = "once", .slices = 1, .max_slices = 1, .tail_free = true, .rank_symmetric = true,
      .help = "exchanges with all ranks at the same time, during the computation of the own shard"},
-    {.name = "commfuse", .otherwise = "ring", .bits = "ring", .slices = 1, .most = MOST, .help = "the paper's name for ring"},
-    {.name = "nowire", .otherwise = "ring", .slices = 1, .most = MOST, .bound = true,
+    {.name = "commfuse", .fallback = "ring", .same_bits = "ring", .slices = 1, .max_slices = MOST, .help = "the paper's name for ring"},
+    {.name = "nowire", .fallback = "ring", .slices = 1, .max_slices = MOST, .bound = true,
      .help = "a bound, with wrong results: ring without transfers"},
-    {.name = "ideal", .otherwise = "none", .slices = 1, .most = 1, .bound = true,
+    {.name = "ideal", .fallback = "none", .slices = 1, .max_slices = 1, .bound = true,
      .help = "the bound of all schedules, with wrong results: none without transfers"},
 };
 // clang-format on
@@ -353,7 +353,7 @@ const cf_algorithm *cf_algorithm_find(const char *name) {
 }
 
 const cf_algorithm *cf_algorithm_serving(const cf_algorithm *a, cf_operation operation, cf_side side) {
-    while (a && !(a->serves & CF_SERVES(operation, side))) a = cf_algorithm_find(a->otherwise);
+    while (a && !(a->serves & CF_SERVES(operation, side))) a = cf_algorithm_find(a->fallback);
     return a;
 }
 
@@ -362,7 +362,7 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) 
     cf_schedule *s = cf_host_alloc(1, sizeof *s, "a schedule");
     *s = as;
     s->algorithm = a;
-    if (s->side == CF_NO_COMPUTE || s->ranks == 1 || s->slices > a->most) s->slices = 1;
+    if (s->side == CF_NO_COMPUTE || s->ranks == 1 || s->slices > a->max_slices) s->slices = 1;
     s->folds = folds && a->folds && s->operation == CF_REDUCE_SCATTER && s->slices > 1; // so there are several ranks, and compute
     if (s->operation == CF_REDUCE_SCATTER) s->result = (cf_place){CF_FULL, s->rank * s->slices};
     if (s->operation == CF_ALLTOALL) s->result = (cf_place){CF_RESULT, 0};
@@ -392,9 +392,9 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_a
     const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);
     if (a && a->native && ranks == 1) a = cf_algorithm_serving(cf_algorithm_find("ring"), operation, side); // nothing to collect
     cf_schedule *s = NULL;
-    for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->otherwise), operation, side)) s = generate(as, a, folds);
+    for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->fallback), operation, side)) s = generate(as, a, folds);
     if (!s)
-        cf_die("give the algorithm an `otherwise`", "%s makes no %s of %d ranks and %d slices", asked->name,
+        cf_die("give the algorithm an `fallback`", "%s makes no %s of %d ranks and %d slices", asked->name,
                cf_operation_name(operation), ranks, slices);
     return s;
 }
@@ -465,7 +465,7 @@ char *cf_schedule_print(const cf_schedule *s) {
     fprintf(file, "%s, %s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation),
             (s->bound ? s->bound : s->algorithm)->name, s->rank, s->ranks, s->slices, s->slices == 1 ? "" : "s");
     for (int i = 0; i < s->count; i++) {
-        fprintf(file, "  %3d%s ", i, i < s->begin ? " " : "'");
+        fprintf(file, "  %3d%s ", i, i < s->split ? " " : "'");
         print_step(file, &s->step[i]);
     }
     if (fclose(file) != 0) cf_die(NULL, "out of memory for printing a schedule");

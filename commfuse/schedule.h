@@ -72,7 +72,7 @@ typedef struct cf_schedule {
     bool folds;      // reduce-scatter: all own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
-    int begin;       // cf_fuse_begin() runs steps [0, begin), cf_fuse_finish() the rest
+    int split;       // cf_fuse_begin() runs steps [0, begin), cf_fuse_finish() the rest
     int count;
     cf_step *step;
     int64_t room; // steps that `step` has room for
@@ -81,7 +81,7 @@ typedef struct cf_schedule {
 
 // --- how schedules are made ---
 
-// Appends the steps of rank s->rank, then sets s->begin, and stage_slots (a multiple of m) if it uses the stage. Each append adds a
+// Appends the steps of rank s->rank, then sets s->split, and stage_slots (a multiple of m) if it uses the stage. Each append adds a
 // step and returns its index, for later steps to wait for; wait -1 is none. Other fields (range, accumulate, joined) may be set in
 // s->step[index]. false: it has no schedule for so many ranks or slices.
 typedef bool cf_generator(cf_schedule *s, const void *argument);
@@ -96,24 +96,24 @@ int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, 
 typedef struct cf_algorithm {
     const char *name, *help;
     unsigned serves;       // operations, of CF_SERVES
-    const char *otherwise; // the name of the row that serves the others; NULL: they are errors
+    const char *fallback;  // the name of the row that serves the others; NULL: they are errors
     cf_generator *generate;
     const void *argument; // of generate
-    const char *bits;     // the name of a row: runs have the same bits with all that name the same one; NULL: with none
-    int slices, most;     // of a shard: the default, the most
+    const char *same_bits;     // the name of a row: runs have the same bits with all that name the same one; NULL: with none
+    int slices, max_slices;     // of a shard: the default, the most
     bool native;          // calls collectives of the library: not in groups without them, or with checksums
     bool blocking;        // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool folds;           // makes schedules that fold (cf_schedule_create)
     bool tail_free;       // CommFuse's promise: the first computation waits for no transfer, the last has none after it
-    bool shifted;         // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
-    bool bound;           // `otherwise` without its transfers: the results are wrong
+    bool rank_symmetric;         // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
+    bool bound;           // `fallback` without its transfers: the results are wrong
 } cf_algorithm;
 
-// The table. An alias (no operations, not a bound) is another name of its `otherwise`.
+// The table. An alias (no operations, not a bound) is another name of its `fallback`.
 extern const cf_algorithm cf_algorithms[];
 extern const int cf_algorithm_count;
 const cf_algorithm *cf_algorithm_find(const char *name); // NULL: none has it
-// The one that makes the schedule of this operation: itself, or the first `otherwise` that serves it. NULL: none.
+// The one that makes the schedule of this operation: itself, or the first `fallback` that serves it. NULL: none.
 const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_operation operation, cf_side side);
 
 // The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank

@@ -168,9 +168,9 @@ static void check_form(checker *c, int r) {
     if (s->operation != c->operation || s->side != c->side || s->algorithm != first->algorithm || s->bound != first->bound ||
         s->ranks != c->ranks || s->rank != r || s->slices != c->slices)
         violated(c, "form", r, -1, "not a schedule of the same operation");
-    if (s->count < 0 || s->count > STEPS_MAX || s->begin < 0 || s->begin > s->count || s->stage_slots < 0 ||
+    if (s->count < 0 || s->count > STEPS_MAX || s->split < 0 || s->split > s->count || s->stage_slots < 0 ||
         s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)
-        violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->begin, s->count, s->stage_slots);
+        violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->split, s->count, s->stage_slots);
     if (s->slice_major && c->operation != CF_REDUCE_SCATTER)
         violated(c, "form", r, -1, "slice-major payload outside of a reduce-scatter");
     if (c->operation == CF_REDUCE_SCATTER && // m slices side by side
@@ -434,8 +434,8 @@ static void check_order(checker *c, int r) {
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
-        if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->begin)) // an ADD: on either side, as needed
-            violated(c, "begin", r, i, "begin takes %d steps", s->begin);
+        if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->split)) // an ADD: on either side, as needed
+            violated(c, "begin", r, i, "begin takes %d steps", s->split);
         if (step->accumulate && (!s->folds || step->kind != CF_COMPUTE))
             violated(c, "fold", r, i, "slice %d is computed onto another", step->first);
     }

@@ -92,7 +92,7 @@ typedef struct cf_costs {
     double flops_per_s; // of a rank
     const char *rounds; // the algorithm (schedule.h) whose rounds suit it
     bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
-    bool in_order;      // each exchange waits for the one before it, except within a unit
+    bool serial;        // each exchange waits for the one before it, except within a unit
 } cf_costs;
 
 typedef struct cf_transport cf_transport;

@@ -92,7 +92,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
 // rank's shard is added to *g->loss.
 void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients. first, last: this is the step's first or last micro-batch. The last one
-// sends the gradients; zero_norm() must follow and finishes the transfers in flight.
+// sends the gradients; zero_finish_gradients() must follow and finishes the transfers in flight.
 void gpt_backward(gpt *g, bool first, bool last);
 // The first row that head and lookup work on: 0 or, in UP, the first of this rank's shard.
 int64_t gpt_first_row(const gpt *g);

@@ -34,7 +34,7 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
     static const char *const when[] = {"end", "ready", "owners", "auto"}, *const what[] = {"table", "rows", "auto"};
     if (!cf_choice_parse(schedule, &o->schedule)) return false;
     const cf_algorithm *a = o->schedule.algorithm; // NULL: auto
-    const bool native = a && (a->bound ? cf_algorithm_find(a->otherwise) : a)->native;
+    const bool native = a && (a->bound ? cf_algorithm_find(a->fallback) : a)->native;
     o->gradients = !a ? GRADIENTS_AUTO : a->blocking ? GRADIENTS_END : native ? GRADIENTS_READY : GRADIENTS_OWNERS;
     o->prefetch = !a ? PREFETCH_AUTO : native ? PREFETCH_ALL : PREFETCH_SOME;
     o->embedding = !a ? EMBEDDING_AUTO : native ? EMBEDDING_TABLE : EMBEDDING_ROWS;

@@ -13,7 +13,7 @@
 
 static void weight_gradient_of(const parallel_linear *l, int layer, const real *dy, const real *x) {
     const model_pass *pass = l->pass;
-    zero_gradient(pass->zero, l->w, layer,
+    zero_weight_gradient(pass->zero, l->w, layer,
                   (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
 }
 

@@ -38,7 +38,7 @@ static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
     cf_copy(&mine[LOSS], g->loss, (int64_t)sizeof *mine, stream);
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, stream);
     cf_copy(&mine[VALUES], values, (int64_t)sizeof values, stream);
-    zero_norm(&g->zero, &g->embedding, &mine[NORM2]);
+    zero_finish_gradients(&g->zero, &g->embedding, &mine[NORM2]);
     cf_fuse_run(s->gather, s->device, 1, REPORT, NULL, NULL, -1);
     cf_copy(s->all, s->device, world->size * REPORT * (int64_t)sizeof *s->all, stream);
     cf_stream_sync(stream); // here, and for all tokens (lookup.c), the host waits for the device

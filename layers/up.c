@@ -120,7 +120,7 @@ static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, 
 // From g->up.dy and g->up.x, group by group.
 static void weight_gradients(gpt *g, const parallel_linear *l, int layer) {
     weight_gradient w = {.dy = g->up.dy, .x = g->up.x, .R = g->pass.Ts * g->pass.B, .parts = g->mesh->tp};
-    zero_gradient(g->pass.zero, l->w, layer, w);
+    zero_weight_gradient(g->pass.zero, l->w, layer, w);
 }
 
 void up_gradient_after(gpt *g, int layer) {

@@ -262,7 +262,7 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
-void zero_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
+void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
     const gradient_place place = zero_place(z, tensor, layer);
     const int bucket = params_bucket_of(z->params, tensor, layer);
     cf_fuse *arrives = z->matrix[tensor].arrives;
@@ -284,7 +284,7 @@ void zero_reduce(zero_shards *z, int64_t layer) {
 
 // The squares of the first shards are summed while the last still travel, always in this order. A single rank owns everything, side
 // by side.
-void zero_norm(zero_shards *z, lookup *embedding, double *sum) {
+void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
     const parameters *p = z->params;
     const bool alone = p->bucket[p->buckets - 1].group->size == 1;
     for (int n = 0; n < p->buckets; n++) {

@@ -1,10 +1,10 @@
 // ZeRO-1: the life of a bucket of parameters (params.h), from its gradient to its weights.
 //
 //                what happens                                                          called by
-//   computed     zero_gradient(): a weight gradient, in place, or owner by owner ▸     the linear layers, in backward
+//   computed     zero_weight_gradient(): a weight gradient, in place, or owner by owner ▸     the linear layers, in backward
 //                reduce-scatter, this rank's rows last
 //   reduced      zero_reduce(layer): reduce-scatters of what is complete               the loop over layers, in backward
-//   its norm     zero_norm(): finishes them, and sums the squares of this rank's       the step, after backward
+//   its norm     zero_finish_gradients(): finishes them, and sums the squares of this rank's       the step, after backward
 //                shards
 //   updated      zero_update(): AdamW on this rank's shards of what forward needs      the step
 //                first; zero_finish_update(): on all others                            the next step, during its lookup
@@ -96,7 +96,7 @@ typedef struct weight_gradient {
     matrix_gradient to;
 } weight_gradient;
 // Both factors are complete: computes the gradient, unless slices have. Once a micro-batch for each matrix; fills OC, IC and to.
-void zero_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g);
+void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g);
 // Computes the rows of a span of it at span->data. argument: a weight_gradient.
 void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
 // In the last micro-batch: begins to reduce the buckets of the layer whose gradients are complete.
@@ -105,8 +105,8 @@ void zero_reduce(zero_shards *z, int64_t layer);
 // --- the update, between backward and the next forward ---
 
 // Finishes all reductions and adds the rows of the lookup to the table's. Adds the squares of this rank's shards to *sum (device).
-void zero_norm(zero_shards *z, lookup *embedding, double *sum);
-// The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After zero_norm().
+void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
+// The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
 void zero_skip_update(zero_shards *z);                   // drops the gradients
 // AdamW with these constants: positions, vectors and token table now, all others in zero_finish_update(), before the next

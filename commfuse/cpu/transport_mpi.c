@@ -23,7 +23,7 @@
 #include "../transport.h"
 #include "../launch/bootstrap.h"
 #include "../base/die.h"
-#include "flights_mpi.h"
+#include "inflight_mpi.h"
 #include "../launch/watch.h"
 #include <math.h>
 #include <mpi.h>
@@ -68,7 +68,7 @@ typedef struct mpi_state {
     int comms;
     cf_group all; // for gather()
     // Used by the progress thread alone:
-    cf_flights flights;
+    cf_inflight flights;
     double moved_ms, pace_ms; // time of the last movement; running mean between two
 } mpi_state;
 
@@ -156,10 +156,10 @@ static void *progress(void *argument) {
         bool moved = posted != NULL, news = false;
         for (cf_request *r = posted, *next; r; r = next) {
             next = r->next;
-            cf_flights_add(&s->flights, r);
+            cf_inflight_add(&s->flights, r);
         }
         if (s->flights.actives == 0) return NULL;
-        moved |= cf_flights_move(&s->flights, &news);
+        moved |= cf_inflight_move(&s->flights, &news);
         if (news && atomic_load(&s->waiters) > 0) {
             pthread_mutex_lock(&s->lock);
             pthread_cond_broadcast(&s->done);
@@ -295,7 +295,7 @@ static void close_transport(cf_transport *t) {
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
     cf_deadline_begin("MPI ends", s->ranks->timeout_s);
-    cf_flights_close(&s->flights);
+    cf_inflight_close(&s->flights);
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_deadline_end();
     s->ranks->close(s->ranks);
@@ -340,7 +340,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .close = close_transport};
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
         cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
-    cf_flights_open(&s->flights, t->size);
+    cf_inflight_open(&s->flights, t->size);
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
     s->world = MPI_COMM_WORLD;

@@ -11,7 +11,7 @@
 static bool domino(cf_schedule *s, const void *argument) {
     (void)argument;
     const int N = s->ranks, rank = s->rank, halves = s->slices;
-    if (halves < 2) return false;      // nothing is computed next: row.otherwise
+    if (halves < 2) return false;      // nothing is computed next: row.fallback
     s->stage_slots = (N - 1) * halves; // the part of rank + 1 + p arrives in slots p · halves + half
     for (int half = 0; half < halves; half++) {
         int computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, half}, half, N, -1);
@@ -22,7 +22,7 @@ static bool domino(cf_schedule *s, const void *argument) {
             s->step[index].joined = p < N - 2; // one unit for each half
         }
     }
-    s->begin = s->count;
+    s->split = s->count;
     // own += (p[0] + p[1]) + …   A half has N steps: one computes, the others exchange.
     for (int half = 0; half < halves; half++)
         cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
@@ -32,10 +32,10 @@ static bool domino(cf_schedule *s, const void *argument) {
 
 static const cf_algorithm domino_row = {.name = "domino",
                                         .serves = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE),
-                                        .otherwise = "direct",
+                                        .fallback = "direct",
                                         .generate = domino,
                                         .slices = 2,
-                                        .most = 64};
+                                        .max_slices = 64};
 
 // A shard takes 1 ms to compute, an addition nothing, and a shard 0.6 ms to travel.
 static double cost_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -55,7 +55,7 @@ static void check_and_replay(const char *name, const cf_algorithm *algorithm, in
     char where[CF_WHERE_TEXT];
     for (int r = 0; r < RANKS; r++)
         all[r] = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, algorithm, RANKS, 1, r, slices, false);
-    if (forget) all[1]->step[all[1]->begin].wait[0]++; // its first addition waits for all transfers but one
+    if (forget) all[1]->step[all[1]->split].wait[0]++; // its first addition waits for all transfers but one
     const char *property = cf_schedule_check(all, where);
     if (property)
         printf("%s violates %s: %s\n", name, property, where);

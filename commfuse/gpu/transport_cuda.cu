@@ -369,7 +369,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
     (void)t, (void)threads;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
-    c.rounds = "direct", c.spare = true, c.in_order = true;
+    c.rounds = "direct", c.spare = true, c.serial = true;
     return c;
 }
 

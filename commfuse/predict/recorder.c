@@ -281,7 +281,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .flops_per_s = h->product.y[h->product.points - 1],
                       .rounds = h->gpu ? "direct" : "ring",
                       .spare = true,
-                      .in_order = h->gpu};
+                      .serial = h->gpu};
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {

@@ -6,7 +6,7 @@
 // read off the name: a reduce-scatter may reduce everything to rank 0 and scatter it from there, and send three times
 // what it must; another sends no more and works in memory that it takes from the system anew for every call. So here are
 // all of them side by side, of the same blocks, in turns: seconds lie between what is compared. Measured by them are
-// call_allgather(), call_reduce_scatter() and call_alltoall() in commfuse/cpu/flights_mpi.c.
+// call_allgather(), call_reduce_scatter() and call_alltoall() in commfuse/cpu/inflight_mpi.c.
 //
 // The wire is what the bytes need: each rank exchanges a block with one peer after another, both ways at once. Every rank
 // sends (N - 1) blocks in every row. A time is that of the slowest rank between two barriers, and its row the median of

@@ -14,7 +14,7 @@
 #include "tests/commfuse/wire_check.h"
 
 static bool is_once(const cf_schedule *s) {
-    return s->algorithm->tail_free && s->algorithm->most == 1;
+    return s->algorithm->tail_free && s->algorithm->max_slices == 1;
 }
 
 static const char *check_rank_volume(const cf_schedule *s) {
@@ -65,7 +65,7 @@ static const char *check_volume(cf_schedule *const *schedule) {
 static const char *check_work(const cf_schedule *s) {
     const int N = s->ranks, m = s->slices, r = s->rank, total = N * m;
     const cf_algorithm *row = s->algorithm;
-    const bool ordered = s->operation == CF_ALLGATHER && row->bits && strcmp(row->bits, "ring") == 0;
+    const bool ordered = s->operation == CF_ALLGATHER && row->same_bits && strcmp(row->same_bits, "ring") == 0;
     const cf_side last = s->side == CF_COMPUTE_AFTER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
     int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = -1; // slices, by side; newest: transfer that was waited for
     for (int i = 0; i < s->count; i++) {

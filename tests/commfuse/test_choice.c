@@ -32,10 +32,10 @@ static void large_slices_travel_in_rounds(void **state) {
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
         cf_work w = product(ranks, 4096, 768, 2304);
         const cf_algorithm *chosen = cf_choose(&w, &cpu).algorithm;
-        assert_true(!chosen->native && chosen->most > 1);
+        assert_true(!chosen->native && chosen->max_slices > 1);
         w.flops *= 1000, w.native = false; // a GPU's, by ipc
         chosen = cf_choose(&w, &gpu).algorithm;
-        assert_true(!chosen->native && chosen->most > 1);
+        assert_true(!chosen->native && chosen->max_slices > 1);
     }
 }
 
@@ -55,7 +55,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
         for (double bytes = 8; bytes < 1e9; bytes *= 10) {
             cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, 1, bytes, 0, true, true, false};
             cf_choice c = cf_choose(&w, &cpu);
-            assert_true(c.algorithm->most == 1 || c.algorithm->native);
+            assert_true(c.algorithm->max_slices == 1 || c.algorithm->native);
             assert_false(c.algorithm->blocking); // it is begun early
             if (bytes > 1e5) assert_false(c.algorithm->native);
             c = cf_choose(&w, &gpu);
@@ -93,7 +93,7 @@ static bool doubling(cf_schedule *s, const void *argument) {
             last =
                 cf_append_exchange(s, peer, (cf_place){CF_FULL, mine}, mine, peer, (cf_place){CF_FULL, theirs}, theirs, last, -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int i = 0; i < s->ranks; i++)
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, s->rank ^ i}, s->rank ^ i, 1, i > 0 ? last : -1);
     return true;
@@ -102,7 +102,7 @@ static bool doubling(cf_schedule *s, const void *argument) {
 static void a_schedule_need_not_be_its_neighbours(void **state) {
     (void)state;
     const cf_algorithm row = {
-        .name = "doubling", .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER), .generate = doubling, .slices = 1, .most = 1};
+        .name = "doubling", .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER), .generate = doubling, .slices = 1, .max_slices = 1};
     for (int ranks = 2; ranks <= 64; ranks *= 2) {
         cf_schedule *all[64];
         char where[CF_WHERE_TEXT];
@@ -139,7 +139,7 @@ static void every_row_is_a_choice(void **state) {
             int count = cf_choices(&w, &cpu, list);
             for (int i = 0; i < count; i++) {
                 listed |= list[i].algorithm == row;
-                assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->most);
+                assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->max_slices);
                 assert_false(w.early && list[i].algorithm->blocking);
             }
             if (w.side != CF_NO_COMPUTE)
@@ -195,13 +195,13 @@ static void names_of_choices(void **state) {
     assert_name("slice:1", "slice:1", cf_algorithm_find("slice"), 1);
     assert_name("commfuse:2", "ring:2", cf_algorithm_find("ring"), 2);
     for (EVERY_ROW(row)) {
-        const cf_algorithm *named = row->serves || row->bound ? row : cf_algorithm_find(row->otherwise); // an alias is another row
+        const cf_algorithm *named = row->serves || row->bound ? row : cf_algorithm_find(row->fallback); // an alias is another row
         char name[64], printed[64];
-        snprintf(name, sizeof name, "%s:%d", row->name, row->most + 1);
+        snprintf(name, sizeof name, "%s:%d", row->name, row->max_slices + 1);
         assert_no_name(name);
-        snprintf(name, sizeof name, "%s:%d", row->name, row->most);
-        snprintf(printed, sizeof printed, row->most > 1 ? "%s:%d" : "%s", named->name, row->most);
-        assert_name(name, printed, named, row->most);
+        snprintf(name, sizeof name, "%s:%d", row->name, row->max_slices);
+        snprintf(printed, sizeof printed, row->max_slices > 1 ? "%s:%d" : "%s", named->name, row->max_slices);
+        assert_name(name, printed, named, row->max_slices);
         snprintf(printed, sizeof printed, row->slices > 1 ? "%s:%d" : "%s", named->name, row->slices);
         assert_name(row->name, printed, named, row->slices);
     }

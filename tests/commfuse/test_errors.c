@@ -132,7 +132,7 @@ static bool star(cf_schedule *s, const void *argument) {
         int from = (rank - i + N) % N;
         cf_append_exchange(s, (rank + i) % N, (cf_place){CF_FULL, rank}, rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
     }
-    s->begin = s->count;
+    s->split = s->count;
     for (int i = 0; i < N; i++) {
         int owner = (rank - i + N) % N;
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, owner}, owner, 1, i - 1);
@@ -147,11 +147,11 @@ static bool star(cf_schedule *s, const void *argument) {
 static cf_algorithm star_with(const fault *wrong, const char *otherwise) {
     return (cf_algorithm){.name = "star",
                           .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
-                          .otherwise = otherwise,
+                          .fallback = otherwise,
                           .generate = star,
                           .argument = wrong,
                           .slices = 1,
-                          .most = 1};
+                          .max_slices = 1};
 }
 
 // A caller's algorithm makes schedules that an operation checks before it runs them.
@@ -176,7 +176,7 @@ static void an_algorithm_of_ones_own_is_checked(void) {
     cf_fuse_free(fuse);
 }
 
-// A generator that declines leaves the operation to its row's `otherwise`; without one the error names it.
+// A generator that declines leaves the operation to its row's `fallback`; without one the error names it.
 static void an_algorithm_may_decline(void) {
     const fault declines[] = {DECLINES, RANK_0_DECLINES}, fails = FAILS;
     cf_algorithm row = star_with(&fails, "ring"); // an error is an error
@@ -186,7 +186,7 @@ static void an_algorithm_may_decline(void) {
         row = star_with(&declines[i], NULL);
         CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
         says("own: star makes no all-gather of ");
-        says("hint: give the algorithm an `otherwise`");
+        says("hint: give the algorithm an `fallback`");
     }
     row = star_with(&declines[0], "commfuse");
     cf_fuse *fuse = cf_fuse_create(context, plan_of("own", &row));

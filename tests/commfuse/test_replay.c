@@ -29,7 +29,7 @@ static double wire_ms(const void *argument, const cf_schedule *s, const cf_step 
 // One rank stands for all where the row promises that every rank's schedule is its neighbour's with all ranks shifted.
 static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c, int ranks) {
     cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, 1, 0, c.slices, false);
-    const bool promised = first->algorithm->shifted;
+    const bool promised = first->algorithm->rank_symmetric;
     for (int r = 1; r < ranks && promised; r++) {
         cf_schedule *other = cf_schedule_create(operation, side, c.algorithm, ranks, 1, r, c.slices, false);
         assert_true(is_shifted(first, other));

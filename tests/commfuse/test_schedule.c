@@ -79,14 +79,14 @@ static void assert_property(const set *all, const char *expected, const char *wh
 static void check_row(const cf_schedule *s, kind of, const cf_algorithm *row) {
     const cf_algorithm *a = serving(row, of);
     if (a->native && s->ranks == 1) a = serving(cf_algorithm_find("ring"), of);
-    while (a && a != s->algorithm) a = serving(cf_algorithm_find(a->otherwise), of);
+    while (a && a != s->algorithm) a = serving(cf_algorithm_find(a->fallback), of);
     if (!a) fail_msg("%s leads to %s", row->name, s->algorithm->name);
     assert_ptr_equal(s->bound, row->bound ? row : NULL);
 }
 
 // A bound has the computations of the row that it is a bound of and no transfers; of a native one it has nothing else.
 static void check_bound(kind of, const set *bound, const cf_algorithm *row, int slices) {
-    set real = set_create(of, cf_algorithm_find(row->otherwise), bound->ranks, slices);
+    set real = set_create(of, cf_algorithm_find(row->fallback), bound->ranks, slices);
     for (int r = 0; r < bound->ranks; r++) {
         if (check_bound_of(bound->of[r], real.of[r])) fail_msg("%s, N = %d: %s", row->name, bound->ranks, check_where);
         for (int i = 0; i < bound->of[r]->count && real.of[r]->algorithm->native; i++)
@@ -101,7 +101,7 @@ static void check_all_rows(kind of, int ranks, int slices) {
         if (!serving(row, of) || (!row->bound && serving(row, of) != row && ranks > SLICES_PER_RANK)) continue;
         set all = set_create(of, row, ranks, slices);
         const cf_schedule *s = all.of[0];
-        const bool cut = of.side != CF_NO_COMPUTE && ranks > 1 && slices <= s->algorithm->most;
+        const bool cut = of.side != CF_NO_COMPUTE && ranks > 1 && slices <= s->algorithm->max_slices;
         assert_int_equal(s->operation, of.operation);
         assert_int_equal(s->side, of.side);
         assert_int_equal(s->ranks, ranks);
@@ -191,10 +191,10 @@ static cf_step *nth_compute(const cf_schedule *s, cf_side side, int n) {
 // Move step `from` to index `to`; waits follow the steps they name, and what begin took it still takes.
 static void move(cf_schedule *s, int from, int to) {
     cf_step moved = s->step[from];
-    if (from >= s->begin && to < s->begin)
-        s->begin++;
-    else if (from < s->begin && to >= s->begin)
-        s->begin--;
+    if (from >= s->split && to < s->split)
+        s->split++;
+    else if (from < s->split && to >= s->split)
+        s->split--;
     int by = from < to ? 1 : -1;
     for (int i = from; i != to; i += by) s->step[i] = s->step[i + by];
     s->step[to] = moved;
@@ -219,7 +219,7 @@ static void insert(cf_schedule *s, int at, cf_step step) {
 static void drop(cf_schedule *s, int at) {
     move(s, at, s->count - 1);
     s->count--;
-    if (s->begin > s->count) s->begin = s->count; // the last step, taken by begin, has not moved
+    if (s->split > s->count) s->split = s->count; // the last step, taken by begin, has not moved
     for (int i = 0; i < s->count; i++)
         for (int w = 0; w < 2; w++)
             if (s->step[i].wait[w] == s->count) s->step[i].wait[w] = -1;
@@ -243,7 +243,7 @@ PLANT(wait_for_nonsense, 2, s->step[0].wait[1] = -2)
 PLANT(stage_overflow, 1, s->stage_slots = 0)
 PLANT(full_overflow, 0, nth(s, CF_COMPUTE, 0)->at.slot = all->ranks * s->slices)
 PLANT(peer_overflow, 0, nth(s, CF_EXCHANGE, 0)->send_to = all->ranks)
-PLANT(begin_overflow, 0, s->begin = s->count + 1)
+PLANT(begin_overflow, 0, s->split = s->count + 1)
 PLANT(rank_mixed_up, 0, s->rank = 1)
 PLANT(result_in_pieces, 0, s->result = (cf_place){CF_STAGE, 1})
 PLANT(compute_nothing, 0, insert(s, 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1}))
@@ -462,8 +462,8 @@ static void transfer_behind_compute(set *all) { // early enough to be worked on,
         move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find_compute(all->of[r], CF_COMPUTE_BEFORE, -1));
 }
 // begin
-PLANT(begin_less, 3, s->begin--)
-PLANT(begin_more, 3, s->begin++)
+PLANT(begin_less, 3, s->split--)
+PLANT(begin_more, 3, s->split++)
 
 #define FAULT(plant) #plant, plant
 
@@ -678,7 +678,7 @@ static void rows_without_promises_must_be_correct(void **state) {
 static bool collectives(cf_schedule *s, const void *argument) {
     for (const int *count = argument; s->count < *count;)
         cf_append_collective(s, (cf_place){CF_FULL, s->rank}, (cf_place){CF_FULL, 0}, 0, s->count - 1);
-    s->begin = s->count;
+    s->split = s->count;
     return true;
 }
 
@@ -690,7 +690,7 @@ static void too_many_collectives_are_refused(void **state) {
                                   .generate = collectives,
                                   .argument = &count,
                                   .slices = 1,
-                                  .most = 1};
+                                  .max_slices = 1};
         set own = set_create(kinds[AG_ALONE], &row, CF_CHECKED_RANKS, 1);
         const char *property = cf_schedule_check(own.of, check_where);
         assert_true(count == 10 ? !property : property && strcmp(property, "form") == 0);
@@ -733,12 +733,12 @@ static void append_items(program *p, int operation, int from, int to) {
 // begin and finish of operations 0 and 1
 static void write_program(program *p, const cf_schedule *first, const cf_schedule *second, order how) {
     *p = (program){.operation = {first, second}};
-    append_items(p, 0, 0, first->begin);
-    if (how == ONE_AFTER_THE_OTHER) append_items(p, 0, first->begin, first->count);
-    append_items(p, 1, 0, second->begin);
-    if (how == NESTED) append_items(p, 1, second->begin, second->count);
-    if (how != ONE_AFTER_THE_OTHER) append_items(p, 0, first->begin, first->count);
-    if (how != NESTED) append_items(p, 1, second->begin, second->count);
+    append_items(p, 0, 0, first->split);
+    if (how == ONE_AFTER_THE_OTHER) append_items(p, 0, first->split, first->count);
+    append_items(p, 1, 0, second->split);
+    if (how == NESTED) append_items(p, 1, second->split, second->count);
+    if (how != ONE_AFTER_THE_OTHER) append_items(p, 0, first->split, first->count);
+    if (how != NESTED) append_items(p, 1, second->split, second->count);
 }
 
 // Each rank in its own order: an operation may finish at different times on different ranks.
@@ -766,7 +766,7 @@ static cf_schedule *with_checksums(const cf_schedule *s) {
     assert_non_null(all->step);
     all->count = 0;
     for (int i = 0; i < s->count; i++) {
-        if (i == s->begin) all->begin = all->count;
+        if (i == s->split) all->split = all->count;
         cf_step step = s->step[i];
         for (int w = 0; w < 2; w++)
             if (step.wait[w] >= 0) step.wait[w] = now_at[step.wait[w]];
@@ -784,7 +784,7 @@ static cf_schedule *with_checksums(const cf_schedule *s) {
             all->step[all->count++] = step;
         }
     }
-    if (s->begin == s->count) all->begin = all->count;
+    if (s->split == s->count) all->split = all->count;
     int last = all->count - 1;
     while (last >= 0 && all->step[last].kind != CF_EXCHANGE) last--;
     all->step[all->count] = made;
@@ -923,19 +923,19 @@ static void every_fault_on_the_wire_is_named(void **state) {
 static void every_row_is_whole(void **state) {
     (void)state;
     for (EVERY_ROW(row)) {
-        const cf_algorithm *other = cf_algorithm_find(row->otherwise), *alike = cf_algorithm_find(row->bits);
+        const cf_algorithm *other = cf_algorithm_find(row->fallback), *alike = cf_algorithm_find(row->same_bits);
         assert_ptr_equal(cf_algorithm_find(row->name), row); // no two have a name
         assert_true(strlen(row->name) <= 16 && !strpbrk(row->name, ": ,/") && strcmp(row->name, "auto") != 0);
-        assert_true(row->help && *row->help && row->slices >= 1 && row->slices <= row->most);
+        assert_true(row->help && *row->help && row->slices >= 1 && row->slices <= row->max_slices);
         assert_true((row->serves != 0) == (row->generate != NULL));
         assert_true(row->serves || other);     // an alias, or a bound
-        assert_true(!row->otherwise || other); // a row that exists,
-        assert_true(!row->bits || alike);      // and one that names itself
-        assert_true(!alike || strcmp(alike->bits, alike->name) == 0);
+        assert_true(!row->fallback || other); // a row that exists,
+        assert_true(!row->same_bits || alike);      // and one that names itself
+        assert_true(!alike || strcmp(alike->same_bits, alike->name) == 0);
         for (int of = 0; of < KINDS; of++) assert_non_null(serving(row, kinds[of])); // --overlap is one row for all operations
         assert_false(row->blocking && !row->native);
-        assert_false(row->bound && (row->serves || row->bits));
-        for (int n = 0; other; other = cf_algorithm_find(other->otherwise)) assert_true(n++ < cf_algorithm_count); // no circle
+        assert_false(row->bound && (row->serves || row->same_bits));
+        for (int n = 0; other; other = cf_algorithm_find(other->fallback)) assert_true(n++ < cf_algorithm_count); // no circle
     }
     assert_null(cf_algorithm_find("auto"));
     assert_null(cf_algorithm_find("rin"));

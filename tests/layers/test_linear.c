@@ -233,7 +233,7 @@ static void check_in_place(zero_shards *z, int tensor, bool add) {
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
-    zero_gradient(z, tensor, 1, q.g);
+    zero_weight_gradient(z, tensor, 1, q.g);
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);

@@ -19,7 +19,7 @@ static void gradients_into_weights(gpt *g) {
     double *norm2 = cf_alloc((int64_t)sizeof *norm2, "test");
     cf_zero(p->weight, p->elements * (int64_t)sizeof(real), g->context->stream);
     adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .scale = 1, .step = 1};
-    zero_norm(&g->zero, &g->embedding, norm2);
+    zero_finish_gradients(&g->zero, &g->embedding, norm2);
     zero_update(&g->zero, keep);
     zero_finish_weights(&g->zero);
     for (int i = 0; i < p->buckets; i++) {

@@ -16,7 +16,7 @@ BELOW = {"commfuse/base": set(), "commfuse": CORE, "commfuse/launch": CORE, "com
          "layers": CORE, "": set(FOLDERS)}  # "": train_gpt.cu
 # The declaration of tensors' order and shape; a kernel's includes; what predicted kernels write.
 ACROSS = {("data", "layers/params.h"), ("layers", "commfuse/gpu/cuda.h"), ("layers", "commfuse/predict/record.h")}
-LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/cpu/flights_mpi.c", "commfuse/cpu/flights_mpi.h",
+LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/cpu/inflight_mpi.c", "commfuse/cpu/inflight_mpi.h",
                                      "commfuse/launch/bootstrap_mpi.c"},
              r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/gpu/transport_nccl.cu"},
              r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/attention_cudnn.cu"},

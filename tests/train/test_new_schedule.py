@@ -16,8 +16,8 @@ import harness
 
 ROOT, B = pathlib.Path(harness.ROOT), "build/release"
 TESTS = f"{B}/tests/commfuse"
-ROW = """    {.name = "domino", .serves = SUMS, .otherwise = "direct", .generate = domino, .bits = "ring", .slices = 2,
-     .most = MOST, .help = "Domino: the partial sums of a part travel while the next is computed"},
+ROW = """    {.name = "domino", .serves = SUMS, .fallback = "direct", .generate = domino, .same_bits = "ring", .slices = 2,
+     .max_slices = MOST, .help = "Domino: the partial sums of a part travel while the next is computed"},
 """
 LINES = 40  # that a new schedule may take
 

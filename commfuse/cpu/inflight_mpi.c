@@ -1,5 +1,5 @@
-// See flights_mpi.h.
-#include "flights_mpi.h"
+// See inflight_mpi.h.
+#include "inflight_mpi.h"
 #include "../base/die.h"
 #include <limits.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static int chunk_length(const cf_request *r, int64_t bytes, int i) {
     return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
 }
 
-static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
+static void start_exchange(cf_inflight *all, cf_flight *f, cf_request *r) {
     int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
@@ -78,7 +78,7 @@ static void now_moving(cf_flight *f) {
 
 // Sends the chunks that have room in their queue. Called in the order in which exchanges were posted. (Bulk never stops
 // altogether: other messages may be stuck until a peer has received bulk.)
-static bool send_more(cf_flights *all, cf_flight *f) {
+static bool send_more(cf_inflight *all, cf_flight *f) {
     cf_request *r = f->request;
     const int before = f->posted;
     if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
@@ -125,7 +125,7 @@ static void sum_stage(const cf_flight *f) {
 // non-blocking ones and MPI_Reduce_scatter_block reduce everything to rank 0, which scatters: three times the time on two ranks.
 // MPI_Reduce_scatter sends as little as this, but for every call takes new memory from the system: for large blocks over shared
 // memory most of its time. (tests/bench/bench_collectives.c prints the times of each.)
-static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
+static void start_collective(cf_inflight *all, cf_flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     f->sends = f->posted = !r->blocking; // one MPI request, or none
     f->parts = get(&all->lists, (int64_t)sizeof(MPI_Request), r);
@@ -156,18 +156,18 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
 
 // --- all of them ---
 
-void cf_flights_open(cf_flights *all, int ranks) {
-    *all = (cf_flights){.under_way = cf_host_alloc(ranks, sizeof *all->under_way, "transfers")};
+void cf_inflight_open(cf_inflight *all, int ranks) {
+    *all = (cf_inflight){.under_way = cf_host_alloc(ranks, sizeof *all->under_way, "transfers")};
 }
 
-void cf_flights_close(cf_flights *all) {
+void cf_inflight_close(cf_inflight *all) {
     free_all(&all->lists);
     free_all(&all->stages);
     free(all->active);
     free(all->under_way);
 }
 
-void cf_flights_add(cf_flights *all, cf_request *r) {
+void cf_inflight_add(cf_inflight *all, cf_request *r) {
     all->active = cf_host_grow(all->active, &all->capacity, all->actives + 1, sizeof *all->active, "transfers");
     cf_flight *f = &all->active[all->actives++];
     *f = (cf_flight){.request = r, .started = r->kind == CF_REQUEST_EXCHANGE};
@@ -178,7 +178,7 @@ void cf_flights_add(cf_flights *all, cf_request *r) {
 // Collectives of a group must start in one order on all ranks: that of the program. They run one at a time, as on a stream:
 // otherwise they would share the wire, and the first would end with the last. A blocking one waits until all chunks of other
 // requests are posted. earlier: number of flights before this one.
-static bool may_start(const cf_flights *all, const cf_request *r, int earlier) {
+static bool may_start(const cf_inflight *all, const cf_request *r, int earlier) {
     if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     for (int i = 0; i < all->actives; i++) {
         const cf_flight *f = &all->active[i];
@@ -196,7 +196,7 @@ static bool part_done(cf_flight *f, int i) {
 
 // Tests receives apart from sends: a request that waits for them can start, and a time-out names the missing half. Sums a
 // reduce-scatter in the next call, so that the next collective is on its way during the sum.
-static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
+static bool has_ended(cf_inflight *all, cf_flight *f, bool *news) {
     cf_request *r = f->request;
     if (f->staged) {
         sum_stage(f);
@@ -217,7 +217,7 @@ static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
 }
 
 // Flights keep their order: the request posted first also sends first.
-bool cf_flights_move(cf_flights *all, bool *news) {
+bool cf_inflight_move(cf_inflight *all, bool *news) {
     bool moved = false;
     int left = 0;
     all->collective = false;

@@ -27,22 +27,22 @@ typedef struct cf_pool {
     int64_t capacity;
 } cf_pool;
 
-typedef struct cf_flights {
+typedef struct cf_inflight {
     struct cf_flight *active; // in the order posted
     int actives;
-    bool collective; // at the last cf_flights_move() one was called and not complete
+    bool collective; // at the last cf_inflight_move() one was called and not complete
     int64_t capacity;
     int (*under_way)[2]; // chunks in the queues to each rank of the world
     cf_pool lists, stages;
-} cf_flights;
+} cf_inflight;
 
-void cf_flights_open(cf_flights *all, int ranks);
-void cf_flights_close(cf_flights *all);
+void cf_inflight_open(cf_inflight *all, int ranks);
+void cf_inflight_close(cf_inflight *all);
 
 // Posts the receives of an exchange; a collective starts when its turn comes. The group's `native` is an MPI_Comm *.
-void cf_flights_add(cf_flights *all, cf_request *r);
+void cf_inflight_add(cf_inflight *all, cf_request *r);
 // Starts, sends and ends all that is possible; true if anything was. *news becomes true if a request has arrived or is complete.
-bool cf_flights_move(cf_flights *all, bool *news);
+bool cf_inflight_move(cf_inflight *all, bool *news);
 
 // True for NULL. For any thread. Sequentially consistent, so that no wake-up is lost: a thread that is about to sleep counts
 // itself as a waiter and then calls this; the progress thread writes and then reads the count. (On AArch64 a weaker load may be
