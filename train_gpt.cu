@@ -126,7 +126,7 @@ static void train_step(trainer *t) {
     const adamw a = {derived_learning_rate(opt, step), opt->beta1, opt->beta2, opt->eps, opt->weight_decay, 1, step + 1};
     const bool trial = cf_tuner_trying(report->plan.tuner);
     const step_result *r = gpt_train_step(&t->step, &batch, a, opt->clip);
-    report_step(report, r->values, REPORT); // the step before
+    report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
     const int64_t skipped = r->skipped ? report->last.skipped + 1 : 0;
     if (skipped > opt->skip_nonfinite) gpt_step_die(&t->step);
     const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};

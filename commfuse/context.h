@@ -3,7 +3,7 @@
 //     cf_errors_return(true);                             errors are returned (die.h); otherwise they end all ranks
 //     cf_context *c = cf_open("auto", 1, 60);             context: transport, device, streams, trace
 //     cf_group *all = cf_group_create(c, "all", NULL, 0); group: ranks that communicate
-//     cf_fuse *f = cf_fuse_create(c, (cf_fuse_config){…});  plan: an operation, created once, run any number of times (fuse.h)
+//     cf_fuse *f = cf_fuse_create(c, (cf_fuse_config){…}); operation: created once, run any number of times (fuse.h)
 //     result = cf_fuse_run(f, data, rows, …);             run: or cf_fuse_begin(), other work, cf_fuse_finish()
 //     cf_trace_step(…), cf_trace_last(…)                  trace: exposed time of the operations between two steps (trace.h)
 //     cf_fuse_free(f); cf_group_free(all); cf_close(c);
@@ -13,7 +13,7 @@
 // Threads. One thread calls all functions that take a context or an object made from one, cf_open() included; it also runs the
 // callbacks. The library's threads never call the caller's code. Any thread may call functions without a context.
 //
-// Lifetimes. The caller frees or closes what a create or open returns, in reverse order. A plan's name, its group and the context
+// Lifetimes. The caller frees or closes what a create or open returns, in reverse order. An operation's name, its group and the context
 // outlive the operation. The data of a run is the caller's and must not move from begin to the end of finish; the result of finish
 // is valid until the next begin of that operation.
 //
@@ -43,7 +43,7 @@ const char *cf_version(void); // of the running library: CF_VERSION of its heade
 typedef struct cf_context {
     cf_transport *transport;
     cf_stream *stream; // compute stream
-    cf_stream *second; // second compute stream: slices of an `independent` plan alternate between both; NULL: there is one
+    cf_stream *second; // second compute stream: slices of an `independent` operation alternate between both; NULL: there is one
     cf_trace *trace;
     int step;        // for messages and traces; -1 outside of steps
     int tags;        // message tags used so far: all ranks create the same operations in the same order

@@ -41,7 +41,7 @@ struct cf_fuse {
     timed_run *now; // of the run in progress; NULL: it is not timed
     // The run in progress
     bool running, inside_call; // inside_call: inside begin or finish, where an error makes the context fail
-    int next;               // step
+    int next;                  // step
     char *full;
     int64_t rows, row_bytes, row_elements;
     cf_compute *compute;
@@ -51,7 +51,7 @@ struct cf_fuse {
     bool two_streams;    // both are used
     bool computed, fork; // a computation has been enqueued; the second stream has begun
     bool join;           // the other stream has work that an addition or a request must wait for
-    int current;            // of the step in progress
+    int current;         // of the step in progress
     cf_event start;      // of begin or finish on the first stream: the second stream begins after it
 };
 

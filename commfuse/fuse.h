@@ -40,8 +40,8 @@ typedef struct cf_fuse_config {
     const cf_group *group;
     cf_operation operation;
     cf_side side;
-    // A row of the table (schedule.h); NULL: chosen (choice.h). Of one of your own, create makes the schedules of all ranks and
-    // checks them (cf_schedule_check).
+    // A row of the table (schedule.h); NULL: chosen (choice.h). If it is not in the table, create makes
+    // the schedules of all ranks and checks them (cf_schedule_check).
     const cf_algorithm *algorithm;
     int slices; // of each rank's shard
     cf_dtype dtype;
@@ -64,8 +64,8 @@ const cf_fuse_config *cf_fuse_get_config(const cf_fuse *fuse); // with algorithm
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Gives the operation several choices instead of the one that it was created with; the first becomes current. Memory is allocated
-// for the largest of them. A choice that needs more than *room bytes beyond the choices before it is removed from the list;
-// otherwise what it needs is subtracted from *room. Returns the number of choices left. All ranks call this with the same list and
+// for the largest of them. *room: bytes that may still be allocated. A choice that needs more, beyond those before it, is
+// removed from the list; otherwise what it needs is subtracted. Returns the number of choices left. All ranks call this with the same list and
 // room, before the first run. Not with checksums (context.check).
 int cf_fuse_set_choices(cf_fuse *fuse, cf_choice *choices, int count, int64_t *room);
 void cf_fuse_choose(cf_fuse *fuse, int choice); // from the next run on; on all ranks of the group between the same two runs

@@ -254,7 +254,8 @@ static bool at_once(cf_schedule *s, const void *argument) {
     bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH, gather = s->operation == CF_ALLGATHER;
     bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH, all_to_all = s->operation == CF_ALLTOALL;
     if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
-    const int others = s->ranks - 1, last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
+    const int others = s->ranks - 1;
+    const int last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
     if (before) compute_before(s, all_to_all ? CF_RESULT : CF_FULL, s->rank);
     s->split = s->count;
     if (after) {

@@ -10,8 +10,8 @@
 //   CF_FULL    the caller's payload. all-gather: this operation fills it, the own shard is there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, allocated by the operation: partial sums in transit.
-//   CF_RESULT  all-to-all: slices by source. By exchanges the own slices do not move: with compute before they are computed here,
-//              with compute after alone they stay in FULL. reduce-scatter by a native collective: the reduced own shard.
+//   CF_RESULT  all-to-all: slices by source. Exchanges do not move the own slices: those computed before are written here at once,
+//              those that are only worked on afterwards are read from FULL. reduce-scatter by a native collective: the reduced own shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #pragma once
 
@@ -65,18 +65,18 @@ typedef struct cf_schedule {
     const struct cf_algorithm *algorithm; // which made the steps
     const struct cf_algorithm *bound;     // nowire or ideal: the transfers are left out, so results are wrong; NULL: they are there
     int ranks, rank, slices;              // N, r, m
-    int hosts;                            // H, with N / H neighbouring ranks on each
+    int hosts;                            // H, with N / H neighbouring ranks on each; 1: one, or unknown
     // FULL is ordered [owner][k]; for a reduce-scatter by several native collectives [k][owner], because each needs its N slices
     // side by side
     bool slice_major;
     bool folds;      // reduce-scatter: all own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
-    int split;       // cf_fuse_begin() runs steps [0, begin), cf_fuse_finish() the rest
+    int split;       // cf_fuse_begin() runs steps [0, split), cf_fuse_finish() the rest
     int count;
     cf_step *step;
     int64_t room; // steps that `step` has room for
-    int *posted;  // [N · m] for the generator's notes; NULL once it is done
+    int *posted;  // [N · m] the generator's scratch: index of the exchange of round i and slice k; NULL once it is done
 } cf_schedule;
 
 // --- how schedules are made ---
@@ -95,18 +95,18 @@ int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, 
 // A row of the table in schedule.c, or one of your own. Its name is the same on the command line, in plans, logs and documents.
 typedef struct cf_algorithm {
     const char *name, *help;
-    unsigned serves;       // operations, of CF_SERVES
-    const char *fallback;  // the name of the row that serves the others; NULL: they are errors
+    unsigned serves;      // operations, of CF_SERVES
+    const char *fallback; // the name of the row that serves the others; NULL: they are errors
     cf_generator *generate;
-    const void *argument; // of generate
-    const char *same_bits;     // the name of a row: runs have the same bits with all that name the same one; NULL: with none
-    int slices, max_slices;     // of a shard: the default, the most
-    bool native;          // calls collectives of the library: not in groups without them, or with checksums
-    bool blocking;        // each COLLECTIVE is waited for before the next step: not for what is begun early
-    bool folds;           // makes schedules that fold (cf_schedule_create)
-    bool tail_free;       // CommFuse's promise: the first computation waits for no transfer, the last has none after it
-    bool rank_symmetric;         // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
-    bool bound;           // `fallback` without its transfers: the results are wrong
+    const void *argument;   // of generate
+    const char *same_bits;  // the name of a row: runs have the same bits with all that name the same one; NULL: with none
+    int slices, max_slices; // of a shard: the default, the most
+    bool native;            // calls collectives of the library: not in groups without them, or with checksums
+    bool blocking;          // each COLLECTIVE is waited for before the next step: not for what is begun early
+    bool folds;             // makes schedules that fold (cf_schedule_create)
+    bool tail_free;         // CommFuse's promise: the first computation waits for no transfer, the last has none after it
+    bool rank_symmetric;    // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
+    bool bound;             // `fallback` without its transfers: the results are wrong
 } cf_algorithm;
 
 // The table. An alias (no operations, not a bound) is another name of its `fallback`.
@@ -116,10 +116,10 @@ const cf_algorithm *cf_algorithm_find(const char *name); // NULL: none has it
 // The one that makes the schedule of this operation: itself, or the first `fallback` that serves it. NULL: none.
 const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_operation operation, cf_side side);
 
-// The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank
-// and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
+// The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; it is 1 without
+// compute, on one rank, and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
 //
-// folds: the computation of a reduce-scatter can add to existing values. With m >= 2 the own slices 0 … m − 2, the last to be
+// folds: the computation of a reduce-scatter can add to existing values (a GEMM with beta = 1). With m >= 2 the own slices 0 … m − 2, the last to be
 // computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own slices, m − 1 is
 // computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for it, and
 // folding hides as much as before.

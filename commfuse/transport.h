@@ -5,8 +5,8 @@
 // Life of a request: the executor fills it and posts it. The transport sends once the data of all requests in `after` has arrived,
 // and marks the request arrived, then complete. Data may be received as soon as the request is posted. Requests between two ranks
 // with the same tag match in the order posted. The memory of a request belongs to the caller and must stay valid until the request
-// is complete. The sending half of an exchange lasts until its peer is ready to receive; a wait for the receiving half does not wait
-// for that peer. Messages to one peer, bulk and others separately, travel in the order posted: the peer must post its receives in
+// is complete. The sending half of an exchange lasts until its peer is ready to receive; CF_ARRIVED waits for the receiving half
+// alone, even if the send still waits for its peer. Messages to one peer, bulk and others separately, travel in the order posted: the peer must post its receives in
 // that order too, before it waits for any of them.
 #pragma once
 

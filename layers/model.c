@@ -402,7 +402,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         row_finish_backward(&g->fcproj, l);
         if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
         norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
-        column_gradient_after(&g->fc, l, g->dhidden, norm);
+        column_gradient_after(&g->fc, l, g->dhidden, norm); // unless column_backward() has computed it
         g->dqkv_begun = false;
         if (is_up(g)) {
             dnorm = up_backward(g, l, dx);
@@ -415,13 +415,13 @@ void gpt_backward(gpt *g, bool first, bool last) {
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
         }
         norm_backward(g, attention, dnorm);
-        zero_reduce(&g->zero, l);
+        zero_reduce(&g->zero, l); // what is complete so far
         if (l == 0) embed_backward(g);
         if (is_up(g))
             up_gradient_after(g, l);
         else
             column_gradient_after(&g->qkv, l, g->dqkv, g->norm[attention]);
-        zero_reduce(&g->zero, l);
+        zero_reduce(&g->zero, l); // QKV's, whose gradient may have come last
         trace_end(g, "block backward", l, begin);
     }
     if (!table_gradient_travels(g)) finish_table(g);

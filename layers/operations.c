@@ -74,11 +74,11 @@ static void count_operation(void *argument, const char *place, cf_fuse *fuse, in
 static void print_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times) {
     (void)times;
     FILE *out = argument;
-    const cf_fuse_config *plan = cf_fuse_get_config(fuse);
-    if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing travels
+    const cf_fuse_config *config = cf_fuse_get_config(fuse);
+    if (strcmp(config->group->name, "self") == 0) return; // this rank alone: nothing travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
-    fprintf(out, "\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
-            (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
+    fprintf(out, "\n%s (%s, over %s, %.2f MiB per shard)\n%s", config->name, place, config->group->name,
+            (double)(config->capacity * cf_dtype_size(config->dtype)) / 1048576, text);
     free(text);
 }
 

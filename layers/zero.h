@@ -1,19 +1,19 @@
 // ZeRO-1: the life of a bucket of parameters (params.h), from its gradient to its weights.
 //
 //                what happens                                                          called by
-//   computed     zero_weight_gradient(): a weight gradient, in place, or owner by owner ▸     the linear layers, in backward
+//   computed     zero_weight_gradient(): in place, or owner by owner ▸                 the linear layers, in backward
 //                reduce-scatter, this rank's rows last
 //   reduced      zero_reduce(layer): reduce-scatters of what is complete               the loop over layers, in backward
-//   its norm     zero_finish_gradients(): finishes them, and sums the squares of this rank's       the step, after backward
-//                shards
+//   its norm     zero_finish_gradients(): finishes them, sums the squares of this      the step, after backward
+//                rank's shards
 //   updated      zero_update(): AdamW on this rank's shards of what forward needs      the step
 //                first; zero_finish_update(): on all others                            the next step, during its lookup
 //   gathered     zero_prefetch(layer) begins the all-gathers of the next layers,       the loop over layers, in forward
 //                zero_wait(layer) finishes those that this layer needs
 //
 // A bucket with one owner never travels. When gradients are reduced, and how far ahead weights are gathered, is the policy of
-// overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI it passes them; on GPUs
-// only in another group.)
+// overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages overtake
+// bulk ones; on GPUs only requests of different groups can.)
 #pragma once
 
 #include <stdio.h>
