@@ -195,7 +195,7 @@ bool cf_fuse_free(cf_fuse *f) {
 
 void cf_fuse_set_result(cf_fuse *f, void *result) {
     if (!f->config.result_given || f->running)
-        cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "was planned without result_given");
+        cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "was created without result_given");
     f->result = result;
 }
 
@@ -424,7 +424,7 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     if (f->config.result_given && !f->result)
         cf_die("call cf_fuse_set_result() before every begin", "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->config.side != CF_NO_COMPUTE))
-        cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
+        cf_die(NULL, "%s: %s a computation", f->label, compute ? "was created without" : "needs");
     f->now = f->context->timed && f->timed ? &f->timed[f->timed_count++ % TIMED_RUNS] : NULL;
     if (f->now) f->now->begin[0] = cf_event_record(f->context->stream);
     f->running = true;

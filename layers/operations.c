@@ -43,13 +43,13 @@ bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *set
     gpt_step step;
     cf_transport *t = context->transport;
     const int tags = context->tags;
-    const bool planned = cf_device_reserve_only(true);
+    const bool reserved = cf_device_reserve_only(true);
     gpt_create(&model, context, mesh, setup);
     gpt_step_create(&step, &model);
     const int64_t taken = cf_memory_bytes();
     gpt_step_free(&step);
     gpt_free(&model);
-    cf_device_reserve_only(planned);
+    cf_device_reserve_only(reserved);
     context->tags = tags;
     return cf_allreduce_min(t, cf_device_memory(t->local_size) / 4 * 3 >= taken) > 0;
 }

@@ -18,7 +18,7 @@ class Problem(Exception):
         self.hint = hint
 
 
-def printable(text):
+def sanitize(text):
     """Text from elsewhere as it may be printed: a terminal obeys control characters (commfuse/base/sanitize.h)."""
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda c: c[0].encode("unicode_escape").decode(), text)
 
@@ -27,7 +27,7 @@ def say(text, file=None, end="\n"):
     """Prints. A closed pipe or a full disk does not stop the work."""
     try:
         if file := file or sys.stdout:  # None: it was closed when the program began
-            print(printable(text), file=file, end=end, flush=True)
+            print(sanitize(text), file=file, end=end, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python flushes again when it ends
 
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=formatter_class, **more)
 
     def error(self, message):
-        super().error(printable(message))
+        super().error(sanitize(message))
 
 
 def status_of(work, where="", interrupted="interrupted"):

@@ -98,13 +98,13 @@ static void copy(cf_stream *stream, void *to, int64_t bytes) {
 }
 
 static void *no_memory(void) {
-    cf_die("a bug: cf_device_reserve_only() comes first", "a planned program allocates memory");
+    cf_die("a bug: cf_device_reserve_only() comes first", "a program that records allocates memory");
 }
 
 #define NOTHING                          (void)0
 #define RECORDED_cf_device_open          NOTHING
 #define RECORDED_cf_device_memory        record.hardware ? (int64_t)record.hardware->memory_bytes : INT64_MAX
-#define RECORDED_cf_device_name          record.hardware ? record.hardware->name : "planned"
+#define RECORDED_cf_device_name          record.hardware ? record.hardware->name : "recorder"
 #define RECORDED_cf_device_threads       NOTHING
 #define RECORDED_cf_stream_create        make_stream(0)
 #define RECORDED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
@@ -303,7 +303,7 @@ static void close_transport(cf_transport *t) {
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
     cf_transport *t = cf_host_alloc(1, sizeof *t, "a transport");
-    *t = (cf_transport){.name = "planned",
+    *t = (cf_transport){.name = "recorder",
                         .size = 1,
                         .local_size = 1,
                         .local_cores = 1,

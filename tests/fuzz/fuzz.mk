@@ -16,10 +16,10 @@ FUZZ    ?= tokens model manifest state options
 # What each is about. Those of the first line die of bad input, see tests/fuzz/fuzz.h.
 fuzz_dying    := tokens model_file input
 fuzz_tokens   := tokens input
-fuzz_model    := model_file input durable
-fuzz_manifest := checkpoint input durable
-fuzz_state    := saved_state input durable
-fuzz_options  := options input
+fuzz_model    := model_file input atomic_file
+fuzz_manifest := checkpoint input atomic_file
+fuzz_state    := saved_state input atomic_file
+fuzz_options  := run/options input
 
 fuzz_flags := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror -I. -MMD -MP \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
