@@ -463,7 +463,7 @@ static int choose_variants(work_kind kind, const char *only, variant list[VARIAN
     list[count++] = (variant){"compute", MONOLITHIC, COMPUTE_TURNS};
     list[count++] = (variant){"comm", NATIVE, 1};
     for (const cf_algorithm *a = cf_algorithms; a < cf_algorithms + cf_algorithm_count; a++)
-        for (int m = 1; m <= 8 && m <= a->most && (a->serves || (a->bound && a->most > 1)); m *= 2)
+        for (int m = 1; m <= 8 && m <= a->max_slices && (a->serves || (a->bound && a->max_slices > 1)); m *= 2)
             if (cf_algorithm_serving(a, works[kind].operation, works[kind].side)) add_schedule((cf_choice){a, m}, list, &count);
     for (int v = 0; v < count; v++)
         if (!only || is_named(&list[v], only)) list[kept++] = list[v];
