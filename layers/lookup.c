@@ -7,8 +7,8 @@
 
 // --- life ---
 
-static cf_fuse *create(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o, cf_dtype dtype,
-                     int64_t capacity) {
+static cf_fuse *create(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o,
+                       cf_dtype dtype, int64_t capacity) {
     cf_fuse_config p = overlap_config(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
     return cf_fuse_create(l->context, p);

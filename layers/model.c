@@ -164,7 +164,8 @@ static void create_layers(gpt *g) {
     column_create(&g->head, "head", shard, how, false);
 }
 
-static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, const overlap *how) {
+static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity,
+                              const overlap *how) {
     return cf_fuse_create(g->context, overlap_config(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 

@@ -48,7 +48,7 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
 
 // capacity: elements of one rank's shard, at most. The caller sets the fields that few operations need.
 static inline cf_fuse_config overlap_config(const overlap *o, const char *name, const cf_group *group, cf_operation operation,
-                                          cf_side side, cf_dtype dtype, int64_t capacity) {
+                                            cf_side side, cf_dtype dtype, int64_t capacity) {
     cf_fuse_config config;
     memset(&config, 0, sizeof config);
     config.name = name, config.group = group;

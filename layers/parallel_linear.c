@@ -14,7 +14,7 @@
 static void weight_gradient_of(const parallel_linear *l, int layer, const real *dy, const real *x) {
     const model_pass *pass = l->pass;
     zero_weight_gradient(pass->zero, l->w, layer,
-                  (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
+                         (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
 }
 
 static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
@@ -24,7 +24,7 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 // --- life ---
 
 static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
-                     double flops, bool early, bool independent) {
+                       double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_config p =
         overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);

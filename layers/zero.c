@@ -63,8 +63,8 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    cf_fuse_config config = overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
-                                       ACCUM_DTYPE, b->shard);
+    cf_fuse_config config = overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER,
+                                           s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, ACCUM_DTYPE, b->shard);
     config.slices = 1, config.bulk = true;
     if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
     s->reduce = reduction_to_share(z, i);

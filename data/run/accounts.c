@@ -156,16 +156,16 @@ void accounts_audit(const cf_trace *trace, cf_transport *transport, const option
     free(all);
     if (transport->rank != 0 || sum.steps == 0 || sum.count == 0) return;
     const double share = 1 / ((double)sum.steps * transport->size);
-    cf_print(stdout, "overlap   %-27s %11s  %10s  %7s  %-16s %s\n", "operation, per step and rank", "transfer ms", "exposed ms", "hidden",
-             "bound", "option to try");
+    cf_print(stdout, "overlap   %-27s %11s  %10s  %7s  %-16s %s\n", "operation, per step and rank", "transfer ms", "exposed ms",
+             "hidden", "bound", "option to try");
     for (int i = 0; i < sum.count; i++) {
         const cf_trace_total *t = &sum.total[i];
         const double hidden = t->comm_ms > t->exposed_ms ? 1 - t->exposed_ms / t->comm_ms : 0;
         char option[64];
         const char *bound = bound_of(t, hidden, &transport->costs, opt, option, sizeof option);
         if (i < SHOWN)
-            cf_print(stdout, "  %-35s %11.3f  %10.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share,
-                     t->exposed_ms * share, 100 * hidden, bound, option);
+            cf_print(stdout, "  %-35s %11.3f  %10.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share, t->exposed_ms * share,
+                     100 * hidden, bound, option);
         LOG_LINE(log, "audit", FIELD("operation", t->name), FIELD("comm_ms", t->comm_ms * share),
                  FIELD("exposed_ms", t->exposed_ms * share), FIELD("hidden", hidden), FIELD("transfers", t->transfers * share),
                  FIELD("bytes", t->bytes * share), FIELD("bound", bound), FIELD("try", option));

@@ -101,8 +101,11 @@ static bool doubling(cf_schedule *s, const void *argument) {
 
 static void a_schedule_need_not_be_its_neighbours(void **state) {
     (void)state;
-    const cf_algorithm row = {
-        .name = "doubling", .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER), .generate = doubling, .slices = 1, .max_slices = 1};
+    const cf_algorithm row = {.name = "doubling",
+                              .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
+                              .generate = doubling,
+                              .slices = 1,
+                              .max_slices = 1};
     for (int ranks = 2; ranks <= 64; ranks *= 2) {
         cf_schedule *all[64];
         char where[CF_WHERE_TEXT];

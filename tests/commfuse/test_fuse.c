@@ -813,7 +813,8 @@ static void a_result_needs_one_place(void) {
         computing c = every_computing[of];
         job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 1, CF_FP32, 40);
         float result[40];
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "test.place", "was created without result_given");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_result(j.fuse, result)), "test.place",
+                    "was created without result_given");
         cf_fuse_config plan = j.plan;
         plan.result_given = true;
         if (c.operation != CF_ALLTOALL)

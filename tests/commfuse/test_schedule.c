@@ -929,8 +929,8 @@ static void every_row_is_whole(void **state) {
         assert_true(row->help && *row->help && row->slices >= 1 && row->slices <= row->max_slices);
         assert_true((row->serves != 0) == (row->generate != NULL));
         assert_true(row->serves || other);     // an alias, or a bound
-        assert_true(!row->fallback || other); // a row that exists,
-        assert_true(!row->same_bits || alike);      // and one that names itself
+        assert_true(!row->fallback || other);  // a row that exists,
+        assert_true(!row->same_bits || alike); // and one that names itself
         assert_true(!alike || strcmp(alike->same_bits, alike->name) == 0);
         for (int of = 0; of < KINDS; of++) assert_non_null(serving(row, kinds[of])); // --overlap is one row for all operations
         assert_false(row->blocking && !row->native);

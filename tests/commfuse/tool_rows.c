@@ -6,7 +6,8 @@
 int main(void) {
     for (EVERY_ROW(row)) {
         const char *kind = row->bound ? "bound" : !row->serves ? "alias" : row->native ? "native" : "exchanges";
-        printf("%s %s %d %s%s\n", row->name, row->same_bits ? row->same_bits : "-", row->max_slices, kind, row->tail_free ? " tail-free" : "");
+        printf("%s %s %d %s%s\n", row->name, row->same_bits ? row->same_bits : "-", row->max_slices, kind,
+               row->tail_free ? " tail-free" : "");
     }
     return 0;
 }
