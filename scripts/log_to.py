@@ -90,7 +90,7 @@ def changes(path, follow):
     while True:
         there = os.path.exists(path) or not follow  # otherwise it may come later
         if there and not (log and log.stay()):
-            log, begun = run_log.Lines(path, run_log.fault), False
+            log, begun = run_log.Lines(path), False
         for event in log:
             kind = event["event"]
             if kind == "config":

@@ -98,7 +98,7 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
     command = [program, *words_of(log=log, transport=transport, val_every=0, **options)]
     environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
     result = check.runner.ranks([command] * ranks, environments, limit)
-    events = list(run_log.events(log)) if os.path.exists(log) else []
+    events = list(run_log.Lines(log)) if os.path.exists(log) else []
     config = next((event for event in events if event["event"] == "config"), {})
     return [event for event in events if event["event"] == "step"], config, result
 
