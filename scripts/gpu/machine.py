@@ -3,8 +3,6 @@ import os
 import platform
 import re
 
-from .check import FAIL, TYPES
-
 WIRES = "tests/bench/bench_wires"
 REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any library
 
@@ -14,28 +12,8 @@ def build(check):
     wanted = [REFERENCE, *(f"{build}/{name}" for build in check.build.values() for name in names)]
     wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
     wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
-    make = ["make", "-k", "-j", os.cpu_count()]
-    result = check.runner.run([*make, *wanted])
-    if result.status:  # perhaps only because of a new compiler's warning
-        check.verdict("make, warnings as errors", FAIL, "\n".join(result.output.splitlines()[-20:]))
-        result = check.runner.run([*make, "WERROR=", *wanted])
-    check.judge("make", result.status == 0, trouble(result) if result.status else f"{result.seconds:.0f} s")
-    for kind in TYPES:
-        if check.built(kind):
-            starts(check, kind)
-
-
-def trouble(result):
-    hint = ("\nhint: scripts/install_deps.sh; without a network here, scripts/install_deps.sh --carry elsewhere, and bring its "
-            "build/deps") if re.search(r"(cJSON|xxhash|openssl/\w+)\.h: No such file", result.output) else ""
-    return "\n".join(result.output.splitlines()[-20:]) + hint
-
-
-def starts(check, kind):
-    """The linker may find libraries in directories that the loader does not search."""
-    result = check.runner.run([check.built(kind), "--help"], limit=60)
-    hint = "; hint: set LD_LIBRARY_PATH to where it is" * ("shared libraries" in result.reason)
-    check.judge(f"{kind} program starts", result.status == 0, result.reason + hint if result.status else "")
+    result = check.runner.run(["make", "-k", "-j", os.cpu_count(), "WERROR=", *wanted])  # a new compiler may have new warnings
+    check.judge("make", result.status == 0, "\n".join(result.output.splitlines()[-20:]) if result.status else f"{result.seconds:.0f} s")
 
 
 def device(check):
@@ -51,4 +29,4 @@ def device(check):
     if wires:
         result = check.runner.run([wires], limit=40)
         check.show(result.output.splitlines())
-        check.judge("wires measured", result.status == 0, result.reason if result.status else "")
+        check.judge_run("wires measured", result)
