@@ -17,9 +17,9 @@ def smooth(values, reach):
 
 
 def curve(events, kind):
-    """Steps and losses, without the steps that --skip-nonfinite has skipped (null)."""
-    points = [(event["step"], event["loss"]) for event in events if event["event"] == kind]
-    return tuple(zip(*(point for point in points if point[1] is not None))) or ((), ())
+    """(steps, losses), without the steps that --skip-nonfinite has skipped (null)."""
+    known = [event for event in events if event["event"] == kind and event["loss"] is not None]
+    return [event["step"] for event in known], [event["loss"] for event in known]
 
 
 def main():

@@ -27,7 +27,7 @@ import time
 import lab
 import plots
 import run_log
-from command import Parser, Problem, note, positive, say, some_of, status_of, whole, write_whole
+from command import Parser, Problem, note, positive, some_of, status_of, whole, write_whole
 from runner import ROOT
 
 try:  # before hours are spent, not after them
@@ -87,8 +87,8 @@ def rows_of(folder, setup):
     return rows, before
 
 
-def run(place, rows, o, failures):
-    """Measures the missing points. Points that fail are added to `failures`, and the others are still measured."""
+def run(place, rows, o, failed):
+    """Measures the missing points. Those that fail are added to `failed`, and the others are still measured."""
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
     there = [(line["experiment"], line["point"]) for line in rows.done]
@@ -102,8 +102,8 @@ def run(place, rows, o, failures):
         try:
             found = EXPERIMENTS[name].measure(place, point)
         except Exception as error:  # any error: the other points are still useful
-            failures.append(f"{name} {short}: {error}")
-            note(f"failed: {failures[-1]}")
+            failed.append(f"not measured: {name} {short}: {error}")
+            note(failed[-1])
         else:
             rows.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
                          "commands": place.commands})
@@ -119,25 +119,23 @@ def section(module, lines, folder, where):
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
         table.writerows(rows)
-    text = [f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows).strip(), ""]
+    text = [f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows)]
     for end, figure in module.figures(rows).items():
         plots.save(figure, folder / (module.NAME + end))
         text += [f"![{module.TITLE}]({module.NAME}{end}.png)", ""]
-    text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
-    text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""]
-    return "\n".join(text)
+    return "\n".join([
+        *text, f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
+        f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
 
 
-def problems_of(module, lines):
-    find = getattr(module, "problems", lambda _: [])
-    return [f"{module.NAME} {problem}" for problem in find([row for line in lines for row in line["rows"]])]
+def problems_of(done):
+    """Errors on any machine."""
+    return [f"ERROR {line['experiment']} {problem}" for line in done
+            for problem in getattr(EXPERIMENTS[line["experiment"]], "problems", lambda _: [])(line["rows"])]
 
 
-def write_report(folder, setup, done, failures, command, stopped=False):
-    present = {module: lines for name, module in EXPERIMENTS.items()
-               if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
-    problems = [problem for module, lines in present.items() for problem in problems_of(module, lines)]
+def write_report(folder, setup, done, wrong, command, stopped=False):
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:
@@ -146,13 +144,13 @@ def write_report(folder, setup, done, failures, command, stopped=False):
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    if problems or failures:
-        text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
-                 *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
+    if wrong:
+        text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
     plots.note = setup["shortage"] and f"{setup['cores']} cores: {lab.SHARED}"
-    text += [section(module, lines, folder, caption(setup)) for module, lines in present.items()]
+    for name, module in EXPERIMENTS.items():
+        lines = [line for line in done if line["experiment"] == name]
+        text += [section(module, lines, folder, caption(setup))] if lines else []
     write_whole(folder / "report.md", "\n".join(text))
-    return folder / "report.md", problems
 
 
 def options():
@@ -174,21 +172,20 @@ def main():
     o.out.mkdir(parents=True, exist_ok=True)
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.default_int_handler)
-    place, failures, stopped = Place(o.place, o.ratio), [], False
+    place, failed, stopped = Place(o.place, o.ratio), [], False
     rows, setup = rows_of(o.out, setup_of(place, o))
     if doubts(setup):
         note(doubts(setup))
     try:
-        run(place, rows, o, failures)
+        run(place, rows, o, failed)
     except KeyboardInterrupt:
         stopped = True
         note(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there")
+    wrong = problems_of(rows.done) + failed
     command = f'"$(scripts/find_python.sh)" {shlex.join(["scripts/report.py", *sys.argv[1:]])}'
-    path, problems = write_report(o.out, setup, rows.done, failures, command, stopped)
-    for problem in problems:
-        note(f"ERROR {problem}")
-    say(str(path))
-    return INTERRUPTED if stopped else int(bool(problems or failures))
+    write_report(o.out, setup, rows.done, wrong, command, stopped)
+    note("".join(f"{one}\n" for one in wrong) + f"{o.out}/report.md")
+    return INTERRUPTED if stopped else int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import lab
 import plots
 import run_log
-from runner import ROOT, Failed
+from runner import ROOT
 from tables import markdown, remarks
 
 from .place import FREE_LINK
@@ -17,13 +17,11 @@ from .samples import drawings, undisturbed
 BUILD = f"{ROOT}/build/release"
 PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
-LOOKED_AT = "ring", "ideal"
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
 SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
-NO_PEAK = "--peak-tflops", 1  # skips the measurement of the peak, where MFU is not needed
 
 
 def point_of(place, quick, mesh, size, modes, policy=()):
@@ -64,10 +62,10 @@ def ideal_of(steps):
 
 
 def first_look(place, point):
-    """Configuration, the ideal step in ms and the bits of a step, over a practically unlimited link."""
+    """The ideal step in ms and the bits of a step, over a practically unlimited link."""
     place.rate = FREE_LINK
-    config, steps = take_turns(place, point, LOOKED_AT, QUICK_ROUNDS, *NO_PEAK)
-    return config, ideal_of(steps), 8 * max(step["bytes_sent_rank0"] for step in steps)
+    _, steps = take_turns(place, point, ("ring", "ideal"), QUICK_ROUNDS, "--peak-tflops", 1)
+    return ideal_of(steps), 8 * max(step["bytes_sent_rank0"] for step in steps)
 
 
 def set_link(place, point, ideal_ms, bits):
@@ -76,17 +74,9 @@ def set_link(place, point, ideal_ms, bits):
     return place.rate
 
 
-def check_memory(config, modes):
-    """Each mode has a model in memory; a machine that runs out of memory may kill any process."""
-    need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, config["free_mib"]
-    if need > have:
-        raise Failed(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB are available")
-
-
 def measure(place, point):
     """A row for each step, of one process after another until the seconds of the point are over."""
-    config, ideal_ms, bits = first_look(place, point)
-    check_memory(config, len(point["modes"]))
+    ideal_ms, bits = first_look(place, point)
     rows, before, end = [], 0, time.monotonic() + point["seconds"]
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         while not rows or time.monotonic() < end:

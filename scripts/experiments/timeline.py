@@ -30,7 +30,7 @@ def measure(place, point):
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         tokens, trace = f"{folder}/tokens.bin", f"{folder}/trace.json"
         write_tokens(tokens, point["batch"] * (STEPS + 1) * point["seq"] + 1, point["vocab"])
-        rate = point["ratio"] and steps.set_link(place, point, *steps.first_look(place, point)[1:])
+        rate = point["ratio"] and steps.set_link(place, point, *steps.first_look(place, point))
         for mode in MODES:
             place.run(point["tp"] * point["dp"], [
                 steps.PROGRAM, *steps.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
@@ -61,9 +61,8 @@ def layer_of(events):
         origin = min(other["ts"] for (_, way), other in blocks.items() if way == direction)
         begin, end = block["ts"], block["ts"] + block["dur"]
         rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"],
-                  "layer": block["args"]["layer"], "name": event["name"], "slice": event["args"].get("slice"),
-                  "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3,
-                  "bytes": event["args"].get("bytes", 0)}
+                  "layer": block["args"]["layer"], "name": event["name"],
+                  "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3}
                  for event in events if event is block or event["pid"] == rank and not event["name"].startswith("block ")
                  and event["ts"] < end and event["ts"] + event["dur"] > begin]
     return rows
@@ -75,14 +74,13 @@ def tables(_):
 
 # --- picture ---
 
-# By the last word of an event's name: its label, its colour, its text in the legend.
-PLACES = {"att.qkv": ("QKV", "#7fb3d5", "QKV"), "att.proj": ("attention", "#76d7c4", "attention and projection"),
-          "mlp.fc1": ("MLP 1", "#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("MLP 2", "#d7a8e0", "MLP 2: second product")}
-KINDS = {"block": ("", "#e6e8ea", "layer norm, GELU, sums"), "wait": ("", "#d62718", "waiting: exposed communication")}
-OTHER = "", "#c8ccd0", ""
-TRANSFER = {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
+# Colours and texts of the legend: of products by the last word of an event's name, of others by its kind.
+PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
+          "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
+KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "waiting: exposed communication")}
+OTHER = "#c8ccd0"
+COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
 COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
-LETTER = 0.006  # of a panel's width
 PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
@@ -101,31 +99,26 @@ def lanes(events):
         lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
         free[lane:lane + 1] = [event["end_ms"]]
         placed.append((lane, event))
-    return placed, max(1, len(free))
+    return placed, len(free)
 
 
-def draw_event(axes, event, bottom, height, **style):
-    text, colour, _ = KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], OTHER))
-    width = axes.get_xlim()[1]
-    begin, until = max(0, event["begin_ms"]), min(event["end_ms"], width)
-    axes.broken_barh([(begin, max(0, until - begin))], (bottom, height), facecolors=colour, **style)
-    if event["kind"] == "compute" and until - begin > LETTER * len(text) * width:
-        axes.text((begin + until) / 2, bottom + height / 2, text, ha="center", va="center", fontsize=7, clip_on=True)
+def draw(axes, events, bottom, height, style):
+    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], (OTHER,)))[0] for event in events]
+    spans = [(event["begin_ms"], event["end_ms"] - event["begin_ms"]) for event in events]
+    axes.broken_barh(spans, (bottom, height), facecolors=colours, **style)
 
 
-def draw_panel(axes, rows, title, width):
-    """Draws two rows for each of two ranks: the compute thread (waiting in red) and the wire."""
-    ticks, ranks = {}, distinct(rows, "rank")[:2]
-    axes.set_xlim(0, width)
+def draw_panel(axes, rows, title):
+    """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
+    ticks, ranks = {}, distinct(rows, "rank")
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
         ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
         for kind in "block", "compute", "wait":
-            for event in select(events, kind=kind):
-                draw_event(axes, event, computing, COMPUTE_HEIGHT, edgecolor="white", linewidth=0.5)
+            draw(axes, select(events, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
         placed, count = lanes(select(events, kind="comm"))
         for lane, event in placed:
-            draw_event(axes, event, wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, **TRANSFER)
+            draw(axes, [event], wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, TRANSFER)
     end = max(row["end_ms"] for row in select(rows, kind="block"))
     waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
@@ -134,13 +127,12 @@ def draw_panel(axes, rows, title, width):
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
 
 
 def figure_of(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     from matplotlib.patches import Patch
-    legend = {text: Patch(facecolor=colour) for _, colour, text in [*PLACES.values(), *KINDS.values()]}
+    legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], distinct(rows, "mode")
     figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
@@ -151,7 +143,8 @@ def figure_of(rows):
         panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
         for axis, mode in zip(panels, modes):
-            draw_panel(axis, select(now, mode=mode), MODES[mode], width)
+            draw_panel(axis, select(now, mode=mode), MODES[mode])
+            axis.set_xlim(0, width)
             axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
         panels[-1].set_xlabel(f"{direction}: ms since the layer began")
     return figure

@@ -414,7 +414,7 @@ class Measured(Case):
 
     def test_bytes_by_which_a_link_is_set_are_those_of_a_step(self):
         """Of activations alone: 8 exchanges of a layer and two of the head, of half of (B, T, C); beside them the lookup."""
-        _, ideal_ms, bits = steps.first_look(place.Place("local"), self.point)
+        ideal_ms, bits = steps.first_look(place.Place("local"), self.point)
         activations = 8 * (8 * 6 + 2) * 2 * 32 * 384 * 4 / 2
         self.assertTrue(activations < bits < 1.2 * activations, (bits, activations))
         self.assertGreater(ideal_ms, 0)
@@ -441,11 +441,6 @@ class Measured(Case):
             place.Place("local").run(1, ["sh", "-c", "echo out; echo err >&2; exit 3"])
         with self.assertRaisesRegex(Failed, "^ran past 1 s: scripts/mpirun.sh -np 1 sleep 60"):
             place.Place("local").run(1, ["sleep", "60"], timeout=1)
-
-    def test_too_little_memory_is_reported_before_it_is_taken(self):
-        with self.assertRaisesRegex(Failed, "3 modes on 2 ranks need 3072.0 GiB"):
-            steps.check_memory({"memory_mib": 2**20, "free_mib": 2**20, "ranks": 2}, 3)
-        steps.check_memory({"memory_mib": 33, "free_mib": 100, "ranks": 2}, 3)  # of the two modes of a first look
 
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
@@ -520,31 +515,32 @@ class Measured(Case):
 
 
 class FirstLine(Case):
+    def written(self, setup, done):
+        report.write_report(self.out, setup, done, [], "scripts/report.py")
+        return (self.out / "report.md").read_text()
+
     def test_says_that_cores_do_not_suffice(self):
         self.out.mkdir()
         setup = {"processor": "P", "cores": 2, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m",
                  "onednn": "2", "version": "v", "program": "h", "place": "local", "date": "today", "load": 0.1,
                  "shortage": "2 ranks need 4 cores, this machine gives 2"}
         done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
-        path, problems = report.write_report(self.out, setup, done, [], "scripts/report.py")
-        lines = path.read_text().splitlines()
+        lines = self.written(setup, done).splitlines()
         self.assertIn(f"{laboratory.SHARED}: 2 ranks need 4 cores", lines[0])
         self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
         self.assertIn(laboratory.SHARED, (self.out / "training.svg").read_text())
-        self.assertEqual(problems, [])
-        path, _ = report.write_report(self.out, {**setup, "shortage": ""}, done, [], "c")
-        self.assertTrue(path.read_text().startswith("# "))
+        self.assertEqual(report.problems_of(done), [])
+        self.assertTrue(self.written({**setup, "shortage": ""}, done).startswith("# "))
         self.assertNotIn(laboratory.SHARED, (self.out / "training.svg").read_text())
 
     def test_says_that_others_use_the_processors(self):
         self.out.mkdir()
         setup = {"processor": "P", "cores": 4, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m", "onednn": "2",
                  "version": "v", "program": "h", "place": "local", "date": "today", "shortage": "", "load": 1.5}
-        path, _ = report.write_report(self.out, setup, [], [], "scripts/report.py")
-        self.assertIn("Other work shares these processors", path.read_text().splitlines()[0])
-        path, _ = report.write_report(self.out, {**setup, "load": 0.1}, [], [], "scripts/report.py")
-        self.assertTrue(path.read_text().startswith("# "))
-        self.assertIn("P, 4 cores, load 0.10 at the start;", path.read_text())
+        self.assertIn("Other work shares these processors", self.written(setup, []).splitlines()[0])
+        text = self.written({**setup, "load": 0.1}, [])
+        self.assertTrue(text.startswith("# "))
+        self.assertIn("P, 4 cores, load 0.10 at the start;", text)
 
 
 class Reasons(unittest.TestCase):
