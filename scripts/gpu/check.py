@@ -42,22 +42,16 @@ class Check:
     def judge(self, what, good, detail=""):
         self.verdict(what, OK if good else FAIL, detail)
 
-    def judge_run(self, what, result, detail=""):
-        """By the status of a command."""
+    def show_run(self, what, result, detail=""):
+        """What a command has printed, and whether it has succeeded."""
+        self.show(result.output.splitlines())
         self.judge(what, result.status == 0, result.reason if result.status else detail)
 
-    def built(self, kind, name="train_gpt"):
-        path = os.path.join(ROOT, self.build[kind], name)
-        return path if os.access(path, os.X_OK) else None
-
     def program(self, kind, name="train_gpt"):
-        """The path of a built program; None, and a verdict, if it is not built."""
-        path = self.built(kind, name)
-        if not path:
-            self.verdict(f"{kind} {name}", SKIP, f"{self.build[kind]}/{name} is not built")
-        return path
+        return os.path.join(ROOT, self.build[kind], name)
 
     def path(self, name):
+        """Of a temporary file."""
         return os.path.join(tempfile.mkdtemp(dir=self.scratch.name), name)
 
     def close(self):

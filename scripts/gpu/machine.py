@@ -19,14 +19,10 @@ def build(check):
 def device(check):
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
-    program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)
-    version = re.search(r"^commfuse (\S+):", check.runner.printed(program, "--dry-run") if program else "", re.M)
+    version = re.search(r"^commfuse (\S+):", check.runner.printed(check.program("bf16"), "--dry-run"), re.M)
     facts = {"gpu": gpu, "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
              "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
     for name, value in facts.items():
         check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
     check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
-    if wires:
-        result = check.runner.run([wires], limit=40)
-        check.show(result.output.splitlines())
-        check.judge_run("wires measured", result)
+    check.show_run("wires measured", check.runner.run([check.program("bf16", WIRES)], limit=40))

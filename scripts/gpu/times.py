@@ -27,10 +27,10 @@ LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 # --- a run ---
 
 
-def measure(check, program, model, step, tokens):
+def measure(check, model, step, tokens):
     """A row of the table, or None; and the Result."""
     before, counted = step.repeated
-    steps, config, result = train(check, program, limit=60, train=tokens, steps=before + counted, **step.options(model))
+    steps, config, result = train(check, "bf16", limit=60, train=tokens, steps=before + counted, **step.options(model))
     if result.status:
         return None, result
     if why := implausible([s["loss"] for s in steps]):
@@ -97,9 +97,9 @@ def add_row(check, row):
 # --- the order of the runs ---
 
 
-def one_more(check, program, model, tokens, step, can_be_full=True):
+def one_more(check, model, tokens, step, can_be_full=True):
     """Measures this program and adds the row to the table. Returns the row, or None if the run fails."""
-    row, result = measure(check, program, model, step, tokens)
+    row, result = measure(check, model, step, tokens)
     if row:
         add_row(check, row)
     else:
@@ -108,11 +108,11 @@ def one_more(check, program, model, tokens, step, can_be_full=True):
     return row
 
 
-def search(check, program, model, tokens):
+def search(check, model, tokens):
     """Tries larger and larger micro-batches until they do not pay. Returns the best; None: none runs."""
     found = {}  # tokens/s → micro-batch
     for batch in model.batches:
-        row, best = one_more(check, program, model, tokens, Step(batch), bool(found)), max(found, default=0)
+        row, best = one_more(check, model, tokens, Step(batch), bool(found)), max(found, default=0)
         if row:
             found.setdefault(row["tokens_per_s"], batch)
         if not row or batch >= model.torch_batch and row["tokens_per_s"] < 1.01 * best:
@@ -120,14 +120,14 @@ def search(check, program, model, tokens):
     return found[max(found)] if found else None
 
 
-def beside_torch(check, program, model, tokens, step):
+def beside_torch(check, model, tokens, step):
     """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
     peak = next((row["peak_tflops"] for row in check.times if row["program"] == "commfuse"), None)
     theirs, result = measure_torch(check, model, step, peak)
     if not theirs:
         return check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.reason)
     add_row(check, theirs)
-    ours = one_more(check, program, model, tokens, step)
+    ours = one_more(check, model, tokens, step)
     if ours:
         ratio = theirs["step_ms"] / ours["step_ms"]
         check.torch_over_ours.setdefault(step.accumulation, {})[model.name] = ratio
@@ -135,26 +135,21 @@ def beside_torch(check, program, model, tokens, step):
 
 
 def run(check):
-    program = check.program("bf16")
-    if not program:
-        return
     tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
     write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
-    best = {model: search(check, program, model, tokens) for model in MODELS}
+    best = {model: search(check, model, tokens) for model in MODELS}
     for model in filter(best.get, MODELS):
-        one_more(check, program, model, tokens, Step(best[model], ACCUMULATION))
+        one_more(check, model, tokens, Step(best[model], ACCUMULATION))
     # Not imported, which takes a minute from a cold disk.
     if not check.runner.printed(PYTHON, "-c", "import importlib.metadata as m; print(m.version('torch'))"):
         return check.verdict("PyTorch", SKIP, f"{PYTHON} does not have it")
     for accumulation, models in (1, MODELS), (ACCUMULATION, CLOSER):
         for model in models:
-            beside_torch(check, program, model, tokens, Step(model.torch_batch, accumulation))
+            beside_torch(check, model, tokens, Step(model.torch_batch, accumulation))
 
 
 def kernels(check):
-    bench = check.program("bf16", "tests/bench/bench_gpu")
-    for model in CLOSER if bench else ():
+    for model in CLOSER:
         sizes = model.layers, model.channels, model.heads, model.torch_batch, SEQ, VOCABULARY_PADDED
-        result = check.runner.run([bench, *sizes, 10])
-        check.show(result.output.splitlines())
-        check.judge_run(f"{model.name}: kernels timed", result, f"micro-batch {model.torch_batch}")
+        check.show_run(f"{model.name}: kernels timed", check.runner.run([check.program("bf16", "tests/bench/bench_gpu"), *sizes, 10]),
+                       f"micro-batch {model.torch_batch}")

@@ -81,10 +81,10 @@ def environment(rank, size, port, transport):
     return {name: str(value) for name, value in e.items()}
 
 
-def train(check, program, ranks=1, transport="auto", limit=None, **options):
+def train(check, kind, ranks=1, transport="auto", limit=None, **options):
     """(steps of the log, config of the log, Result); a run that takes fewer steps than it should has failed."""
     log, port = check.path("log.jsonl"), free_port()
-    command = [program, *words_of(log=log, transport=transport, val_every=0, **options)]
+    command = [check.program(kind), *words_of(log=log, transport=transport, val_every=0, **options)]
     environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
     result = check.runner.ranks([command] * ranks, environments, limit)
     events = list(run_log.Lines(log)) if os.path.exists(log) else []

@@ -27,10 +27,8 @@ def run(check):
     works = [(kind, which, 1) for which in (KERNELS, ATTENTION) for kind in TYPES]
     works.append(("bf16", ATTENTION, 2))  # cuDNN refuses odd addresses, those of every second case: with this seed, of the others
     for kind, which, seed in works:
-        tool = check.program(kind, TOOL)
-        if tool:
-            twins(check, f"{kind} {'kernels' if which == KERNELS else 'attention'}, seed {seed}", tool,
-                  ["--seed", seed, *["--round"] * (kind == "bf16"), *which])
+        twins(check, f"{kind} {'kernels' if which == KERNELS else 'attention'}, seed {seed}", check.program(kind, TOOL),
+              ["--seed", seed, *["--round"] * (kind == "bf16"), *which])
 
 
 def twins(check, name, tool, words):
@@ -60,12 +58,12 @@ def commands(check, sanitizer):
         left_out = ["linear"] * (tool == "racecheck")
         # Libraries make calls that may fail.
         options = [tool, *["--report-api-errors", "no"] * (tool == "memcheck")]
-        for kind in filter(lambda kind: check.program(kind, TOOL), TYPES):
+        for kind in TYPES:
             bf16 = kind == "bf16"
-            found[f"{tool}, {kind} kernels"] = [*line, *options, check.built(kind, TOOL), check.path("twins.bin"), "--small",
+            found[f"{tool}, {kind} kernels"] = [*line, *options, check.program(kind, TOOL), check.path("twins.bin"), "--small",
                                                 *["--round"] * bf16, "--except", ",".join(left_out + ["attention"] * bf16)]
             if tool == "memcheck" and not bf16:
-                found[f"{tool}, a {kind} step"] = [*line, *options, os.path.join(ROOT, check.build[kind], "train_gpt"), *step]
+                found[f"{tool}, a {kind} step"] = [*line, *options, check.program(kind), *step]
     return found
 
 

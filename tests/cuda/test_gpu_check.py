@@ -24,7 +24,7 @@ SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
 from gpu import losses, ranks, times, training, twins
-from gpu.check import FAIL, LATE, OK, SKIP, TYPES, Check
+from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import Late, Result, Runner
 from tokens import write_tokens
 
@@ -62,6 +62,11 @@ class Quiet(unittest.TestCase):
             file.write(text)
         os.chmod(path, 0o755)
         return path
+
+    def program(self, text):
+        """Takes the place of all that is built."""
+        path = self.script("program", text)
+        self.check.program = lambda *_: path
 
     def verdicts(self):
         return [row[2] for row in self.check.rows]
@@ -176,23 +181,21 @@ class Judgement(unittest.TestCase):
 class Meshes(Quiet):
     def ran(self, results):
         """How many meshes are trained where training gives these results, one after another."""
-        self.check.built = lambda *_: "/bin/true"
         with mock.patch.object(ranks, "train", side_effect=results) as train:
             ranks.run(self.check)
         return train.call_count
 
     def test_meshes_for_which_there_is_no_time_are_counted(self):
-        good, count = ([{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)), len(ranks.plan_of(TYPES))
+        good, count = ([{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)), len(ranks.plan())
         self.assertEqual(self.ran([good, good, Late]), 3)
         self.assertEqual(self.check.rows[-1][1:], (f"{count - 2} of {count} meshes", LATE, "not run, time is over"))
 
     def test_transports_take_turns_after_one_rank(self):
-        plan = ranks.plan_of(["fp32"])
-        self.assertEqual([(mesh.tp * mesh.dp, mesh.transport) for mesh in plan[:5]],
-                         [(1, "auto"), (1, "auto"), (2, "ipc"), (4, "auto"), (2, "nccl")])
-        self.assertEqual({mesh.kind for mesh in plan}, {"fp32"})
-        every = [mesh for transport in ("ipc", "auto", "nccl") for mesh in ranks.meshes(transport) if mesh.kind == "fp32"]
-        self.assertEqual(sorted(plan[2:]), sorted(every))
+        plan = ranks.plan()
+        self.assertEqual([(mesh.tp * mesh.dp, mesh.transport) for mesh in plan[:7]],
+                         [*4 * [(1, "auto")], (2, "ipc"), (4, "auto"), (2, "nccl")])
+        every = [mesh for transport in ("ipc", "auto", "nccl") for mesh in ranks.meshes(transport)]
+        self.assertEqual(sorted(plan[4:]), sorted(every))
 
 
 class Running(unittest.TestCase):
@@ -353,7 +356,8 @@ class Stages(Quiet):
 class Files(Quiet):
     def test_a_torn_line_of_a_log_ends_it(self):
         for line, count in ("false", 0), ("""printf '{"event":"config"}\\n{"event":"step","step":0,"loss":4}\\n{"event":"st' >$2""", 1):
-            steps, config, result = training.train(self.check, self.script("program", f"#!/bin/sh\n{line}\nexit 1\n"))
+            self.program("#!/bin/sh\n{line}\nexit 1\n".replace("{line}", line))
+            steps, config, result = training.train(self.check, "bf16")
             self.assertEqual((len(steps), len(config), result.status), (count, count, 1))
 
     def test_tokens_are_as_uneven_as_words(self):
@@ -423,7 +427,7 @@ class Times(Quiet):
         super().setUp()
         self.runs, self.full = [], {}
 
-    def our_time(self, check, program, model, step, tokens):
+    def our_time(self, check, model, step, tokens):
         self.runs.append(("ours", model.name, step))
         if (model.name, step.batch) in self.full:
             return None, Result(1, self.full[model.name, step.batch], 1)
@@ -441,7 +445,6 @@ class Times(Quiet):
         return row, Result(0, "", 1)
 
     def stage(self):
-        self.check.built = lambda *_: "/bin/true"
         self.check.runner.printed = lambda *_: "2.11"  # PyTorch's version
         with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time, measure_torch=self.torch_time):
             times.run(self.check)
@@ -481,7 +484,7 @@ class Times(Quiet):
                          ["d12", "d48", "d36", "d12", "d48"])
 
     def test_a_step_of_several_micro_batches_is_asked_for_and_counted_whole(self):
-        program = self.script("program", f"#!{sys.executable}\n" '''
+        self.program(f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(words["--log"], "w") as log:
@@ -492,7 +495,7 @@ print("memory    1536.0 MiB per rank, of 2048.0 MiB that are free", file=sys.std
 print(json.dumps(words))
 ''')
         for step, sequences, steps in (training.Step(8), "8", 17), (training.Step(8, 4), "32", 7):
-            row, result = times.measure(self.check, program, training.MODELS[1], step, "tokens")
+            row, result = times.measure(self.check, training.MODELS[1], step, "tokens")
             words = json.loads(result.output.splitlines()[0])
             self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
             self.assertEqual((words["--model"], words["--steps"]), ("d48", str(steps)))
@@ -507,14 +510,14 @@ print(json.dumps(words))
                             ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
             self.assertIn(why, training.implausible(losses))
-        program = self.script("program", f"#!{sys.executable}\n" '''
+        self.program(f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(words["--log"], "w") as log:
     for step in range(int(words["--steps"])):
         print(json.dumps({"event": "step", "step": step, "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
 ''')
-        row, result = times.measure(self.check, program, training.MODELS[0], training.Step(8), "tokens")
+        row, result = times.measure(self.check, training.MODELS[0], training.Step(8), "tokens")
         self.assertIsNone(row)
         self.assertIn("error: the first loss is 3.0000", result.reason)
 
@@ -522,12 +525,11 @@ with open(words["--log"], "w") as log:
         for wrong, verdict in ((0, OK), (0.1, FAIL)):
             found = {64: [11, 10, 9], 16: [11, 10, 9 + wrong]}
 
-            def train(check, program, found=found, **options):
+            def train(check, kind, found=found, **options):
                 self.assertEqual(options["batch"], 64)
                 steps = [{"loss": loss, "grad_norm": 1.0} for loss in found[options["micro_batch"]]]
                 return steps, {}, Result(0, "", 1)
-            with mock.patch.object(losses, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
-                    mock.patch.object(losses, "write_tokens"):
+            with mock.patch.object(losses, "train", train), mock.patch.object(losses, "write_tokens"):
                 losses.large_against_parts(self.check)
             self.assertEqual(self.verdicts()[-1], verdict)
 
@@ -542,7 +544,7 @@ with open(words["--log"], "w") as log:
         self.assertEqual((row["memory_mib"], row["mfu"]), (512, 0.2))
 
     def test_kernels_are_shown(self):
-        self.check.built = lambda *_: self.script("bench", "#!/bin/sh\necho fc forward $*\n")
+        self.program("#!/bin/sh\necho fc forward $*\n")
         with mock.patch.object(self.check, "show") as show:
             times.kernels(self.check)
         self.assertEqual([row[1:3] for row in self.check.rows], [("d12: kernels timed", OK), ("d48: kernels timed", OK)])
@@ -562,10 +564,10 @@ with open(words["--log"], "w") as log:
         self.assertEqual(verdicts["d36, micro-batch 16"], FAIL)
 
     def test_time_that_ends_leaves_out_what_counts_least(self):
-        def until_several(check, program, model, step, tokens):
+        def until_several(check, model, step, tokens):
             if step.accumulation == 4 and model.name == "d24":
                 raise Late
-            return take(check, program, model, step, tokens)
+            return take(check, model, step, tokens)
         take, self.our_time = self.our_time, until_several
         with self.assertRaises(Late):
             self.stage()
