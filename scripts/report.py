@@ -39,6 +39,7 @@ except ImportError as error:
              "scripts/install_deps.sh installs it")
 
 EXPERIMENTS = {module.NAME: module for module in (operations, ablation, training, timeline)}  # in the order of the report
+CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
 NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
@@ -47,11 +48,10 @@ INTERRUPTED = 130
 
 def setup_of(place, o):
     """The conditions of the rows; rows of other conditions may not be mixed with them."""
-    build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
-    onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
-                 "cc -E -P -x c - | tail -n 1")
-    return {**place.describe(), "compiler": (ask("cc", "--version").splitlines() or ["unknown"])[0],
-            "onednn": onednn.replace(" ", "") or "unknown", "version": (build / "version").read_text().strip(),
+    build, config = pathlib.Path(ROOT, "build/release"), place.runner.output(["make", "-s", "config"])
+    lines = dict(line.split(maxsplit=1) for line in config.splitlines())
+    return {"place": place.kind, "cores": place.cores, "shortage": lab.shortage(2, place.cores),
+            **{name: lines[name] for name in CONFIG}, "version": (build / "version").read_text().strip(),
             "program": hashlib.sha256(b"".join((build / name).read_bytes() for name in PROGRAMS)).hexdigest()[:12],
             "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else "") +
             (f", ratio {o.ratio:g}" if o.ratio != 0.5 else ""),
@@ -69,9 +69,9 @@ def doubts(setup):
 
 def caption(setup):
     shared = setup["shortage"] and f" (**{lab.SHARED}**: {setup['shortage']})"
-    return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} "
-            f"{setup['kernel']}; {setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
-            f"({setup['program']}); {'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
+    return (f"{setup['machine']}{shared}, load {setup['load']:.2f} at the start; {setup['compiler']}; {setup['mpi']}; "
+            f"oneDNN {setup['oneDNN']}; commfuse {setup['version']} ({setup['program']}); "
+            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
 
 
 def rows_of(folder, setup):

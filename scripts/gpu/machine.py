@@ -1,7 +1,5 @@
 """The stages build (the programs of the other stages) and device (the machine)."""
 import os
-import platform
-import re
 
 WIRES = "tests/bench/bench_wires"
 REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any library
@@ -19,10 +17,6 @@ def build(check):
 def device(check):
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
-    version = re.search(r"^commfuse (\S+):", check.runner.printed(check.program("bf16"), "--dry-run"), re.M)
-    facts = {"gpu": gpu, "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
-             "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
-    for name, value in facts.items():
-        check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
+    check.show(check.runner.printed("make", "-s", "config").splitlines())
     check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
     check.show_run("wires measured", check.runner.run([check.program("bf16", WIRES)], limit=40))

@@ -153,7 +153,7 @@ class ReportOfAFakeExperiment(Case):
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
                          [(size, way) for size in range(POINTS) for way in (1, 2)])
         setup = self.lines()[0]["setup"]
-        for name in ("processor", "kernel", "compiler", "mpi", "onednn", "version", "date"):
+        for name in ("machine", "compiler", "mpi", "oneDNN", "version", "date"):
             self.assertIn(setup[name], text)
             self.assertTrue(setup[name])
         self.assertIn("scripts/report.py --out", text)
@@ -188,7 +188,7 @@ class ReportOfAFakeExperiment(Case):
     def test_rows_measured_elsewhere_are_not_mixed(self):
         self.make(FAKE_POINTS="2")
         whole = self.lines()
-        for name, other in (("processor", "Another Processor"), ("version", "0000000"), ("place", "lab")):
+        for name, other in (("machine", "Another Processor"), ("version", "0000000"), ("place", "lab")):
             changed = [{"setup": {**whole[0]["setup"], name: other}}, *whole[1:]]
             text = "".join(json.dumps(line) + "\n" for line in changed)
             (self.out / "rows.jsonl").write_text(text)
@@ -521,8 +521,7 @@ class FirstLine(Case):
 
     def test_says_that_cores_do_not_suffice(self):
         self.out.mkdir()
-        setup = {"processor": "P", "cores": 2, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m",
-                 "onednn": "2", "version": "v", "program": "h", "place": "local", "date": "today", "load": 0.1,
+        setup = {"machine": "P", "cores": 2, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v", "program": "h", "place": "local", "date": "today", "load": 0.1,
                  "shortage": "2 ranks need 4 cores, this machine gives 2"}
         done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
         lines = self.written(setup, done).splitlines()
@@ -535,12 +534,12 @@ class FirstLine(Case):
 
     def test_says_that_others_use_the_processors(self):
         self.out.mkdir()
-        setup = {"processor": "P", "cores": 4, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m", "onednn": "2",
+        setup = {"machine": "P", "cores": 4, "compiler": "cc", "mpi": "m", "oneDNN": "2",
                  "version": "v", "program": "h", "place": "local", "date": "today", "shortage": "", "load": 1.5}
         self.assertIn("Other work shares these processors", self.written(setup, []).splitlines()[0])
         text = self.written({**setup, "load": 0.1}, [])
         self.assertTrue(text.startswith("# "))
-        self.assertIn("P, 4 cores, load 0.10 at the start;", text)
+        self.assertIn("P, load 0.10 at the start;", text)
 
 
 class Reasons(unittest.TestCase):
