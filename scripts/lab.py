@@ -31,8 +31,7 @@ from command import Parser, Problem, at_least, status_of
 CORES_PER_RANK = 2  # one computes, one makes progress
 SHARED = ("cores are shared: threads that move bytes take time from those that compute, so steps with transfers take longer, "
           "and overlapping gains less, than on separate cores")
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
-         "setpriv": "util-linux", "taskset": "util-linux", "mount": "mount", "hostname": "hostname"}
+TOOLS = "ip", "tc", "mpirun", "unshare", "nsenter", "setpriv", "taskset", "mount", "hostname"
 
 # The bucket holds the largest segment, and a fraction of a millisecond at the rate: timers are tens of microseconds late, and a
 # full bucket loses rate.
@@ -123,13 +122,11 @@ def obstacle():
     """Why there can be no lab here, or None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "the lab needs Linux and root, to create network namespaces and to limit their links: run this as root, or with sudo"
-    missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
-    if missing:
-        return f"the lab needs tools that are missing: apt-get install {' '.join(missing)}"
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        return f"the lab needs {', '.join(missing)}: apt-get install iproute2 util-linux openmpi-bin"
     done = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
     if done.returncode:
-        return ("the lab needs namespaces, which this system refuses (a container without CAP_SYS_ADMIN?): "
-                + done.stderr.strip())
+        return f"the lab needs namespaces, which this system refuses (a container without CAP_SYS_ADMIN?): {done.stderr.strip()}"
     if "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout:
         return "the lab needs Open MPI; the mpirun found is another"
     return None
