@@ -611,7 +611,7 @@ class Sweep(Case):
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         configs = [row["config"] for row in self.rows()]
-        self.assertEqual(len({config["peak_tflops_all_ranks"] for config in configs}), 1)
+        self.assertEqual(len({f"{config['peak_tflops_all_ranks']:.12g}" for config in configs}), 1)
         self.assertEqual([config["peak_source"] == "--peak-tflops" for config in configs], [False, True, True, True])
 
     def test_repeats_take_random_turns(self):
