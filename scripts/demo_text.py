@@ -30,7 +30,7 @@ def shakespeare(place):
 
 
 def documentation():
-    """Python's language reference, its chapters in a fixed random order, so that the validation part at the end is of the same kind."""
+    """Python's language reference. Its chapters are in a fixed random order, so that the end, for validation, is of the same kind."""
     from pydoc_data.topics import topics
     chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
     note("text: Python's language reference instead")

@@ -120,8 +120,11 @@ pypi() {
     [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return
     echo "installing $1 from PyPI into build/venv, for $2"
     pip() { $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
-    said=$({ $python -c 'import pip' 2>/dev/null || "$(scripts/find_python.sh)" -m venv --clear --system-site-packages build/venv; } 2>&1 &&
-        { $python -c 'import numpy' 2>/dev/null || pip numpy; } 2>&1 && pip --require-hashes -r "scripts/$1.txt" 2>&1) && return
+    said=$({
+        { $python -c 'import pip' 2>/dev/null ||
+            "$(scripts/find_python.sh)" -m venv --clear --system-site-packages build/venv; } &&
+            { $python -c 'import numpy' 2>/dev/null || pip numpy; } && pip --require-hashes -r "scripts/$1.txt"
+    } 2>&1) && return
     printf '%s\n' "$said" "error: no $1; without it everything works but $2" >&2
     exit 3
 }

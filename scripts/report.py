@@ -10,9 +10,9 @@ conditions of the measurement, then a line for each point, written as soon as it
 file. The same command resumes an interrupted report, which holds the points measured so far and says so. Rows of another machine,
 program or place do not belong in one table: give another --out.
 
-An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with its
-approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and perhaps
-problems(rows), which are errors on any machine.
+An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
+its approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and
+perhaps problems(rows), which are errors on any machine.
 """
 import csv
 import datetime
@@ -83,7 +83,8 @@ def rows_of(folder, setup):
     different = [f"{name} was {before.get(name)!r} and is {setup.get(name)!r}" for name in {**before, **setup}
                  if name not in NOT_OF_THE_SETUP and before.get(name) != setup.get(name)]
     if different:
-        raise Problem(f"{rows.path} holds rows measured elsewhere: {'; '.join(different)}", "remove it, or choose another --out DIR")
+        raise Problem(f"{rows.path} holds rows measured elsewhere: {'; '.join(different)}",
+                      "remove it, or choose another --out DIR")
     return rows, before
 
 

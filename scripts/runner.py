@@ -136,8 +136,8 @@ class Runner:
             result = Result(0, "".join(texts), seconds)
         if self.log:
             extra = "".join(f"{name}={value} " for name, value in environments[0].items())
-            print(f"$ {extra}{shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, {seconds:.1f} s]\n"
-                  f"{result.output}", file=self.log, flush=True)
+            print(f"$ {extra}{shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
+                  f"{seconds:.1f} s]\n{result.output}", file=self.log, flush=True)
         if result.ended and self.left() <= 0:
             raise Late(result)
         return result

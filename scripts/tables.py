@@ -2,12 +2,12 @@
 
 
 def markdown(lines):
-    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell, some perhaps without the last
-    ones."""
+    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell; some may lack the last."""
     lines = list(lines)
     headings = list(dict.fromkeys(heading for line in lines for heading in line))
-    cells = [headings, ["---", *["---:"] * (len(headings) - 1)], *([line.get(heading, "") for heading in headings] for line in lines)]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in cells)
+    cells = [[line.get(heading, "") for heading in headings] for line in lines]
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (headings, rule, *cells))
 
 
 def number(value, digits=2):

@@ -4,8 +4,8 @@ In the experiment `training` a mode has the policy that is usual for its schedul
 fixed: first the policy (gradients when they are ready, weights four layers ahead, the whole table of the embedding), with slices in
 four for every schedule that takes some; then the schedule, ring:4, with one part of the policy changed at a time: gradients at the
 end of backward (end) or owner by owner (owners), rows of the table (rows), weights just before they are needed (ahead0) or all at
-once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how small a difference can be seen. Measured as `training`
-is.
+once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how small a difference can be seen. It is measured as
+`training` is.
 """
 from .steps import figures, measure, point_of, problems, tables  # noqa: F401
 

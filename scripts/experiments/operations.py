@@ -181,7 +181,8 @@ def beside_the_paper(by):
     """In this comparison the cost of slices counts as exposed."""
     row, ring = by["compute"], "ring:2" if by["compute"]["ranks"] == 2 else "ring"
     slicing, commfuse = (1 - (by[name]["exposed_ms"] + by[name]["chunking_ms"]) / row["wire_ms"] for name in ("slice:4", ring))
-    return [{"the paper's": case, "ratio": f"{ratio:.2f}", "slicing in four, %": percent(slicing), "its slicing": percent(its_slicing),
+    return [{"the paper's": case, "ratio": f"{ratio:.2f}",
+             "slicing in four, %": percent(slicing), "its slicing": percent(its_slicing),
              "commfuse, N·m = 4, %": percent(commfuse), "its CommFuse": percent(its_commfuse)}
             for work, case, ratio, its_slicing, its_commfuse in PAPER if (work[0], ratio) == (row["operation"], row["ratio_asked"])]
 

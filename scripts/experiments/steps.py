@@ -27,8 +27,9 @@ SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
 def point_of(place, quick, mesh, size, modes, policy=()):
     strategy, tp, dp = mesh
     ratio = place.ratio if place.kind == "lab" else None  # of a step's transfers to the ideal step; None: shared memory
+    rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (BLOCK_ROUNDS, SECONDS)
     return {"batch": dp, **size, "vocab": 8192, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio, "modes": modes,
-            "policy": list(policy), "rounds": QUICK_ROUNDS if quick else BLOCK_ROUNDS, "seconds": QUICK_SECONDS if quick else SECONDS}
+            "policy": list(policy), "rounds": rounds, "seconds": seconds}
 
 
 def size_for(place, size):
@@ -179,8 +180,8 @@ def tables(rows):
     for mesh, modes in by_mesh(rows).items():
         text += [f"### {mesh}", "", describe_mesh(modes), "", table(modes)]
     if not any(row["ranks"] == 4 for row in rows):
-        text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes while "
-                 "another waits, and nothing is left to hide."]
+        text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes "
+                 "while another waits, and nothing is left to hide."]
     return "\n".join(text)
 
 

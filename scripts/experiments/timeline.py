@@ -138,7 +138,8 @@ def figure_of(rows):
     figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
     plots.legend_below(figure, legend, 4, lines=2)
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-    figure.suptitle(f"One layer of {row['model']} in training, {row['mesh']}, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
+    figure.suptitle(f"One layer of {row['model']} in training, {row['mesh']}, {row['batch']} x {row['seq']} tokens, {link}",
+                    fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
         panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))

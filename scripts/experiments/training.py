@@ -8,8 +8,8 @@ before the first round; later processes read it. The bytes of a step over the li
 (whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
 of the process before. Other work can only lengthen a step, so modes are compared by the mean of the faster half of their steps. The
 standard error is the deviation of this ratio over bootstrap samples of blocks of eight rounds. It describes one report; another
-report may differ by 1 or 2 %. Modes do not differ if their difference is within two such errors of it. Medians and percentiles are of
-all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
+report may differ by 1 or 2 %. Modes do not differ if their difference is within two such errors of it. Medians and percentiles are
+of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
 says. A rank has two cores in every mode, one of them for transfers.
 """
 from .steps import figures, measure, point_of, problems, size_for, tables  # noqa: F401
@@ -18,12 +18,16 @@ NAME, TITLE = "training", "Training steps, end to end"
 MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
 MESHES, QUICK_MESHES = (("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)), (("tpsp", 2, 1), ("tpsp", 1, 2))
-SIZE, QUICK_SIZE = dict(model="d12", seq=1024), dict(model="d6", seq=256, batch=4)  # GPT-2's: attention hides as much as in a real run
+# GPT-2's sequence: attention hides as much as in a real run.
+SIZE, QUICK_SIZE = dict(model="d12", seq=1024), dict(model="d6", seq=256, batch=4)
+
+
+def worth_it(mode, tp, dp):
+    """Not more slices on tp 1, where buckets of gradients are not cut, nor direct on two ranks, where it is ring."""
+    return (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "direct")
 
 
 def points(place, quick):
-    """Left out: more slices on tp 1, where buckets of gradients are not cut; direct on two ranks, where it is ring."""
-    size = size_for(place, QUICK_SIZE if quick else SIZE)
-    return [point_of(place, quick, (strategy, tp, dp), size, [mode for mode in (QUICK_MODES if quick else MODES)
-                                                              if (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "direct")])
+    size, modes = size_for(place, QUICK_SIZE if quick else SIZE), QUICK_MODES if quick else MODES
+    return [point_of(place, quick, (strategy, tp, dp), size, [mode for mode in modes if worth_it(mode, tp, dp)])
             for strategy, tp, dp in (QUICK_MESHES if quick else MESHES) if tp * dp <= place.ranks]

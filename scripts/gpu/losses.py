@@ -29,7 +29,8 @@ def agree(check, what, found, expected, bands):
     """Checks that losses and norms are within their bands and the loss falls."""
     losses, (loss, norm) = found[0], map(relative, found, expected)
     check.judge(what, loss <= bands[0] and norm <= bands[1] and losses[-1] < losses[0],
-                f"loss {loss:.1e} (band {bands[0]:.0e}), norm {norm:.1e} (band {bands[1]:.0e}), {losses[0]:.4f} to {losses[-1]:.4f}")
+                f"loss {loss:.1e} (band {bands[0]:.0e}), norm {norm:.1e} (band {bands[1]:.0e}), "
+                f"{losses[0]:.4f} to {losses[-1]:.4f}")
 
 
 def against_reference(check, name):

@@ -11,7 +11,8 @@ def build(check):
     wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
     wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
     result = check.runner.run(["make", "-k", "-j", os.cpu_count(), "WERROR=", *wanted])  # a new compiler may have new warnings
-    check.judge("make", result.status == 0, "\n".join(result.output.splitlines()[-20:]) if result.status else f"{result.seconds:.0f} s")
+    trouble = "\n".join(result.output.splitlines()[-20:])
+    check.judge("make", result.status == 0, trouble if result.status else f"{result.seconds:.0f} s")
 
 
 def device(check):

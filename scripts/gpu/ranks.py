@@ -66,7 +66,7 @@ def run(check):
 
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
-    """Ring and direct have the same bits over every transport, however often. bits: those of the first run of a kind, and its mesh."""
+    """Ring and direct have the same bits over every transport, however often. bits: of the first run of a kind, and its mesh."""
     native = mesh.mode in NATIVE
     if native and result.status and "native collectives need NCCL" in result.output:
         return check.verdict(name_of(mesh), SKIP, "refused: " + result.reason)

@@ -149,7 +149,7 @@ def run(check):
 
 
 def kernels(check):
+    bench = check.program("bf16", "tests/bench/bench_gpu")
     for model in CLOSER:
         sizes = model.layers, model.channels, model.heads, model.torch_batch, SEQ, VOCABULARY_PADDED
-        check.show_run(f"{model.name}: kernels timed", check.runner.run([check.program("bf16", "tests/bench/bench_gpu"), *sizes, 10]),
-                       f"micro-batch {model.torch_batch}")
+        check.show_run(f"{model.name}: kernels timed", check.runner.run([bench, *sizes, 10]), f"micro-batch {model.torch_batch}")

@@ -46,7 +46,7 @@ class Step:
 
 
 def implausible(losses):
-    """What is wrong with the losses of a training from random weights; "" if nothing is. The time of a wrong step does not count."""
+    """What is wrong with losses of a training from random weights; "" if nothing is. The time of a wrong step does not count."""
     if any(loss is None or not math.isfinite(loss) for loss in losses):
         return f"a loss is not finite: {losses}"
     if abs(losses[0] - math.log(VOCABULARY)) > FIRST_LOSS_BAND:
