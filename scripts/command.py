@@ -45,6 +45,30 @@ class Parser(argparse.ArgumentParser):
         super().error(sanitize(message))
 
 
+def some_of(known):
+    """A type of options: some of these names, with commas between them."""
+    def parse(text):
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
+        return text.split(",")
+    return parse
+
+
+def at_least(least):
+    """A type of options: whole numbers from `least` on."""
+    def number(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: at least {least}")
+        return int(text)
+    return number
+
+
+def positive(text):
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return float(text)
+
+
 def status_of(work, where="", interrupted="interrupted"):
     """Does the work and returns the exit status. Prints errors, with WHERE if they have no file name."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `finally` removes unfinished files

@@ -11,7 +11,7 @@ import re
 import sys
 import urllib.request
 
-from command import Problem, note, status_of, whole
+from command import note, status_of, whole
 
 NAME = "tinyshakespeare.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -29,28 +29,22 @@ def shakespeare(place):
     return data if right else None
 
 
-def documentation(path):
-    """Python's language reference."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise Problem("no English on this machine", f"save {URL} as {path}") from None
-    # In a fixed random order, so that the validation part at the end is of the same kind as the rest.
+def documentation():
+    """Python's language reference. Its chapters are in a fixed random order, so that the end, for validation, is of the same kind."""
+    from pydoc_data.topics import topics
     chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
     note("text: Python's language reference instead")
     return re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
 
 
 def main():
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     places = [place for place in (pathlib.Path("../shared/data", NAME), path, URL) if place is URL or place.exists()]
     data = next(filter(None, map(shakespeare, places)), None)
     if data is None:
-        data, path = documentation(path), folder / "documentation.txt"
+        data, path = documentation(), folder / "documentation.txt"
     with whole(path, "wb") as file:
         file.write(data)
     print(path)

@@ -83,22 +83,11 @@ if [ -n "$missing" ]; then
         "hint:  install them with this system's package manager, then run this again"
     as_root=
     [ "$(id -u)" -eq 0 ] || as_root=sudo
-    [ -z "$as_root" ] || sudo -n true 2>/dev/null || { program sudo && [ -t 0 ]; } ||
-        die "error: missing, and neither root nor sudo to install it:$reasons" \
-            "hint:  as root:  apt-get update && apt-get install --no-install-recommends$missing"
     echo "installing with apt-get${as_root:+, through sudo}, no recommended extras:$reasons"
     apt() { $as_root env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 apt-get -q -o Acquire::Retries=3 \
         -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@" </dev/null; }
-    log=$(mktemp) || exit 1
-    trap 'rm -f "$log"' EXIT
-    if ! { apt update && apt install -y --no-install-recommends $missing; } >"$log" 2>&1; then
-        tail -n 30 "$log" >&2
-        hint="see above"
-        ! grep -q 'Unable to locate package' "$log" || hint="libdnnl-dev is in Ubuntu's universe:  add-apt-repository universe"
-        ! grep -qE 'Temporary failure|Could not (resolve|connect)|Failed to fetch' "$log" ||
-            hint="the package servers cannot be reached: check the network or /etc/apt"
-        die "error: apt-get could not install:$missing" "hint:  $hint"
-    fi
+    said=$({ apt update && apt install -y --no-install-recommends $missing; } 2>&1) ||
+        die "$said" "error: apt-get could not install:$missing" "hint:  see above; libdnnl-dev is in Ubuntu's universe"
     echo "installed$missing"
 fi
 
@@ -130,16 +119,14 @@ pypi() {
     python=build/venv/bin/python
     [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return
     echo "installing $1 from PyPI into build/venv, for $2"
-    mkdir -p build
     pip() { $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
-    if ! { { [ -x $python ] && $python -c 'import pip' 2>/dev/null; } ||
-        { rm -rf build/venv && "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv; } &&
-        { $python -c 'import numpy' 2>/dev/null || pip numpy; } &&
-        pip --require-hashes -r "scripts/$1.txt"; } >build/venv.log 2>&1; then
-        tail -n 5 build/venv.log >&2
-        echo "error: no $1; without it everything works but $2 (full log: build/venv.log)" >&2
-        exit 3
-    fi
+    said=$({
+        { $python -c 'import pip' 2>/dev/null ||
+            "$(scripts/find_python.sh)" -m venv --clear --system-site-packages build/venv; } &&
+            { $python -c 'import numpy' 2>/dev/null || pip numpy; } && pip --require-hashes -r "scripts/$1.txt"
+    } 2>&1) && return
+    printf '%s\n' "$said" "error: no $1; without it everything works but $2" >&2
+    exit 3
 }
 if want --bpe; then pypi tiktoken "the GPT-2 encoding of data/prepare.py"; fi
 if want --log-to; then pypi tensorboardX "scripts/log_to.py"; fi

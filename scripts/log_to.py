@@ -14,7 +14,6 @@ continue.
 """
 import contextlib
 import html
-import itertools
 import json
 import os
 import re
@@ -31,117 +30,104 @@ CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
 class TensorBoard:
     def __init__(self, folder):
         from tensorboardX import SummaryWriter
-        files = itertools.count()
-        self.writer, self.new = None, lambda: SummaryWriter(folder, purge_step=0, flush_secs=POLL_S,
-                                                            filename_suffix=f".{next(files):06d}")
+        self.folder, self.Writer, self.writers = folder, SummaryWriter, []
 
     def begin(self, _):
         """Hides what was sent before, by earlier calls too."""
         self.close()
-        self.writer = self.new()
+        self.writers.append(self.Writer(self.folder, purge_step=0, flush_secs=POLL_S, filename_suffix=f".{len(self.writers):06d}"))
 
-    def show(self, kind, step, what):
-        if kind == "numbers":
-            for name, value in what.items():
-                self.writer.add_scalar(name, value, step)
-        else:
-            text = what if kind == "sample" else json.dumps(what, indent=1)
-            self.writer.add_text(kind, "    " + text.replace("\n", "\n    "), step)  # as it is
+    def numbers(self, step, values):
+        for name, value in values.items():
+            self.writers[-1].add_scalar(name, value, step)
+
+    def text(self, name, step, text):
+        self.writers[-1].add_text(name, "    " + text.replace("\n", "\n    "), step)  # as it is
+
+    def config(self, options):
+        self.text("config", 0, json.dumps(options, indent=1))
 
     def close(self):
-        if self.writer:
-            self.writer.close()
+        for writer in self.writers[-1:]:
+            writer.close()
 
 
 class WeightsAndBiases:
     def __init__(self, project):
         import wandb
-        self.wandb, self.run, self.name = wandb, None, None
-        self.options = dict(project=project, resume="allow")
+        self.wandb, self.run, self.name, self.project = wandb, None, None, project
 
     def begin(self, name):
         if name != self.name:
             self.close()
-            self.name, self.run = name, self.wandb.init(id=re.sub(r"[^\w-]", "-", name)[:64] or None, **self.options)
+            self.name, identity = name, re.sub(r"[^\w-]", "-", name)[:64] or None
+            self.run = self.wandb.init(id=identity, project=self.project, resume="allow")
             self.run.define_metric("*", step_metric="step")
 
-    def show(self, kind, step, what):
-        if kind == "config":
-            self.run.config.update(what, allow_val_change=True)
-        else:
-            self.run.log({"step": step, **(what if kind == "numbers" else
-                                           {"sample": self.wandb.Html(f"<pre>{html.escape(what)}</pre>")})})
+    def numbers(self, step, values):
+        self.run.log({"step": step, **values})
+
+    def text(self, name, step, text):
+        self.numbers(step, {name: self.wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def config(self, options):
+        self.run.config.update(options, allow_val_change=True)
 
     def close(self):
         if self.run:
             self.run.finish()
 
 
-def steps_done(event):
-    """-1: it does not belong to one."""
-    return event["step"] + (event["event"] == "step") if event["event"] in run_log.NEEDED else -1  # the log counts steps from 0
-
-
-def changes(path, follow):
-    """Yields the events of a log with kind and steps done, first ("begin", 0, run); all of them again when it has been written
-    again, as by a resumed run."""
-    log, begun, ended, last = (), False, False, None
-    no_log = Problem(f"{path} does not begin with a run's options", run_log.HINT)
+def events(path, follow):
+    """The events of a log; all of them again when it has been written again, as by a resumed run."""
+    log, last, no_log = (), None, Problem(f"{path} does not begin with a run's options", run_log.HINT)
     while True:
         there = os.path.exists(path) or not follow  # otherwise it may come later
         if there and not (log and log.stay()):
-            log, begun = run_log.Lines(path, run_log.fault), False
+            log, last = run_log.Lines(path), None
         for event in log:
-            kind = event["event"]
-            if kind == "config":
-                begun = True
-                yield "begin", 0, event.get("run")
-            if not begun:
+            if last is None and event["event"] != "config":
                 raise no_log
             if event != last:  # a line of which only the end is missing comes again
-                yield kind, steps_done(event), event
-            last, ended = event, kind == "end"
-        if not (begun or follow):
+                yield event
+            last = event
+        if last is None and not follow:
             raise no_log
-        if ended or not follow:
+        if not follow or last and last["event"] == "end":
             return
         time.sleep(POLL_S)
 
 
-def send(changes, target):
-    """Sends what each kind of event holds."""
-    for kind, step, event in changes:
-        if kind == "begin":
-            target.begin(str(event or ""))
-        elif kind in ("config", "resume"):
-            target.show("config", 0, {name: value for name, value in event.items()
-                                      if name != "event" and not isinstance(value, (dict, list))})
+def send(events, target):
+    """Sends what each kind of event holds. The log counts steps from 0, curves those done."""
+    for event in events:
+        kind = event["event"]
+        if kind == "config":
+            target.begin(str(event.get("run") or ""))
+        if kind in ("config", "resume"):
+            target.config({name: value for name, value in event.items() if name != "event" and not isinstance(value, (dict, list))})
         elif kind == "sample":
-            target.show(kind, step, event["text"])
+            target.text(kind, event["step"], event["text"])
         elif kind in CURVES:
-            target.show("numbers", step, {f"{CURVES[kind]}/{name}": value for name, value in event.items()
-                                          if name != "step" and run_log.is_number(value)})
+            target.numbers(event["step"] + (kind == "step"), {
+                f"{CURVES[kind]}/{name}": value for name, value in event.items() if name != "step" and run_log.is_number(value)})
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("log", metavar="LOG")
-    parser.add_argument("--tensorboard", metavar="DIR")
-    parser.add_argument("--wandb", metavar="PROJECT")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--tensorboard", metavar="DIR")
+    where.add_argument("--wandb", metavar="PROJECT")
     parser.add_argument("--follow", action="store_true", help="until the run has ended; the log may come later")
     given = parser.parse_args()
-    if bool(given.tensorboard) == bool(given.wandb):
-        parser.error("give either --tensorboard DIR or --wandb PROJECT")
     try:
         target = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb)
     except ImportError as error:
         raise Problem(str(error), "scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
                       f"build/venv/bin/python {sys.argv[0]}") from None
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            send(changes(given.log, given.follow), target)
-    finally:
-        target.close()
+    with contextlib.closing(target), contextlib.suppress(KeyboardInterrupt):
+        send(events(given.log, given.follow), target)
 
 
 if __name__ == "__main__":

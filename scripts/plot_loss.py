@@ -17,16 +17,16 @@ def smooth(values, reach):
 
 
 def curve(events, kind):
-    """Steps and losses, without the steps that --skip-nonfinite has skipped (null)."""
-    points = [(event["step"], event["loss"]) for event in events if event["event"] == kind]
-    return tuple(zip(*(point for point in points if point[1] is not None))) or ((), ())
+    """(steps, losses), without the steps that --skip-nonfinite has skipped (null)."""
+    known = [event for event in events if event["event"] == kind and event["loss"] is not None]
+    return [event["step"] for event in known], [event["loss"] for event in known]
 
 
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
-    events = list(run_log.Lines(log, run_log.fault))
+    events = list(run_log.Lines(log))
     (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
         raise Problem(f"no step with a loss in log {log}", "wait until the run has taken steps, then plot")

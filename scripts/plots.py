@@ -54,11 +54,10 @@ def write(figure, path):
         figure.savefig(file, format=kind)
 
 
-def save(figure, folder, name):
-    """Saves a figure as PNG and SVG; returns the names of the files."""
+def save(figure, path):
+    """As PNG and SVG."""
     if note:
         figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
-    for extension in ("png", "svg"):
-        write(figure, os.path.join(folder, f"{name}.{extension}"))
+    for kind in "png", "svg":
+        write(figure, f"{path}.{kind}")
     pyplot().close(figure)
-    return [f"{name}.png", f"{name}.svg"]

@@ -10,15 +10,13 @@ conditions of the measurement, then a line for each point, written as soon as it
 file. The same command resumes an interrupted report, which holds the points measured so far and says so. Rows of another machine,
 program or place do not belong in one table: give another --out.
 
-An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with its approximate seconds;
-measure(place, point), which returns rows; tables(rows); and perhaps figures(rows, folder), and problems(rows), which are errors on
-any machine.
+An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
+its approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and
+perhaps problems(rows), which are errors on any machine.
 """
 import csv
 import datetime
-import fcntl
 import hashlib
-import json
 import os
 import pathlib
 import shlex
@@ -29,7 +27,7 @@ import time
 import lab
 import plots
 import run_log
-from command import Parser, Problem, note, opened, say, status_of, whole, write_whole
+from command import Parser, Problem, note, positive, some_of, status_of, whole, write_whole
 from runner import ROOT
 
 try:  # before hours are spent, not after them
@@ -41,6 +39,7 @@ except ImportError as error:
              "scripts/install_deps.sh installs it")
 
 EXPERIMENTS = {module.NAME: module for module in (operations, ablation, training, timeline)}  # in the order of the report
+CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
 NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
@@ -49,15 +48,11 @@ INTERRUPTED = 130
 
 def setup_of(place, o):
     """The conditions of the rows; rows of other conditions may not be mixed with them."""
-    build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
-    programs = [build / name for name in PROGRAMS]
-    if not all(program.exists() for program in programs):
-        raise Problem("build/release lacks a program", "make report builds what it needs")
-    onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
-                 "cc -E -P -x c - | tail -n 1")
-    return {**place.describe(), "compiler": (ask("cc", "--version").splitlines() or ["unknown"])[0],
-            "onednn": onednn.replace(" ", "") or "unknown", "version": (build / "version").read_text().strip(),
-            "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12],
+    build, config = pathlib.Path(ROOT, "build/release"), place.runner.output(["make", "-s", "config"])
+    lines = dict(line.split(maxsplit=1) for line in config.splitlines())
+    return {"place": place.kind, "cores": place.cores, "shortage": lab.shortage(2, place.cores),
+            **{name: lines[name] for name in CONFIG}, "version": (build / "version").read_text().strip(),
+            "program": hashlib.sha256(b"".join((build / name).read_bytes() for name in PROGRAMS)).hexdigest()[:12],
             "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else "") +
             (f", ratio {o.ratio:g}" if o.ratio != 0.5 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
@@ -68,58 +63,38 @@ def doubts(setup):
     if setup["shortage"]:
         return f"In this report {lab.SHARED}: {setup['shortage']}"
     if setup["load"] > LOAD_MAX * setup["cores"]:
-        return ("Other work shares these processors, so times differ from minute to minute: "
-                f"load {setup['load']:.2f} at the start")
+        return f"Other work shares these processors, so times differ from minute to minute: load {setup['load']:.2f} at the start"
     return ""
 
 
 def caption(setup):
     shared = setup["shortage"] and f" (**{lab.SHARED}**: {setup['shortage']})"
-    return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} "
-            f"{setup['kernel']}; {setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
-            f"({setup['program']}); {'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
+    return (f"{setup['machine']}{shared}, load {setup['load']:.2f} at the start; {setup['compiler']}; {setup['mpi']}; "
+            f"oneDNN {setup['oneDNN']}; commfuse {setup['version']} ({setup['program']}); "
+            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
 
 
-class Rows:
-    """DIR/rows.jsonl, held by one report at a time."""
-
-    def __init__(self, folder, setup):
-        self.path = folder / "rows.jsonl"
-        self.file = opened(self.path, "a", encoding="utf-8")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Problem(f"{self.path} is being written by another report", "wait for it, or choose another --out DIR") from None
-        run_log.drop_cut_line(self.path)
-        first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
-        self.setup = first.get("setup", setup)
-        if not first:
-            self.append({"setup": setup})
-        different = [f"{name} was {self.setup.get(name)!r} and is {setup.get(name)!r}" for name in {**self.setup, **setup}
-                     if name not in NOT_OF_THE_SETUP and self.setup.get(name) != setup.get(name)]
-        if different:
-            raise Problem(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
-                          "remove it, or choose another --out DIR")
-
-    def append(self, line):
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-    def has(self, name, point):
-        return any((line["experiment"], line["point"]) == (name, point) for line in self.done)
+def rows_of(folder, setup):
+    """DIR/rows.jsonl and the conditions of its rows."""
+    rows = run_log.Rows(folder / "rows.jsonl", {"setup", "experiment"}, "no row of a report")
+    if not rows.done:
+        rows.append({"setup": setup})
+    before = rows.done.pop(0).get("setup", {})
+    different = [f"{name} was {before.get(name)!r} and is {setup.get(name)!r}" for name in {**before, **setup}
+                 if name not in NOT_OF_THE_SETUP and before.get(name) != setup.get(name)]
+    if different:
+        raise Problem(f"{rows.path} holds rows measured elsewhere: {'; '.join(different)}",
+                      "remove it, or choose another --out DIR")
+    return rows, before
 
 
-def run(place, names, rows, o, failures):
-    """Measures the missing points. Points that fail are added to `failures`, and the others are still measured."""
-    todo = []
-    for name in names:
-        points = EXPERIMENTS[name].points(place, o.quick)
-        if not points:
-            note(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}")
-        points = [{**point, "seconds": o.patience * point["seconds"]} for point in points]
-        todo += [(name, point) for point in points if not rows.has(name, point)]
-    note(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""))
+def run(place, rows, o, failed):
+    """Measures the missing points. Those that fail are added to `failed`, and the others are still measured."""
+    points = [(name, {**point, "seconds": o.patience * point["seconds"]})
+              for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
+    there = [(line["experiment"], line["point"]) for line in rows.done]
+    todo = [point for point in points if point not in there]
+    note(f"{len(todo)} points to measure" + (f", {len(there)} are there already" if there else ""))
     for number, (name, point) in enumerate(todo):
         left = sum(point["seconds"] for _, point in todo[number:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
@@ -128,37 +103,40 @@ def run(place, names, rows, o, failures):
         try:
             found = EXPERIMENTS[name].measure(place, point)
         except Exception as error:  # any error: the other points are still useful
-            failures.append(f"{name} {short}: {error}")
-            note(f"failed: {failures[-1]}")
-            continue
-        rows.done.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                          "commands": place.commands})
-        rows.append(rows.done[-1])
+            failed.append(f"not measured: {name} {short}: {error}")
+            note(failed[-1])
+        else:
+            rows.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
+                         "commands": place.commands})
 
 
 # --- writing ---
 
 
 def section(module, lines, folder, where):
-    """Tables, figures, rows and commands of one experiment."""
+    """Text, tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
     with whole(folder / f"{module.NAME}.csv", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
         table.writerows(rows)
-    text = [f"## {module.TITLE}", "", module.tables(rows).strip(), ""]
-    for name in getattr(module, "figures", lambda *_: [])(rows, str(folder)):
-        if name.endswith(".png"):
-            text += [f"![{module.TITLE}]({name})", ""]
-    text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
+    text = [f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows)]
+    for end, figure in module.figures(rows).items():
+        plots.save(figure, folder / (module.NAME + end))
+        text += [f"![{module.TITLE}]({module.NAME}{end}.png)", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
-    text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""]
-    return "\n".join(text)
+    return "\n".join([
+        *text, f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
+        f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
 
 
-def write_report(folder, setup, done, failures, command, stopped=False):
-    present = {module: lines for name, module in EXPERIMENTS.items()
-               if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
+def problems_of(done):
+    """Errors on any machine."""
+    return [f"ERROR {line['experiment']} {problem}" for line in done
+            for problem in getattr(EXPERIMENTS[line["experiment"]], "problems", lambda _: [])(line["rows"])]
+
+
+def write_report(folder, setup, done, wrong, command, stopped=False):
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:
@@ -167,59 +145,48 @@ def write_report(folder, setup, done, failures, command, stopped=False):
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for module, lines in present.items() if hasattr(module, "problems")
-                for problem in module.problems([row for line in lines for row in line["rows"]])]
-    if problems or failures:
-        text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
-                 *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
+    if wrong:
+        text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
     plots.note = setup["shortage"] and f"{setup['cores']} cores: {lab.SHARED}"
-    text += [section(module, lines, folder, caption(setup)) for module, lines in present.items()]
+    for name, module in EXPERIMENTS.items():
+        lines = [line for line in done if line["experiment"] == name]
+        text += [section(module, lines, folder, caption(setup))] if lines else []
     write_whole(folder / "report.md", "\n".join(text))
-    return folder / "report.md", problems
 
 
 def options():
     parser = Parser(__doc__)
-    parser.add_argument("--out", default="build/report", help="folder of the report (default: build/report)")
+    parser.add_argument("--out", default="build/report", type=pathlib.Path, help="folder of the report (default: build/report)")
     parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join(EXPERIMENTS)}")
+    parser.add_argument("--only", metavar="NAME[,NAME]", type=some_of(EXPERIMENTS), default=list(EXPERIMENTS),
+                        help=f"of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
-    parser.add_argument("--patience", type=float, default=1, metavar="X",
+    parser.add_argument("--patience", type=positive, default=1, metavar="X",
                         help="measure points X times as long, on a machine with other work (default: %(default)s)")
-    parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
+    parser.add_argument("--ratio", type=positive, default=0.5, metavar="X",
                         help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
-    o = parser.parse_args()
-    o.only = o.only.split(",") if o.only else list(EXPERIMENTS)
-    for name in o.only:
-        if name not in EXPERIMENTS:
-            parser.error(f"--only {name}: experiments are {', '.join(EXPERIMENTS)}")
-    for name in ("patience", "ratio"):
-        if not 0 < getattr(o, name) < float("inf"):
-            parser.error(f"--{name} {getattr(o, name):g}: not a positive number")
-    return o
+    return parser.parse_args()
 
 
 def main():
     o = options()
-    folder = pathlib.Path(o.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    o.out.mkdir(parents=True, exist_ok=True)
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.default_int_handler)
-    place = Place(o.place, o.ratio)
-    rows, failures, stopped = Rows(folder, setup_of(place, o)), [], False
-    if doubts(rows.setup):
-        note(doubts(rows.setup))
+    place, failed, stopped = Place(o.place, o.ratio), [], False
+    rows, setup = rows_of(o.out, setup_of(place, o))
+    if doubts(setup):
+        note(doubts(setup))
     try:
-        run(place, [name for name in EXPERIMENTS if name in o.only], rows, o, failures)
+        run(place, rows, o, failed)
     except KeyboardInterrupt:
         stopped = True
         note(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there")
-    words = shlex.join(["scripts/report.py", *sys.argv[1:]])
-    path, problems = write_report(folder, rows.setup, rows.done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
-    for problem in problems:
-        note(f"ERROR {problem}")
-    say(str(path))
-    return INTERRUPTED if stopped else int(bool(problems or failures))
+    wrong = problems_of(rows.done) + failed
+    command = f'"$(scripts/find_python.sh)" {shlex.join(["scripts/report.py", *sys.argv[1:]])}'
+    write_report(o.out, setup, rows.done, wrong, command, stopped)
+    note("".join(f"{one}\n" for one in wrong) + f"{o.out}/report.md")
+    return INTERRUPTED if stopped else int(bool(wrong))
 
 
 if __name__ == "__main__":

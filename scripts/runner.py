@@ -33,16 +33,13 @@ def shown(command):
     return shlex.join(map(str, command)).replace(f"{ROOT}/", "")
 
 
+def text_of(file):
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
 class Failed(Problem):
     """A command that was expected to succeed."""
-
-
-class Late(Exception):
-    """The runner's deadline has passed. output: of the command so far."""
-
-    def __init__(self, output=""):
-        super().__init__()
-        self.output = output
 
 
 @dataclasses.dataclass
@@ -64,6 +61,14 @@ class Result:
         return re.sub(r"^error: rank \d+ of \d+ \([^)]*\): ", "", " ".join(text.split()))
 
 
+class Late(Exception):
+    """The runner's deadline has passed. result: of the command so far."""
+
+    def __init__(self, result=None):
+        super().__init__()
+        self.result = result or Result(0, "", 0, True)
+
+
 class Runner:
     """gently: send SIGTERM first, so that a launcher can end its processes on other hosts. bound: a command ends when this script
     ends, even by SIGKILL. Nothing runs past `deadline`. Threads may share a runner."""
@@ -75,8 +80,8 @@ class Runner:
     def left(self):
         return self.deadline - time.monotonic()
 
-    def start(self, command, output, errors=subprocess.STDOUT, env=None):
-        return subprocess.Popen([*self.prefix, *map(str, command)], cwd=self.cwd, env=dict(os.environ, **(env or {})),
+    def start(self, command, output, errors, env):
+        return subprocess.Popen([*self.prefix, *map(str, command)], cwd=self.cwd, env={**os.environ, **env},
                                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
 
     def end(self, *processes):
@@ -89,6 +94,18 @@ class Runner:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE_S)
 
+    def wait(self, processes, until):
+        """Waits until all have ended or time is up; another thread may set the deadline. Returns the first rank that failed, and
+        the ranks that have not ended."""
+        first, late = None, [*range(len(processes))]
+        while late and time.monotonic() < min(until, self.deadline):
+            late = [i for i, p in enumerate(processes) if p.poll() is None]
+            failed = [i for i, p in enumerate(processes) if p.poll()]
+            if first is None and failed:
+                first, until = failed[0], min(until, time.monotonic() + OTHERS_S)
+            time.sleep(0.01 * bool(late))
+        return first, late
+
     def run(self, command, limit=None, env=None):
         return self.ranks([command], [env or {}], limit)
 
@@ -97,54 +114,33 @@ class Runner:
         if self.left() <= 0:
             raise Late
         begin, processes = time.monotonic(), []
-        files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in commands]
-        try:
-            for command, environment, (output, errors) in zip(commands, environments, files):
-                processes.append(self.start(command, output, errors, environment))
-            first, late = self.wait(processes, begin + (limit or float("inf")))
-        finally:
-            self.end(*processes)
-        seconds, texts = time.monotonic() - begin, [self.text(*pair) for pair in files]
+        with contextlib.ExitStack() as stack:
+            files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in ("output", "errors")] for _ in commands]
+            try:
+                for command, environment, pair in zip(commands, environments, files):
+                    processes.append(self.start(command, *pair, environment))
+                first, late = self.wait(processes, begin + (limit or float("inf")))
+            finally:
+                self.end(*processes)
+            texts = ["".join(map(text_of, pair)) for pair in files]
+        seconds = time.monotonic() - begin
         if first is not None:
-            text = texts.pop(first) + "".join(texts)
+            texts.insert(0, texts.pop(first))
             if late:
-                text += f"\nrank {', '.join(map(str, late))} did not end by itself after rank {first} had failed"
-            result = Result(processes[first].returncode, text, seconds)
+                texts.append(f"\nrank {', '.join(map(str, late))} did not end by itself after rank {first} had failed")
+            result = Result(processes[first].returncode, "".join(texts), seconds)
         elif late:
             status = processes[late[0]].returncode or -signal.SIGKILL
             result = Result(status, f"error: ended after {seconds:.0f} s\n" + "".join(texts), seconds, True)
         else:
             result = Result(0, "".join(texts), seconds)
         if self.log:
-            extra = " ".join(f"{k}={v}" for k, v in environments[0].items())
-            self.log.write(f"$ {extra} {shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
-                           f"{seconds:.1f} s]\n{result.output}\n")
-            self.log.flush()
+            extra = "".join(f"{name}={value} " for name, value in environments[0].items())
+            print(f"$ {extra}{shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
+                  f"{seconds:.1f} s]\n{result.output}", file=self.log, flush=True)
         if result.ended and self.left() <= 0:
-            raise Late(result.output)
+            raise Late(result)
         return result
-
-    def wait(self, processes, until):
-        """Waits until all have ended or time is up; another thread may set the deadline. Returns the first rank that failed, and
-        the ranks that have not ended."""
-        first, running = None, True
-        while running and time.monotonic() < min(until, self.deadline):
-            running = any([p.poll() is None for p in processes])
-            failed = [i for i, p in enumerate(processes) if p.poll()]
-            if first is None and failed:
-                first, until = failed[0], min(until, time.monotonic() + OTHERS_S)
-            time.sleep(0.01 * running)
-        return first, [i for i, p in enumerate(processes) if p.poll() is None]
-
-    @staticmethod
-    def text(*files):
-        """Reads and closes the files."""
-        found = b""
-        for file in files:
-            file.seek(0)
-            found += file.read()
-            file.close()
-        return found.decode(errors="replace")
 
     def output(self, command, limit=None, copies=1, **environment):
         """The output of a command that must succeed; of copies that run at the same time, that of the first comes first."""
@@ -158,7 +154,6 @@ class Runner:
     def printed(self, *command, limit=20):
         """The output of a command; "" if it fails or does not exist."""
         try:
-            result = self.run(command, limit)
-        except OSError:
+            return self.output(command, limit).strip()
+        except (OSError, Failed):
             return ""
-        return "" if result.status else result.output.strip()

@@ -2,9 +2,12 @@
 
 
 def markdown(lines):
-    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell."""
-    cells = [f"| {' | '.join(map(str, line))} |" for line in (lines[0], *(line.values() for line in lines))]
-    return "\n".join([cells[0], "|---|" + "---:|" * (len(lines[0]) - 1), *cells[1:]]) + "\n"
+    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell; some may lack the last."""
+    lines = list(lines)
+    headings = list(dict.fromkeys(heading for line in lines for heading in line))
+    cells = [[line.get(heading, "") for heading in headings] for line in lines]
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (headings, rule, *cells))
 
 
 def number(value, digits=2):

@@ -10,19 +10,21 @@ predict-check: all ## predictions beside published and measured steps, in build/
 
 # $(call look,HEADERS): prints "found", or how to install
 look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)
+dnnl_version = $$(printf '\#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH' | \
+    $(CC) -E -P -x c - 2>/dev/null | tail -n 1 | tr -d ' ')
 config: ## print the compilers and libraries of this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
 	@echo 'flags        $(subst ','\'',$(FLAGS) $(LDFLAGS))'
 	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
-	@echo "oneDNN       $(call look,dnnl.h)"
+	@echo "oneDNN       $(call look,dnnl.h) $(dnnl_version)"
 	@echo "cJSON        $(call look,cjson/cJSON.h)"
 	@echo "OpenSSL      $(call look,openssl/hmac.h)"
 	@echo "xxHash       $(call look,xxhash.h)"
 	@echo "cmocka       $(call look,stdarg.h stddef.h stdint.h setjmp.h cmocka.h)"
 	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
 	@scripts/find_cuda.sh report
-	@echo "cores        $$(nproc)"
+	@echo "machine      $$(lscpu | awk -F': +' '/^(Model name|CPU family|Model):/ { printf "%s %s, ", $$1, $$2 }')$$(nproc) cores, $$(uname -sr)"
 	@echo "build        $(B), version $(VERSION)"
 
 # For editors and clang tools. train_gpt.cu is C to cc.

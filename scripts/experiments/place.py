@@ -1,10 +1,8 @@
 """The place of an experiment: the hosts of a lab (scripts/lab.py), or this machine over shared memory.
 
-Only a lab's links have a rate. In both a rank has one compute thread, and describe() reports whether it has two cores, one to
-compute and one to move bytes, or shares them (lab.SHARED).
+Only a lab's links have a rate. In both a rank has one compute thread.
 """
 import os
-import platform
 import re
 
 import lab
@@ -26,15 +24,6 @@ class Place:
         self.cores, self.runner = len(os.sched_getaffinity(0)), Runner(gently=True, bound=True)
         self.rate, self.commands = FREE_LINK, []
         self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
-
-    def describe(self):
-        mpi, cpu = self.runner.printed("mpirun", "--version"), self.runner.printed("lscpu")
-        # In a virtual machine the model name may be only the vendor's.
-        words = [re.search(rf"^{field}: *(.+)$", cpu, re.MULTILINE) for field in ("Model name", "CPU family", "Model")]
-        return {"place": self.kind, "cores": self.cores,
-                "processor": "{} (family {}, model {})".format(*(word[1] for word in words)) if all(words) else platform.machine(),
-                "kernel": platform.release(), "system": platform.system(), "mpi": mpi.partition("\n")[0] or "none",
-                "shortage": lab.shortage(2, self.cores)}
 
     def run(self, ranks, command, timeout=TIMEOUT_S):
         """Runs a command on a number of ranks and returns its output."""

@@ -1,76 +1,87 @@
 """One transformer layer in every mode, drawn from traces of training: the paper's figure, measured.
 
 Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace but the first and
-last layer, the one of median length is drawn, the same for all ranks. Forward and backward both start at zero, so that panels can
-be compared.
+last layer, the one of median length is drawn, the same for all ranks: an example, not a statistic. Forward and backward both start
+at zero, so that panels can be compared.
 """
-import collections
 import json
 import statistics
 import tempfile
 
 import plots
-from experiments import training
 from tokens import write_tokens
+
+from . import steps
 
 NAME, TITLE = "timeline", "One layer on the time line"
 MODES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices", "ring": "ring: CommFuse"}
+SIZE, QUICK_SIZE = dict(model="d12", seq=512, batch=2), dict(model="d6", seq=256, batch=4)
 STEPS = 5
 
 
 def points(place, quick):
-    size = dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=512, batch=2)
-    ratio = 0.5 if place.kind == "lab" else None
-    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, ratio=ratio, seconds=30)
+    size = steps.size_for(place, QUICK_SIZE if quick else SIZE)
+    return [{**steps.point_of(place, quick, (strategy, 2, 1), size, list(MODES)), "seconds": 30}
             for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
 
 
 def measure(place, point):
-    rows, rate = [], None
+    rows = []
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         tokens, trace = f"{folder}/tokens.bin", f"{folder}/trace.json"
         write_tokens(tokens, point["batch"] * (STEPS + 1) * point["seq"] + 1, point["vocab"])
-        if point["ratio"]:
-            rate = training.set_link(place, point, *training.first_look(place, point)[1:])
+        rate = point["ratio"] and steps.set_link(place, point, *steps.first_look(place, point))
         for mode in MODES:
             place.run(point["tp"] * point["dp"], [
-                training.PROGRAM, *training.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
+                steps.PROGRAM, *steps.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
                 "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{STEPS}"])
             with open(trace, encoding="utf-8") as file:
-                rows += [{"mesh": training.mesh_name(point), "model": point["model"], "seq": point["seq"],
+                rows += [{"mesh": steps.mesh_name(point), "model": point["model"], "seq": point["seq"],
                           "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
                          for row in layer_of(json.load(file)["traceEvents"])]
     return rows
 
 
-# --- traces ---
-
-
 def layer_of(events):
-    """Rows of the median layer: the events that overlap its block, in ms from the begin of the block."""
+    """Rows of the median layer of a trace: the events that overlap its block, in ms from the begin of the block."""
     events = [event for event in events if event["ph"] == "X"]
-    blocks = collections.defaultdict(dict)  # (step, layer) → (rank, direction) → event
+    layers = {}  # (step, layer) → (rank, direction) → the event of its block
     for event in events:
         if event["name"] in ("block forward", "block backward"):
             key = event["args"]["step"], event["args"]["layer"]
-            blocks[key][event["pid"], event["name"].split()[1]] = event
-    whole = {key: block for key, block in blocks.items() if len(block) == max(map(len, blocks.values()))}
-    if not whole:
+            layers.setdefault(key, {})[event["pid"], event["name"].split()[1]] = event
+    if not layers:
         raise ValueError("the trace has no layer: choose steps of the run with --trace-steps A:B")
-    last = max(layer for _, layer in whole)
-    inner = {key: block for key, block in whole.items() if 0 < key[1] < last} or whole
-    length = {key: sum(event["dur"] for event in block.values()) for key, block in inner.items()}
-    step, layer = min(length, key=lambda key: abs(length[key] - statistics.median_low(length.values())))
+    last = max(layer for _, layer in layers)
+    inner = [key for key in layers if 0 < key[1] < last] or list(layers)
+    lengths = sorted((sum(block["dur"] for block in layers[key].values()), key) for key in inner)
+    blocks = layers[statistics.median_low(lengths)[1]]
     rows = []
-    for (rank, direction), block in sorted(inner[step, layer].items()):
-        origin = min(event["ts"] for (_, way), event in inner[step, layer].items() if way == direction)
-        end = block["ts"] + block["dur"]
-        rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"], "layer": layer,
-                  "name": event["name"], "slice": event["args"].get("slice"), "begin_ms": (event["ts"] - origin) / 1e3,
-                  "end_ms": (event["ts"] + event["dur"] - origin) / 1e3, "bytes": event["args"].get("bytes", 0)}
-                 for event in events if event is block or event["pid"] == rank and event["ts"] < end
-                 and event["ts"] + event["dur"] > block["ts"] and not event["name"].startswith("block ")]
+    for (rank, direction), block in sorted(blocks.items()):
+        origin = min(other["ts"] for (_, way), other in blocks.items() if way == direction)
+        begin, end = block["ts"], block["ts"] + block["dur"]
+        rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"],
+                  "layer": block["args"]["layer"], "name": event["name"],
+                  "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3}
+                 for event in events if event is block or event["pid"] == rank and not event["name"].startswith("block ")
+                 and event["ts"] < end and event["ts"] + event["dur"] > begin]
     return rows
+
+
+def tables(_):
+    return ""
+
+
+# --- picture ---
+
+# Colours and texts of the legend: of products by the last word of an event's name, of others by its kind.
+PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
+          "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
+KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "waiting: exposed communication")}
+OTHER = "#c8ccd0"
+COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
+COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
+PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
 def select(rows, **values):
@@ -81,23 +92,6 @@ def distinct(rows, name):
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def tables(rows):
-    return "One layer of one step, that of median length: an example, not a statistic."
-
-
-# --- picture ---
-
-# By the last word of an event's name: its label, its colour, its text in the legend.
-PLACES = {"att.qkv": ("QKV", "#7fb3d5", "QKV"), "att.proj": ("attention", "#76d7c4", "attention and projection"),
-          "mlp.fc1": ("MLP 1", "#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("MLP 2", "#d7a8e0", "MLP 2: second product")}
-KINDS = {"block": ("", "#e6e8ea", "layer norm, GELU, sums"), "wait": ("", "#d62718", "waiting: exposed communication")}
-OTHER = "", "#c8ccd0", ""
-TRANSFER = {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
-COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
-LETTER = 0.006  # of a panel's width
-PANEL_INCHES, REST_INCHES = 1.4, 2
-
-
 def lanes(events):
     """Puts transfers, which overlap, in lanes: (lane, event) of each, and the number of lanes."""
     free, placed = [], []
@@ -105,60 +99,57 @@ def lanes(events):
         lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
         free[lane:lane + 1] = [event["end_ms"]]
         placed.append((lane, event))
-    return placed, max(1, len(free))
+    return placed, len(free)
 
 
-def draw_panel(axes, rows, title, width):
-    """Draws two rows for each of two ranks: the compute thread (waiting in red) and the wire."""
-    def box(event, bottom, height, **style):
-        text, colour, _ = KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], OTHER))
-        begin, until = max(0, event["begin_ms"]), min(event["end_ms"], width)
-        axes.broken_barh([(begin, max(0, until - begin))], (bottom, height), facecolors=colour, **style)
-        if event["kind"] == "compute" and until - begin > LETTER * len(text) * width:
-            axes.text((begin + until) / 2, bottom + height / 2, text, ha="center", va="center", fontsize=7, clip_on=True)
+def draw(axes, events, bottom, height, style):
+    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], (OTHER,)))[0] for event in events]
+    spans = [(event["begin_ms"], event["end_ms"] - event["begin_ms"]) for event in events]
+    axes.broken_barh(spans, (bottom, height), facecolors=colours, **style)
 
-    ticks, ranks = {}, distinct(rows, "rank")[:2]
+
+def draw_panel(axes, rows, title):
+    """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
+    ticks, ranks = {}, distinct(rows, "rank")
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
         ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
         for kind in "block", "compute", "wait":
-            for event in select(events, kind=kind):
-                box(event, computing, COMPUTE_HEIGHT, edgecolor="white", linewidth=0.5)
+            draw(axes, select(events, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
         placed, count = lanes(select(events, kind="comm"))
         for lane, event in placed:
-            box(event, wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, **TRANSFER)
-    end = max(row["end_ms"] for row in select(rows, kind="block") if row["rank"] in ranks)
+            draw(axes, [event], wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, TRANSFER)
+    end = max(row["end_ms"] for row in select(rows, kind="block"))
     waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
     axes.set_title(f"{title}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
-    axes.set_xlim(0, width)
     axes.set_yticks(list(ticks.values()), list(ticks), fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
 
 
-def figures(rows, folder):
+def figure_of(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     from matplotlib.patches import Patch
-    legend = {text: Patch(facecolor=colour) for _, colour, text in [*PLACES.values(), *KINDS.values()]}
+    legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
-    names = []
-    for mesh in distinct(rows, "mesh"):
-        mine = select(rows, mesh=mesh)
-        row, modes = mine[0], distinct(mine, "mode")
-        figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
-        plots.legend_below(figure, legend, 4, lines=2)
-        link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-        figure.suptitle(f"One layer of {row['model']} in training, {mesh}, {row['batch']} x {row['seq']} tokens, {link}",
-                        fontsize=11)
-        for way, direction in enumerate(("forward", "backward")):
-            panels, now = axes[way * len(modes):][:len(modes), 0], select(mine, direction=direction)
-            width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
-            for axis, mode in zip(panels, modes):
-                draw_panel(axis, select(now, mode=mode), MODES[mode], width)
-                axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
-            panels[-1].set_xlabel(f"{direction}: ms since the layer began")
-        names += plots.save(figure, folder, f"{NAME}-{mesh.replace(' ', '-')}")
-    return names
+    row, modes = rows[0], distinct(rows, "mode")
+    figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
+    plots.legend_below(figure, legend, 4, lines=2)
+    link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
+    figure.suptitle(f"One layer of {row['model']} in training, {row['mesh']}, {row['batch']} x {row['seq']} tokens, {link}",
+                    fontsize=11)
+    for way, direction in enumerate(("forward", "backward")):
+        panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
+        width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
+        for axis, mode in zip(panels, modes):
+            draw_panel(axis, select(now, mode=mode), MODES[mode])
+            axis.set_xlim(0, width)
+            axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
+        panels[-1].set_xlabel(f"{direction}: ms since the layer began")
+    return figure
+
+
+def figures(rows):
+    return {f"-{mesh.replace(' ', '-')}": figure_of(select(rows, mesh=mesh)) for mesh in distinct(rows, "mesh")}

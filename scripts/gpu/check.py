@@ -12,11 +12,10 @@ TYPES = "fp32", "bf16"
 
 
 class Check:
-    """A stage is a function that gets a Check and reports by verdict(), say() and show(). When its time is over, the runner raises
-    Late. times: rows of its table."""
+    """A stage is a function that gets a Check and reports by verdict() and show(). When its time is over, the runner raises Late.
+    times: rows of its table."""
 
     def __init__(self, options):
-        self.o = options
         self.build = {kind: f"{options.builds}-{kind}" for kind in TYPES}
         os.makedirs(options.out, exist_ok=True)
         self.report = opened(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
@@ -29,8 +28,8 @@ class Check:
         self.begin, self.stage = time.monotonic(), ""
 
     def say(self, text=""):
-        print(text, flush=True)
-        print(text, file=self.report, flush=True)
+        for file in None, self.report:
+            print(text, file=file, flush=True)
 
     def show(self, lines):
         """Prints figures, indented below their verdict."""
@@ -39,23 +38,20 @@ class Check:
     def verdict(self, what, verdict, detail=""):
         self.rows.append((self.stage, what, verdict, detail))
         self.say(f"  {verdict:<5} {what}{'   ' + detail if detail else ''}")
-        return verdict == OK
 
     def judge(self, what, good, detail=""):
-        return self.verdict(what, OK if good else FAIL, detail)
+        self.verdict(what, OK if good else FAIL, detail)
 
-    def built(self, kind, name="train_gpt"):
-        path = os.path.join(ROOT, self.build[kind], name)
-        return path if os.access(path, os.X_OK) else None
+    def show_run(self, what, result, detail=""):
+        """What a command has printed, and whether it has succeeded."""
+        self.show(result.output.splitlines())
+        self.judge(what, result.status == 0, result.reason if result.status else detail)
 
     def program(self, kind, name="train_gpt"):
-        """The path of a built program; None, and a verdict, if it is not built."""
-        path = self.built(kind, name)
-        if not path:
-            self.verdict(f"{kind} {name}", SKIP, f"{self.build[kind]}/{name} is not built")
-        return path
+        return os.path.join(ROOT, self.build[kind], name)
 
     def path(self, name):
+        """Of a temporary file."""
         return os.path.join(tempfile.mkdtemp(dir=self.scratch.name), name)
 
     def close(self):

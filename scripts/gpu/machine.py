@@ -1,9 +1,5 @@
 """The stages build (the programs of the other stages) and device (the machine)."""
 import os
-import platform
-import re
-
-from .check import FAIL, TYPES
 
 WIRES = "tests/bench/bench_wires"
 REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any library
@@ -14,41 +10,14 @@ def build(check):
     wanted = [REFERENCE, *(f"{build}/{name}" for build in check.build.values() for name in names)]
     wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
     wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
-    make = ["make", "-k", "-j", os.cpu_count()]
-    result = check.runner.run([*make, *wanted])
-    if result.status:  # perhaps only because of a new compiler's warning
-        check.verdict("make, warnings as errors", FAIL, "\n".join(result.output.splitlines()[-20:]))
-        result = check.runner.run([*make, "WERROR=", *wanted])
-    check.judge("make", result.status == 0, trouble(result) if result.status else f"{result.seconds:.0f} s")
-    for kind in TYPES:
-        if check.built(kind):
-            starts(check, kind)
-
-
-def trouble(result):
-    hint = ("\nhint: scripts/install_deps.sh; without a network here, scripts/install_deps.sh --carry elsewhere, and bring its "
-            "build/deps") if re.search(r"(cJSON|xxhash|openssl/\w+)\.h: No such file", result.output) else ""
-    return "\n".join(result.output.splitlines()[-20:]) + hint
-
-
-def starts(check, kind):
-    """The linker may find libraries in directories that the loader does not search."""
-    result = check.runner.run([check.built(kind), "--help"], limit=60)
-    hint = "; hint: set LD_LIBRARY_PATH to where it is" * ("shared libraries" in result.reason)
-    check.judge(f"{kind} program starts", result.status == 0, result.reason + hint if result.status else "")
+    result = check.runner.run(["make", "-k", "-j", os.cpu_count(), "WERROR=", *wanted])  # a new compiler may have new warnings
+    trouble = "\n".join(result.output.splitlines()[-20:])
+    check.judge("make", result.status == 0, trouble if result.status else f"{result.seconds:.0f} s")
 
 
 def device(check):
     properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
     gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
-    program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)
-    version = re.search(r"^commfuse (\S+):", check.runner.printed(program, "--dry-run") if program else "", re.M)
-    facts = {"gpu": gpu, "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
-             "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
-    for name, value in facts.items():
-        check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
+    check.show(check.runner.printed("make", "-s", "config").splitlines())
     check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
-    if wires:
-        result = check.runner.run([wires], limit=40)
-        check.show(result.output.splitlines())
-        check.judge("wires measured", result.status == 0, result.reason if result.status else "")
+    check.show_run("wires measured", check.runner.run([check.program("bf16", WIRES)], limit=40))

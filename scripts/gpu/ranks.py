@@ -1,6 +1,6 @@
 """The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run."""
-import dataclasses
-import time
+import collections
+import itertools
 
 from runner import Late
 from tokens import write_tokens
@@ -13,6 +13,7 @@ from .training import relative, train
 RANKS_MODEL = dict(layers=2, channels=192, heads=12, vocab=101, seq=40, batch=8, steps=5, lr=1e-3, timeout=15)
 MESH_LIMIT_S = 25  # the program's --timeout ends before
 MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
+NATIVE = "none", "slice", "auto"  # have native collectives; auto may have
 # The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
 # collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
 # so meshes run one after another.
@@ -25,88 +26,58 @@ MESHES = (
     "up 2 2 direct bf16", "tpsp 4 1 none", "up 4 1 none", "tpsp 2 2 none", "tpsp 4 1 slice",
     "up 4 1 ring fp32 again", "tpsp 1 4 ring")
 
+Mesh = collections.namedtuple("Mesh", "transport strategy tp dp mode kind again", defaults=("fp32", ""))
 
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-    transport: str
-    strategy: str
-    tp: int
-    dp: int
-    mode: str
-    kind: str = "fp32"
-    again: str = ""
 
-    @classmethod
-    def of(cls, transport, text):
-        strategy, tp, dp, *more = text.split()
-        return cls(transport, strategy, int(tp), int(dp), *more)
+def mesh_of(transport, text):
+    strategy, tp, dp, *more = text.split()
+    return Mesh(transport, strategy, int(tp), int(dp), *more)
 
-    @property
-    def native(self):
-        """Has native collectives; auto may have."""
-        return self.mode in ("none", "slice", "auto")
 
-    @property
-    def options(self):
-        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, overlap=self.mode)
-
-    @property
-    def name(self):
-        again = ", again" if self.again else ""
-        return f"{self.kind} {self.strategy:<4} tp {self.tp} dp {self.dp} {self.transport} {self.mode}{again}"
-
-    @property
-    def same_bits(self):
-        """Runs with the same key must have the same bits: ring and direct over any transport, however often."""
-        return (self.strategy, self.tp, self.dp, self.mode.partition(":")[2], self.kind)
+def name_of(mesh):
+    return f"{mesh.kind} {mesh.strategy:<4} tp {mesh.tp} dp {mesh.dp} {mesh.transport} {mesh.mode}{', again' * bool(mesh.again)}"
 
 
 def meshes(transport):
-    plan = [Mesh.of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
-    native = [mesh for mesh in plan if mesh.native]
+    plan = [mesh_of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
+    native = [mesh for mesh in plan if mesh.mode in NATIVE]
     return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
+def plan():
+    """One rank of each type, twice, then every transport in turn."""
+    alone = [mesh_of("auto", f"tpsp 1 1 ring {kind} {again}") for kind in TYPES for again in ("", "again")]
+    return alone + [mesh for turn in itertools.zip_longest(*map(meshes, ("ipc", "auto", "nccl"))) for mesh in turn if mesh]
+
+
 def run(check):
-    tokens, alone, bits, transports = check.path("tokens.bin"), {}, {}, ("ipc", "auto", "nccl")
+    tokens, bits, alone = check.path("tokens.bin"), {}, {}
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
-    end_of_stage = check.runner.deadline
-    ranks_over(check, "auto", [Mesh.of("auto", f"tpsp 1 1 ring {kind} {again}") for kind in TYPES if check.program(kind)
-                               for again in ("", "again")], tokens, alone, bits)
-    for i, transport in enumerate(transports):  # each gets its share of the time left
-        plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
-        check.runner.deadline = time.monotonic() + (end_of_stage - time.monotonic()) / (len(transports) - i)
-        ranks_over(check, transport, plan, tokens, alone, bits)
-    check.runner.deadline = end_of_stage
-
-
-def ranks_over(check, transport, plan, tokens, alone, bits):
-    """alone: the losses of one rank, by type; the first whole run of a type adds them."""
-    for number, mesh in enumerate(plan):
+    todo = plan()
+    for number, mesh in enumerate(todo):
         try:
-            steps, _, result = train(check, check.built(mesh.kind), mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT_S, train=tokens,
-                                     micro_batch=8 // mesh.dp, **mesh.options, **RANKS_MODEL)
+            steps, _, result = train(check, mesh.kind, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT_S, train=tokens,
+                                     micro_batch=8 // mesh.dp, strategy=mesh.strategy, tp=mesh.tp, dp=mesh.dp, overlap=mesh.mode,
+                                     **RANKS_MODEL)
         except Late:
-            check.verdict(f"{len(plan) - number} of {len(plan)} meshes over {transport}", LATE, "not run, time is over")
-            return
-        losses = [s["loss"] for s in steps]
-        if result.status == 0 and len(losses) == RANKS_MODEL["steps"]:
-            alone.setdefault(mesh.kind, losses)
-        judge_mesh(check, mesh, steps, result, alone.get(mesh.kind, ()), bits)
+            return check.verdict(f"{len(todo) - number} of {len(todo)} meshes", LATE, "not run, time is over")
+        losses = [step["loss"] for step in steps]
+        judge_mesh(check, mesh, steps, result, alone.setdefault(mesh.kind, losses), bits)
 
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
-    if result.status and "native collectives need NCCL" in result.output and mesh.native:
-        return check.verdict(mesh.name, SKIP, "refused: " + result.reason)
-    if result.status or len(steps) != len(expected):
-        return check.judge(mesh.name, False, f"status {result.status}: {result.reason}")
-    far = relative([s["loss"] for s in steps], expected)
-    good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s"
-    if not mesh.native:
-        mine = [(s["loss"], s["grad_norm"]) for s in steps]
-        first, other = bits.setdefault(mesh.same_bits, (mine, mesh))
-        if first is not mine:
-            same = first == mine
-            good = good and same
+    """Ring and direct have the same bits over every transport, however often. bits: of the first run of a kind, and its mesh."""
+    native = mesh.mode in NATIVE
+    if native and result.status and "native collectives need NCCL" in result.output:
+        return check.verdict(name_of(mesh), SKIP, "refused: " + result.reason)
+    if result.status:
+        return check.judge(name_of(mesh), False, f"status {result.status}: {result.reason}")
+    far = relative([step["loss"] for step in steps], expected)
+    note, same = f"{far:.1e} from one rank, {result.seconds:.1f} s", True
+    if not native:
+        mine, slices = [(step["loss"], step["grad_norm"]) for step in steps], mesh.mode.partition(":")[2]
+        first, other = bits.setdefault((mesh.strategy, mesh.tp, mesh.dp, slices, mesh.kind), (mine, mesh))
+        same = first == mine
+        if other != mesh:
             note += f", bits {'of' if same else 'DIFFER from'} {other.transport} {other.mode}"
-    return check.judge(mesh.name, good, note)
+    return check.judge(name_of(mesh), far <= MESH_BAND[mesh.kind] and same, note)

@@ -7,17 +7,17 @@ less. PyTorch has the same order, with a run of this program right after each.
 import dataclasses
 import os
 import re
-import shutil
-import statistics
-import sys
 
 import run_log
-from runner import ROOT, Runner
+from runner import ROOT
+from tables import markdown
 from tokens import write_tokens
 
 from .check import FAIL, OK, SKIP
-from .training import (ACCUMULATION, CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train)
+from .training import CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train
 
+ACCUMULATION = 4  # micro-batches of a step as in real training, where the update counts for less
+PYTHON = "python3"  # in which PyTorch may be
 INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
 ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
                    TORCHINDUCTOR_FX_GRAPH_CACHE="1", TORCHINDUCTOR_AUTOGRAD_CACHE="1", TORCHINDUCTOR_COMPILE_THREADS="4")
@@ -27,40 +27,31 @@ LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 # --- a run ---
 
 
-def measure(check, program, model, step, tokens):
+def measure(check, model, step, tokens):
     """A row of the table, or None; and the Result."""
     before, counted = step.repeated
-    steps, config, result = train(check, program, limit=60, train=tokens, steps=before + counted, **step.options(model))
-    if result.status or len(steps) < before + counted:
+    steps, config, result = train(check, "bf16", limit=60, train=tokens, steps=before + counted, **step.options(model))
+    if result.status:
         return None, result
     if why := implausible([s["loss"] for s in steps]):
         return None, dataclasses.replace(result, output=f"error: {why}")
-    for note in [line for line in result.output.splitlines() if re.match("note: .*(own|plain) kernel", line)]:
+    for note in re.findall("^note: .*(?:own|plain) kernel.*", result.output, re.M):
         check.verdict(f"{model.name}, {step.name}: the libraries' kernels", FAIL, note)
     timed = steps[before:]
-    times = [s["step_ms"] for s in timed]
-    ms = statistics.median(times)
-    memory = re.search(r"^memory +([\d.]+) MiB", result.output, re.MULTILINE)
+    times, ms = [s["step_ms"] for s in timed], run_log.median(timed, "step_ms")
+    memory = re.search(r"^memory +([\d.]+) MiB", result.output, re.M)
     return {"model": model.name, "program": "commfuse", "batch": step.batch,
             "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
-            "tokens_per_s": step.tokens / ms * 1e3, "mfu": timed[0]["mfu"] and statistics.median(s["mfu"] for s in timed),
+            "tokens_per_s": step.tokens / ms * 1e3, "mfu": run_log.median(timed, "mfu"),
             "memory_mib": float(memory[1]) if memory else None,
             "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3,
             "peak_tflops": config.get("peak_tflops_all_ranks")}, result
 
 
-def find_torch():
-    """A Python that has PyTorch, or None. PyTorch is not imported, which takes a minute from a cold disk."""
-    for python in dict.fromkeys((sys.executable, shutil.which("python3"), "/usr/bin/python3")):
-        if python and Runner().printed(python, "-c", "import importlib.metadata as m; print(m.version('torch'))"):
-            return python
-    return None
-
-
-def measure_torch(check, python, model, step, peak_tflops):
+def measure_torch(check, model, step, peak_tflops):
     """A row of the table, or None; and the Result."""
     before, counted = step.repeated
-    command = [python, "tests/bench/torch_gpt.py", model.layers, model.channels, model.heads, step.batch, SEQ, "--vocab",
+    command = [PYTHON, "tests/bench/torch_gpt.py", model.layers, model.channels, model.heads, step.batch, SEQ, "--vocab",
                VOCABULARY_PADDED, "--steps", counted, "--warmup", before, "--accumulate", step.accumulation]
     result = check.runner.run(command, LIMIT_S, ENVIRONMENT)
     if result.status:
@@ -73,45 +64,42 @@ def measure_torch(check, python, model, step, peak_tflops):
 
 # --- the table ---
 
-FORMAT = "{:<5} {:<9} {:>5} {:>5} {:>9} {:>7} {:>10} {:>7} {:>8} {:>7}"
-HEAD = FORMAT.format("model", "program", "batch", "accum", "step ms", "spread", "tokens/s", "MFU", "mem GiB", "start s")
 
-
-def line(row):
-    mfu = f"{100 * row['mfu']:.1f} %" if row["mfu"] else "n/a"
-    memory = f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] is not None else "n/a"
-    return FORMAT.format(row["model"], row["program"], row["batch"], row["accumulation"], f"{row['step_ms']:.1f}",
-                         f"{100 * row['spread']:.1f}%", f"{row['tokens_per_s']:.0f}", mfu, memory, f"{row['start_s']:.1f}")
+def cells(row):
+    return {"model": row["model"], "program": row["program"], "batch": row["batch"], "accum": row["accumulation"],
+            "step ms": f"{row['step_ms']:.1f}", "spread": f"{100 * row['spread']:.1f} %", "tokens/s": f"{row['tokens_per_s']:.0f}",
+            "MFU": f"{100 * row['mfu']:.1f} %" if row["mfu"] else "n/a",
+            "mem GiB": f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] else "n/a", "start s": f"{row['start_s']:.1f}"}
 
 
 def table(check):
-    """The lines of the table with the meaning of its columns; [] if there is none."""
+    """The table with the meaning of its columns; "" if there is none."""
     if not check.times:
-        return []
+        return ""
     (before, counted), (before_long, counted_long) = Step(1).repeated, Step(1, ACCUMULATION).repeated
     torch = next((row for row in check.times if row["program"] == "torch"), None)
-    return [HEAD, *map(line, check.times),
-            f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
-            f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
-            "mem: what the program has allocated, PyTorch at most.",
-            *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
-               "every run, ours the same), fused AdamW."] if torch else []),
-            *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " +
-              ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items())
-              for many, found in check.torch_over_ours.items())]
+    return "\n".join([
+        markdown(map(cells, check.times)),
+        f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
+        f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
+        "mem: what the program has allocated, PyTorch at most.",
+        *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
+           "every run, ours the same), fused AdamW."] if torch else []),
+        *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " +
+          ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items()) for many, found in check.torch_over_ours.items())])
 
 
 def add_row(check, row):
-    check.show([line(row)])
+    check.show([", ".join(f"{name} {cell}" for name, cell in cells(row).items())])
     check.times.append(row)
 
 
 # --- the order of the runs ---
 
 
-def one_more(check, program, model, tokens, step, can_be_full=True):
+def one_more(check, model, tokens, step, can_be_full=True):
     """Measures this program and adds the row to the table. Returns the row, or None if the run fails."""
-    row, result = measure(check, program, model, step, tokens)
+    row, result = measure(check, model, step, tokens)
     if row:
         add_row(check, row)
     else:
@@ -120,11 +108,11 @@ def one_more(check, program, model, tokens, step, can_be_full=True):
     return row
 
 
-def search(check, program, model, tokens):
+def search(check, model, tokens):
     """Tries larger and larger micro-batches until they do not pay. Returns the best; None: none runs."""
     found = {}  # tokens/s → micro-batch
     for batch in model.batches:
-        row, best = one_more(check, program, model, tokens, Step(batch), bool(found)), max(found, default=0)
+        row, best = one_more(check, model, tokens, Step(batch), bool(found)), max(found, default=0)
         if row:
             found.setdefault(row["tokens_per_s"], batch)
         if not row or batch >= model.torch_batch and row["tokens_per_s"] < 1.01 * best:
@@ -132,48 +120,36 @@ def search(check, program, model, tokens):
     return found[max(found)] if found else None
 
 
-def beside_torch(check, program, python, model, tokens, accumulation):
+def beside_torch(check, model, tokens, step):
     """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
     peak = next((row["peak_tflops"] for row in check.times if row["program"] == "commfuse"), None)
-    step = Step(model.torch_batch, accumulation)
-    theirs, result = measure_torch(check, python, model, step, peak)
+    theirs, result = measure_torch(check, model, step, peak)
     if not theirs:
-        check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.reason)
-        return
+        return check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.reason)
     add_row(check, theirs)
-    row = one_more(check, program, model, tokens, step)
-    if not row:
-        return
-    ratio = theirs["step_ms"] / row["step_ms"]
-    many = theirs["compiled"] == "blocks" and theirs["graphs"] > 3
-    check.torch_over_ours.setdefault(accumulation, {})[model.name] = ratio
-    check.verdict(f"{model.name}: PyTorch's step over ours, {step.name}", OK, f"{ratio:.2f}" + (
-        f"; layers did not share what was compiled: {theirs['graphs']} graphs" if many else ""))
+    ours = one_more(check, model, tokens, step)
+    if ours:
+        ratio = theirs["step_ms"] / ours["step_ms"]
+        check.torch_over_ours.setdefault(step.accumulation, {})[model.name] = ratio
+        check.verdict(f"{model.name}: PyTorch's step over ours, {step.name}", OK, f"{ratio:.2f}")
 
 
 def run(check):
-    program = check.program("bf16")
-    if not program:
-        return
     tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
     write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
-    check.show([HEAD])
-    best = {model: search(check, program, model, tokens) for model in MODELS}
+    best = {model: search(check, model, tokens) for model in MODELS}
     for model in filter(best.get, MODELS):
-        one_more(check, program, model, tokens, Step(best[model], ACCUMULATION))
-    python = find_torch()
-    if not python:
-        check.verdict("PyTorch", SKIP, "no Python here has it")
-        return
+        one_more(check, model, tokens, Step(best[model], ACCUMULATION))
+    # Not imported, which takes a minute from a cold disk.
+    if not check.runner.printed(PYTHON, "-c", "import importlib.metadata as m; print(m.version('torch'))"):
+        return check.verdict("PyTorch", SKIP, f"{PYTHON} does not have it")
     for accumulation, models in (1, MODELS), (ACCUMULATION, CLOSER):
         for model in models:
-            beside_torch(check, program, python, model, tokens, accumulation)
+            beside_torch(check, model, tokens, Step(model.torch_batch, accumulation))
 
 
 def kernels(check):
     bench = check.program("bf16", "tests/bench/bench_gpu")
-    for model in CLOSER if bench else ():
+    for model in CLOSER:
         sizes = model.layers, model.channels, model.heads, model.torch_batch, SEQ, VOCABULARY_PADDED
-        result = check.runner.run([bench, *sizes, 10])
-        check.show(result.output.splitlines())
-        check.judge(f"{model.name}: kernels timed", result.status == 0, f"micro-batch {model.torch_batch}")
+        check.show_run(f"{model.name}: kernels timed", check.runner.run([bench, *sizes, 10]), f"micro-batch {model.torch_batch}")

@@ -56,7 +56,7 @@ def log_of_one_process(build, steps, dtype):
         done = subprocess.run(command)
         if done.returncode != 0:
             sys.exit(f"error: this run ended with status {done.returncode}")
-        return list(run_log.events(log))
+        return list(run_log.Lines(log))
 
 
 def bench_step(build, steps):

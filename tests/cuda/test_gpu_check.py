@@ -5,7 +5,6 @@ limit: 120
 """
 import collections
 import contextlib
-import dataclasses
 import importlib.util
 import io
 import json
@@ -24,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import machine, ranks, times, training, twins
+from gpu import losses, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import Late, Result, Runner
 from tokens import write_tokens
@@ -64,13 +63,18 @@ class Quiet(unittest.TestCase):
         os.chmod(path, 0o755)
         return path
 
+    def program(self, text):
+        """Takes the place of all that is built."""
+        path = self.script("program", text)
+        self.check.program = lambda *_: path
+
     def verdicts(self):
         return [row[2] for row in self.check.rows]
 
 
 class Plan(unittest.TestCase):
     def test_all_stages_end_within_the_budget(self):
-        stages, left = gpu_check.selected(""), 540
+        stages, left = gpu_check.selected(list(gpu_check.STAGES)), 540
         self.assertEqual(stages, list(gpu_check.STAGES))
         for i in range(len(stages)):
             self.assertGreater(gpu_check.first_share(stages[i:], left), 0)
@@ -78,9 +82,9 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(left, 0)
 
     def test_what_runs_programs_builds_them(self):
-        self.assertEqual(gpu_check.selected("times"), ["build", "times"])
-        self.assertEqual(gpu_check.selected("losses,twins"), ["build", "twins", "losses"])
-        self.assertEqual(gpu_check.selected("device"), ["device"])
+        self.assertEqual(gpu_check.selected(["times"]), ["build", "times"])
+        self.assertEqual(gpu_check.selected(["losses", "twins"]), ["build", "twins", "losses"])
+        self.assertEqual(gpu_check.selected(["device"]), ["device"])
 
     def test_an_unknown_stage_is_named(self):
         result = subprocess.run([SCRIPT, "--only", "twins,nonsense"], capture_output=True, text=True)
@@ -107,14 +111,14 @@ class Plan(unittest.TestCase):
             self.assertEqual(len(mine), len(set(mine)))
             self.assertEqual({m.tp * m.dp for m in mine}, sizes)
             self.assertLessEqual({"none", "ring"}, {m.mode for m in mine})
-            self.assertEqual(len([m for m in mine if m.native]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
+            self.assertEqual(len([m for m in mine if m.mode in ranks.NATIVE]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
         self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "ring", "direct", "ring:2"})
 
-    def test_options_of_a_mesh(self):
-        mesh = ranks.Mesh.of("ipc", "up 2 4 direct:3 bf16 again")
-        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="direct:3"))
-        self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc direct:3, again"))
-        self.assertEqual(ranks.Mesh.of("auto", "tpsp 2 2 auto").options, dict(tp=2, dp=2, strategy="tpsp", overlap="auto"))
+    def test_words_of_a_mesh(self):
+        mesh = ranks.mesh_of("ipc", "up 2 4 direct:3 bf16 again")
+        self.assertEqual(mesh, ("ipc", "up", 2, 4, "direct:3", "bf16", "again"))
+        self.assertEqual(ranks.name_of(mesh), "bf16 up   tp 2 dp 4 ipc direct:3, again")
+        self.assertEqual(ranks.mesh_of("auto", "tpsp 2 2 auto"), ("auto", "tpsp", 2, 2, "auto", "fp32", ""))
 
     def test_the_most_telling_meshes_come_first(self):
         first = [(m.strategy, m.tp, m.dp, m.mode, m.kind) for m in ranks.meshes("nccl")[:5]]
@@ -144,19 +148,19 @@ class Judgement(unittest.TestCase):
     def test_direct_or_another_transport_must_give_the_same_bits(self):
         bits = {}
         others = dict(mode="direct"), dict(transport="nccl")
-        direct, nccl = (dataclasses.replace(self.mesh, **other) for other in others)
+        direct, nccl = (self.mesh._replace(**other) for other in others)
         self.assertEqual(self.judge([4.0, 3.0], bits=bits), OK)
         for other in direct, nccl:
             self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), OK)
             self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), FAIL)
             self.assertIn("DIFFER from ipc ring", self.detail)
-        bf16 = dataclasses.replace(self.mesh, kind="bf16")  # has other bits
+        bf16 = self.mesh._replace(kind="bf16")  # has other bits
         self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
-        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again="again"), bits=bits), FAIL)
+        self.assertEqual(self.judge([4.0, 3.0], mesh=bf16._replace(again="again"), bits=bits), FAIL)
 
     def test_a_refusal_is_no_failure_but_a_crash_is(self):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
-        blocking = dataclasses.replace(self.mesh, mode="none")
+        blocking = self.mesh._replace(mode="none")
         self.assertEqual(self.judge([], 1, refusal, mesh=blocking), SKIP)
         self.assertEqual(self.judge([], 1, refusal), FAIL)  # ring asks for none
         broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
@@ -176,15 +180,22 @@ class Judgement(unittest.TestCase):
 
 class Meshes(Quiet):
     def ran(self, results):
-        """How many meshes are trained over NCCL where training gives these results, one after another."""
+        """How many meshes are trained where training gives these results, one after another."""
         with mock.patch.object(ranks, "train", side_effect=results) as train:
-            ranks.ranks_over(self.check, "nccl", ranks.meshes("nccl")[:6], "tokens", {"fp32": [4.0], "bf16": [4.0]}, {})
+            ranks.run(self.check)
         return train.call_count
 
     def test_meshes_for_which_there_is_no_time_are_counted(self):
-        good = [{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)
+        good, count = ([{"loss": 4.0, "grad_norm": 1.0}], {}, Result(0, "", 9)), len(ranks.plan())
         self.assertEqual(self.ran([good, good, Late]), 3)
-        self.assertEqual(self.check.rows[-1][1:], ("4 of 6 meshes over nccl", LATE, "not run, time is over"))
+        self.assertEqual(self.check.rows[-1][1:], (f"{count - 2} of {count} meshes", LATE, "not run, time is over"))
+
+    def test_transports_take_turns_after_one_rank(self):
+        plan = ranks.plan()
+        self.assertEqual([(mesh.tp * mesh.dp, mesh.transport) for mesh in plan[:7]],
+                         [*4 * [(1, "auto")], (2, "ipc"), (4, "auto"), (2, "nccl")])
+        every = [mesh for transport in ("ipc", "auto", "nccl") for mesh in ranks.meshes(transport)]
+        self.assertEqual(sorted(plan[4:]), sorted(every))
 
 
 class Running(unittest.TestCase):
@@ -249,7 +260,7 @@ class Running(unittest.TestCase):
         self.runner.deadline = time.monotonic() + 5
         with self.assertRaises(Late) as late:
             self.runner.run(["sh", "-c", "echo a finding; sleep 60"])
-        self.assertIn("a finding", late.exception.output)
+        self.assertIn("a finding", late.exception.result.output)
 
     def test_ranks_know_each_other(self):
         for transport in "nccl", "auto":
@@ -336,15 +347,17 @@ class Stages(Quiet):
     def test_a_sanitizer_that_is_cut_short_has_found_what_it_has_found(self):
         for line, verdict in (("========= Invalid __global__ write of size 4 bytes", FAIL), ("========= COMPUTE-SANITIZER", LATE),
                               ("========= Error: Race reported between Write access", FAIL), ("", LATE)):
-            twins.judge_late(self.check, "memcheck", f"error: ended after 35 s\n{line}\n=========     at 0x80\n")
+            result = Result(-9, f"error: ended after 35 s\n{line}\n=========     at 0x80\n", 35)
+            twins.judge(self.check, "memcheck", result, late=True)
             self.assertEqual(self.verdicts()[-1], verdict, line)
             self.assertEqual(line in self.check.rows[-1][3], verdict == FAIL or not line)
 
 
 class Files(Quiet):
     def test_a_torn_line_of_a_log_ends_it(self):
-        for line, count in ("false", 0), ("""printf '{"event":"config"}\\n{"event":"step","loss":4}\\n{"event":"st' >$2""", 1):
-            steps, config, result = training.train(self.check, self.script("program", f"#!/bin/sh\n{line}\nexit 1\n"))
+        for line, count in ("false", 0), ("""printf '{"event":"config"}\\n{"event":"step","step":0,"loss":4}\\n{"event":"st' >$2""", 1):
+            self.program("#!/bin/sh\n{line}\nexit 1\n".replace("{line}", line))
+            steps, config, result = training.train(self.check, "bf16")
             self.assertEqual((len(steps), len(config), result.status), (count, count, 1))
 
     def test_tokens_are_as_uneven_as_words(self):
@@ -367,30 +380,6 @@ class Files(Quiet):
         for thread in threads:
             thread.join()
         self.assertEqual(len(set(paths)), 1600)
-
-    def test_a_library_that_the_loader_misses_is_named(self):
-        shared, program = os.path.join(self.folder, "libgone.so"), os.path.join(self.folder, "train_gpt")
-        compiler = shutil.which("cc") or self.skipTest("no C compiler")
-        library = self.script("gone.c", "int gone(void) { return 0; }")
-        main = self.script("main.c", "int gone(void); int main(void) { return gone(); }")
-        for words in ["-shared", "-fPIC", "-o", shared, library], ["-o", program, main, shared]:
-            subprocess.run([compiler, *words], check=True)
-        self.check.build["fp32"] = self.folder
-        machine.starts(self.check, "fp32")
-        os.remove(shared)
-        machine.starts(self.check, "fp32")
-        self.assertEqual(self.verdicts(), [OK, FAIL])
-        self.assertIn("libgone.so: cannot open", self.check.rows[-1][3])
-        self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
-
-    def test_libraries_that_no_toolkit_has_are_named_with_the_way_to_bring_them(self):
-        compiler = shutil.which("cc") or self.skipTest("no C compiler")
-        source = self.script("lacks.c", '#include "nowhere/cJSON.h"\n')
-        said = subprocess.run([compiler, "-c", source, "-o", os.devnull], capture_output=True, text=True)
-        message = machine.trouble(Result(2, said.stderr, 1.0))
-        self.assertIn("nowhere/cJSON.h", message)
-        self.assertIn("--carry", message)
-        self.assertEqual(machine.trouble(Result(2, "x.c:1:1: error: no", 1.0)), "x.c:1:1: error: no")
 
 
 class Loss:
@@ -438,7 +427,7 @@ class Times(Quiet):
         super().setUp()
         self.runs, self.full = [], {}
 
-    def our_time(self, check, program, model, step, tokens):
+    def our_time(self, check, model, step, tokens):
         self.runs.append(("ours", model.name, step))
         if (model.name, step.batch) in self.full:
             return None, Result(1, self.full[model.name, step.batch], 1)
@@ -448,7 +437,7 @@ class Times(Quiet):
                    peak_tflops=1000)
         return row, Result(0, "", 1)
 
-    def torch_time(self, check, python, model, step, peak):
+    def torch_time(self, check, model, step, peak):
         self.runs.append(("torch", model.name, step))
         row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation,
                    step_ms=20.0 + 10 * step.accumulation, spread=0, tokens_per_s=1.0, mfu=0.2,
@@ -456,9 +445,8 @@ class Times(Quiet):
         return row, Result(0, "", 1)
 
     def stage(self):
-        self.check.built = lambda *_: "/bin/true"
-        with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time,
-                                 find_torch=lambda: "python", measure_torch=self.torch_time):
+        self.check.runner.printed = lambda *_: "2.11"  # PyTorch's version
+        with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time, measure_torch=self.torch_time):
             times.run(self.check)
 
     def write_tokens(self, path, count, vocabulary):
@@ -496,18 +484,18 @@ class Times(Quiet):
                          ["d12", "d48", "d36", "d12", "d48"])
 
     def test_a_step_of_several_micro_batches_is_asked_for_and_counted_whole(self):
-        program = self.script("program", f"#!{sys.executable}\n" '''
+        self.program(f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(words["--log"], "w") as log:
     print(json.dumps({"event": "config", "peak_tflops_all_ranks": 1000}), file=log)
     for step in range(int(words["--steps"])):
-        print(json.dumps({"event": "step", "loss": 11 - 0.1 * step, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
+        print(json.dumps({"event": "step", "step": step, "loss": 11 - 0.1 * step, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
 print("memory    1536.0 MiB per rank, of 2048.0 MiB that are free", file=sys.stderr)
 print(json.dumps(words))
 ''')
         for step, sequences, steps in (training.Step(8), "8", 17), (training.Step(8, 4), "32", 7):
-            row, result = times.measure(self.check, program, training.MODELS[1], step, "tokens")
+            row, result = times.measure(self.check, training.MODELS[1], step, "tokens")
             words = json.loads(result.output.splitlines()[0])
             self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
             self.assertEqual((words["--model"], words["--steps"]), ("d48", str(steps)))
@@ -522,14 +510,14 @@ print(json.dumps(words))
                             ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
             self.assertIn(why, training.implausible(losses))
-        program = self.script("program", f"#!{sys.executable}\n" '''
+        self.program(f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(words["--log"], "w") as log:
     for step in range(int(words["--steps"])):
-        print(json.dumps({"event": "step", "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
+        print(json.dumps({"event": "step", "step": step, "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
 ''')
-        row, result = times.measure(self.check, program, training.MODELS[0], training.Step(8), "tokens")
+        row, result = times.measure(self.check, training.MODELS[0], training.Step(8), "tokens")
         self.assertIsNone(row)
         self.assertIn("error: the first loss is 3.0000", result.reason)
 
@@ -537,26 +525,26 @@ with open(words["--log"], "w") as log:
         for wrong, verdict in ((0, OK), (0.1, FAIL)):
             found = {64: [11, 10, 9], 16: [11, 10, 9 + wrong]}
 
-            def train(check, program, found=found, **options):
+            def train(check, kind, found=found, **options):
                 self.assertEqual(options["batch"], 64)
                 steps = [{"loss": loss, "grad_norm": 1.0} for loss in found[options["micro_batch"]]]
                 return steps, {}, Result(0, "", 1)
-            with mock.patch.object(training, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
-                    mock.patch.object(training, "write_tokens"):
-                training.large_against_parts(self.check)
+            with mock.patch.object(losses, "train", train), mock.patch.object(losses, "write_tokens"):
+                losses.large_against_parts(self.check)
             self.assertEqual(self.verdicts()[-1], verdict)
 
     def test_pytorch_is_asked_for_the_same_step(self):
         answer = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32, allocated_mib=512))
         python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{answer}'\n")
-        row, result = times.measure_torch(self.check, python, training.MODELS[0], training.Step(32, 4), 1000)
+        with mock.patch.object(times, "PYTHON", python):
+            row, result = times.measure_torch(self.check, training.MODELS[0], training.Step(32, 4), 1000)
         self.assertIn("torch_gpt.py 12 768 12 32 1024 ", result.output)
         self.assertIn(" --steps 5 --warmup 2 --accumulate 4", result.output)
         self.assertEqual((row["program"], row["batch"], row["accumulation"]), ("torch", 32, 4))
         self.assertEqual((row["memory_mib"], row["mfu"]), (512, 0.2))
 
     def test_kernels_are_shown(self):
-        self.check.built = lambda *_: self.script("bench", "#!/bin/sh\necho fc forward $*\n")
+        self.program("#!/bin/sh\necho fc forward $*\n")
         with mock.patch.object(self.check, "show") as show:
             times.kernels(self.check)
         self.assertEqual([row[1:3] for row in self.check.rows], [("d12: kernels timed", OK), ("d48: kernels timed", OK)])
@@ -576,10 +564,10 @@ with open(words["--log"], "w") as log:
         self.assertEqual(verdicts["d36, micro-batch 16"], FAIL)
 
     def test_time_that_ends_leaves_out_what_counts_least(self):
-        def until_several(check, program, model, step, tokens):
+        def until_several(check, model, step, tokens):
             if step.accumulation == 4 and model.name == "d24":
                 raise Late
-            return take(check, program, model, step, tokens)
+            return take(check, model, step, tokens)
         take, self.our_time = self.our_time, until_several
         with self.assertRaises(Late):
             self.stage()
@@ -591,10 +579,10 @@ with open(words["--log"], "w") as log:
         for i in range(300):
             self.check.verdict(f"a check {i}", FAIL, "a word of it " * 40)
         text = gpu_check.summary(self.check)
-        self.assertLess(text.index("and 275 more"), text.index("mem GiB"))
-        self.assertIn("d36   torch", text[text.index("mem GiB"):])
+        self.assertLess(text.index("a check 299"), text.index("mem GiB"))
+        self.assertIn("| d36 | torch |", text[text.index("mem GiB"):])
         self.assertIn("n/a", text[text.index("mem GiB"):])  # unknown memory
-        self.assertRegex(text, r"(?m)^d48   torch +8 +4 ")
+        self.assertRegex(text, r"(?m)^\| d48 \| torch \| 8 \| 4 \| ")
         self.assertIn("accum: micro-batches of a step", text)
         self.assertIn("PyTorch's step over ours: d12 3.00", text)
         self.assertIn("PyTorch's step over ours, 4 micro-batches a step: d12 1.50, d48 1.50", text)

@@ -161,9 +161,9 @@ class LogTo(unittest.TestCase):
             self.assertLess(len(polls), 9)
         with unittest.mock.patch.object(log_to.time, "sleep", poll), unittest.mock.patch.object(json, "loads", parse):
             self.write([LINES[0], *steps])
-            sent = list(log_to.changes(self.log, follow=True))
+            sent = list(log_to.events(self.log, follow=True))
         self.assertEqual(polls, [1001, 1001, 1002, 1003, 1004])  # a cut line again at each poll
-        self.assertEqual([step for _, step, _ in sent], [0, -1, *range(1, 1002), 0, -1, *range(1, 1001), -1])
+        self.assertEqual([event.get("step", event["event"]) for event in sent], ["config", *range(1001), "config", *range(1000), "end"])
 
     @unittest.skipUnless(wandb, "no wandb: build/venv/bin/pip install wandb")
     def test_weights_and_biases_offline(self):
@@ -182,7 +182,7 @@ class LogTo(unittest.TestCase):
         self.assertIn("cannot read", self.run_to_end("--tensorboard", self.to, status=1))
         self.write(LINES[1:])
         self.assertIn("does not begin with a run's options", self.run_to_end("--tensorboard", self.to, status=1))
-        self.assertIn("give either", self.run_to_end(status=2))
+        self.assertIn("one of the arguments --tensorboard --wandb is required", self.run_to_end(status=2))
         self.write([])
         self.assertIn("does not begin with a run's options", self.run_to_end("--tensorboard", self.to, status=1))
         os.remove(self.log)

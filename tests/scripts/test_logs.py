@@ -69,10 +69,10 @@ class Plot(Logs):
 
     def test_a_line_that_lacks_only_its_end_counts(self):
         path = self.log("log", log_of([5]) + json.dumps(step(1, 4)).encode())
-        self.assertEqual([event["loss"] for event in run_log.events(path) if event["event"] == "step"], [5, 4])
+        self.assertEqual([step["loss"] for step in run_log.steps(run_log.Lines(path))], [5, 4])
 
     def test_damage_is_named_with_its_line(self):
-        for line, what in ((b'{"event":"st\n', "not a JSON object"), (b"\n", "not a JSON object"), (b"7\n", "not an event"),
+        for line, what in ((b'{"event":"st\n', "not a JSON object"), (b"\n", "not a JSON object"), (b"7\n", "not a JSON object"),
                            (b'{"loss":3}\n', "not an event")):
             with self.subTest(line):
                 self.fails(os.path.join(self.folder, "log") + ", line 2: " + what,

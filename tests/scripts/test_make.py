@@ -82,6 +82,7 @@ class Users(Copy):
                     self.assertLess(words.index("-O3"), words.index("-O2"))
 
     def test_their_flags_come_after_what_is_needed(self):
+        (self.folder / "commfuse/gpu").mkdir()
         for name in "train_gpt.cu", "commfuse/gpu/device_cuda.cu":
             shutil.copy(ROOT / name, self.folder / name)
         plain = self.built()
@@ -102,14 +103,15 @@ class Library(Copy):
         mpicc.chmod(0o755)
         with unittest.mock.patch.dict(os.environ, PATH=f"{mpicc.parent}:{os.environ['PATH']}"):
             commands = self.make(*(f"build/{kind}/commfuse/{noun}.o" for kind, noun in (
-                ("release", "die"), ("release", "transport_mpi"), ("cuda-fp32", "bootstrap_mpi"),
-                ("emulated-bf16", "bootstrap_mpi"))))
+                ("release", "base/die"), ("release", "cpu/transport_mpi"), ("cuda-fp32", "launch/bootstrap_mpi"),
+                ("emulated-bf16", "launch/bootstrap_mpi"))))
         for line in commands:
             self.assertEqual(f"-I/opt/{name}/include" in line, "_mpi" in line, line)
         return [os.path.basename(line.split()[-1]) for line in commands]
 
     def test_what_includes_it_is_compiled_anew_for_another(self):
-        for noun in ("transport_mpi", "bootstrap_mpi"):
+        for noun in ("cpu/transport_mpi", "launch/bootstrap_mpi"):
+            (self.folder / f"commfuse/{noun}.c").parent.mkdir()
             (self.folder / f"commfuse/{noun}.c").touch()
         mine = ["transport_mpi.c", "bootstrap_mpi.c", "bootstrap_mpi.c"]
         self.assertEqual(self.compiled("one"), ["die.c", *mine])

@@ -1,0 +1,205 @@
+"""Steps of training in several modes: measured in turns, compared, in a table and a figure. The experiments training and ablation
+are lists of points of this kind: a mesh and its modes."""
+import tempfile
+import time
+
+import numpy as np
+
+import lab
+import plots
+import run_log
+from runner import ROOT
+from tables import markdown, remarks
+
+from .place import FREE_LINK
+from .samples import drawings, undisturbed
+
+BUILD = f"{ROOT}/build/release"
+PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
+SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
+WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
+LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
+LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
+BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
+SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
+
+
+def point_of(place, quick, mesh, size, modes, policy=()):
+    strategy, tp, dp = mesh
+    ratio = place.ratio if place.kind == "lab" else None  # of a step's transfers to the ideal step; None: shared memory
+    rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (BLOCK_ROUNDS, SECONDS)
+    return {"batch": dp, **size, "vocab": 8192, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio, "modes": modes,
+            "policy": list(policy), "rounds": rounds, "seconds": seconds}
+
+
+def size_for(place, size):
+    """Where cores are shared: wide layers, which compute more per byte and so have a slower link, so that moving bytes takes little
+    of the cores."""
+    return {"model": "wide", "seq": 512, "batch": 2} if lab.shortage(2, place.cores) else size
+
+
+def mesh_name(point):
+    return f"{point['strategy']} {point['tp']}x{point['dp']}"
+
+
+# --- measuring ---
+
+
+def model_options(point):
+    layers, channels, heads = SHAPES[point["model"]]
+    return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
+            point["seq"], "--strategy", point["strategy"], "--tp", point["tp"], "--dp", point["dp"], "--micro-batch",
+            point["batch"] // point["dp"], "--threads", 1, *point.get("policy", ())]
+
+
+def take_turns(place, point, modes, rounds, *options):
+    """Runs all modes in turns. Returns the configuration and the steps."""
+    return run_log.turns(place.run(point["tp"] * point["dp"], [
+        f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point), *options, "--rounds", rounds, "--json"]))
+
+
+def ideal_of(steps):
+    return float(undisturbed([step["step_ms"] for step in steps if step["mode"] == "ideal"]))
+
+
+def first_look(place, point):
+    """The ideal step in ms and the bits of a step, over a practically unlimited link."""
+    place.rate = FREE_LINK
+    _, steps = take_turns(place, point, ("ring", "ideal"), QUICK_ROUNDS, "--peak-tflops", 1)
+    return ideal_of(steps), 8 * max(step["bytes_sent_rank0"] for step in steps)
+
+
+def set_link(place, point, ideal_ms, bits):
+    """Sets and returns the rate with which the bits of a step take `ratio` of the ideal step; None over shared memory."""
+    place.rate = point["ratio"] and 1e3 * bits / (point["ratio"] * ideal_ms)
+    return place.rate
+
+
+def measure(place, point):
+    """A row for each step, of one process after another until the seconds of the point are over."""
+    ideal_ms, bits = first_look(place, point)
+    rows, before, end = [], 0, time.monotonic() + point["seconds"]
+    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
+        while not rows or time.monotonic() < end:
+            rate = set_link(place, point, ideal_ms, bits)
+            config, steps = take_turns(place, point, point["modes"], point["rounds"], "--out", folder)
+            flops_of_peak = config.get("peak_tflops_all_ranks", 0) * 1e9  # in a millisecond
+            rows += [{"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "seq": point["seq"],
+                      "batch": point["batch"], "parameters": config["parameters"], "mode": step["mode"],
+                      "round": before + step["round"], "step_ms": step["step_ms"], "link_bits_per_s": rate,
+                      "line_ms": rate and 1e3 * bits / rate, "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"],
+                      "mfu_share": config["flops"] / (step["step_ms"] * flops_of_peak), "exposed_ms": step["exposed_mean_ms"],
+                      "comm_ms": step["comm_ms"], "loss": step["loss"], "bytes_sent_per_step": step["bytes_sent_rank0"]}
+                     for step in sorted(steps, key=lambda step: point["modes"].index(step["mode"]))]
+            ideal_ms, before = ideal_of(steps), before + point["rounds"]
+    return rows
+
+
+# --- arithmetic ---
+
+
+def by_mesh(rows):
+    """mesh → mode → columns, each in the order of the point."""
+    meshes = {}
+    for row in rows:
+        meshes.setdefault(row["mesh"], {}).setdefault(row["mode"], []).append(row)
+    return {mesh: {mode: {name: np.array([row[name] for row in mine]) for name in mine[0]} for mode, mine in modes.items()}
+            for mesh, modes in meshes.items()}
+
+
+def multiples(modes):
+    """Each mode's multiple of ideal: (all rounds, (bootstrap samples of the rounds)), in blocks of consecutive rounds because
+    disturbances last longer than a round."""
+    steps = {mode: columns["step_ms"] for mode, columns in modes.items()}
+    count = len(steps["ideal"])
+    drawn = drawings(count, max(1, min(BLOCK_ROUNDS, count // 4)))
+    ideal, ideals = undisturbed(steps["ideal"]), undisturbed(steps["ideal"][drawn])
+    return {mode: (float(undisturbed(ms) / ideal), undisturbed(ms[drawn]) / ideals) for mode, ms in steps.items()}
+
+
+def compared(modes):
+    """The modes whose losses are right."""
+    return [mode for mode in modes if plots.overlap(mode) not in WITHOUT_TRANSFERS]
+
+
+def loss_difference(columns, reference):
+    """The largest relative difference in the first LOSS_ROUNDS steps."""
+    return max(abs(columns["loss"] / reference["loss"] - 1)[columns["round"] <= LOSS_ROUNDS])
+
+
+def problems(rows):
+    """Errors on any machine."""
+    return [f"{mesh}: losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
+            for mesh, modes in by_mesh(rows).items() for mode in compared(modes)
+            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
+
+
+# --- table and figure ---
+
+
+def remarks_of(mode, found, among):
+    """found: of multiples(). Modes do not differ if their difference is within two standard errors of it."""
+    ratio, drawn = found[mode]
+    alike = [name for name in among if name != mode and abs(found[name][0] - ratio) <= 2 * np.std(found[name][1] - drawn)]
+    return remarks(alike if mode in among else [], ratio)
+
+
+def table(modes):
+    found, right, lines = multiples(modes), compared(modes), []
+    for mode, steps in modes.items():
+        low, middle, high = np.percentile(steps["step_ms"], [10, 50, 90]) / np.median(modes["ideal"]["step_ms"])
+        difference = loss_difference(steps, modes["none"])
+        wrong = "**ERROR** " if not difference <= LOSS_TOLERANCE else ""
+        lines.append({
+            "mode": mode, "step, ms": f"{np.median(steps['step_ms']):.1f}",
+            "of ideal": f"{found[mode][0]:.3f} ± {np.std(found[mode][1]):.3f}",
+            "medians of ideal, p10 – p90": f"{middle:.3f} ({low:.3f} – {high:.3f})",
+            "exposed, ms": f"{undisturbed(steps['step_ms'], steps['exposed_ms']):.1f}",
+            "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
+            "loss differs by": f"{wrong}{difference:.0e}" if mode in right else "wrong by construction",
+            "remarks": remarks_of(mode, found, right)})
+    return markdown(lines)
+
+
+def describe_mesh(modes):
+    ideal = modes["ideal"]
+    row, ms = {name: values[0] for name, values in ideal.items()}, undisturbed(ideal["step_ms"])
+    text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
+            f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
+            f"{len(ideal['step_ms'])} steps a mode, in turns. A rank sends "
+            f"{max(np.median(steps['bytes_sent_per_step']) for steps in modes.values()) / 1e6:.1f} MB a step ")
+    if not row["link_bits_per_s"]:
+        return text + "through shared memory."
+    rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal["step_ms"], ideal["line_ms"])
+    return text + (f"over a link of {min(rates):.0f} to {max(rates):.0f} Mbit/s each way, which takes {line:.0f} ms, "
+                   f"{line / ms:.2f} of the ideal step.")
+
+
+def tables(rows):
+    text = []
+    for mesh, modes in by_mesh(rows).items():
+        text += [f"### {mesh}", "", describe_mesh(modes), "", table(modes)]
+    if not any(row["ranks"] == 4 for row in rows):
+        text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes "
+                 "while another waits, and nothing is left to hide."]
+    return "\n".join(text)
+
+
+def figures(rows):
+    meshes = by_mesh(rows)
+    shades = plots.shades(list(dict.fromkeys(mode for modes in meshes.values() for mode in compared(modes))))
+    figure, axes = plots.panels(1, len(meshes), (10, 4.6))
+    for axis, (mesh, modes) in zip(axes[0], meshes.items()):
+        ideal, found = undisturbed(modes["ideal"]["step_ms"]), multiples(modes)
+        for mode in compared(modes):
+            low, middle, high = np.percentile(modes[mode]["step_ms"], [10, 50, 90]) / ideal
+            bar = axis.bar(list(shades).index(mode), middle, color=shades[mode], width=0.75, label=mode, capsize=3,
+                           yerr=[[middle - low], [high - middle]])
+            axis.bar_label(bar, [f"{found[mode][0]:.2f}"], padding=3, fontsize=9)
+        axis.axhline(1, color="black", linestyle="--", linewidth=1.2, label="ideal: whole computations, no transfers")
+        axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
+    axes[0][0].set_ylabel("times the ideal step: median, p10 to p90")
+    handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels())}
+    plots.legend_below(figure, handles, 5, lines=2)
+    figure.suptitle("Training step by mode, times the ideal step; above a bar: of the faster half", fontsize=11)
+    return {"": figure}
