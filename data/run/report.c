@@ -142,7 +142,7 @@ void report_figures(void *run, double *mine) {
     const run_report *r = run;
     const cf_trace_figures figures = cf_trace_last(r->context->trace);
     if (r->last.step >= 0 && !r->last.trial) cf_trace_add_totals(r->context->trace);
-    mine[FIGURE_SAVER] = r->checkpoints ? saver_stage(r->checkpoints) : 0;
+    mine[FIGURE_WRITTEN] = r->checkpoints && saver_written(r->checkpoints);
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)r->last.step;
     mine[FIGURE_MS] = r->last.ms;
@@ -157,6 +157,7 @@ typedef struct step_times {
     double lag_ms;              // how much longer the slowest rank computes than the median
     int slowest;                // rank
     int stop;                   // a signal, 0: none
+    bool written;               // all ranks have written their part of a checkpoint
 } step_times;
 
 static int ascending(const void *a, const void *b) {
@@ -167,7 +168,7 @@ static int ascending(const void *a, const void *b) {
 // Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
 // rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
-    step_times times = {.ms = all[FIGURE_MS]};
+    step_times times = {.ms = all[FIGURE_MS], .written = true};
     double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
@@ -177,6 +178,7 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
         times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
+        times.written &= r[FIGURE_WRITTEN] > 0;
         if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
         busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
         if (busy[rank] > most) most = busy[rank], times.slowest = rank;
@@ -206,7 +208,7 @@ void report_step(run_report *r, const double *all, int stride) {
     const step_report *s = &r->last;
     if (s->step < 0) return;
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (r->checkpoints) saver_advance(r->checkpoints, all, stride); // it may exchange more, which overwrites `all`
+    if (r->checkpoints) saver_advance(r->checkpoints, times.written); // it may exchange more, which overwrites `all`
     double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
