@@ -14,7 +14,7 @@
 #include "../layers/params.h"
 #include "problem.h"
 
-enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
+enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24 };
 
 typedef struct manifest_file {
     int64_t bytes;
@@ -24,7 +24,7 @@ typedef struct manifest_file {
 typedef struct manifest {
     int64_t step, ranks;
     manifest_file *file;   // (ranks)
-    struct cJSON *options; // texts by their names, none twice
+    struct cJSON *options; // texts by their names
 } manifest;
 
 void manifest_add(struct cJSON *options, const char *name, const char *format, ...) CF_PRINTF(3, 4);

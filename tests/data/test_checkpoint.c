@@ -268,18 +268,13 @@ static void test_manifests(void **state) {
         {M("1", "1", "2", "{}", "[" FILE0 "]"), "name 2 files"},
         {M("1", "1", "1", "{}", "[" FILE0 "," FILE0 "]"), "name 1 files"},
         {M("1", "1", "1", "{}", "{}"), "name 1 files"},
-        {M("1", "1", "2", "{}", "[" FILE0 "," FILE0 "]"), "file 1 is not rank_00001.safetensors"},
-        {M("1", "1", "1", "{}", "[7]"), "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"../../x\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}]"), "file 0 is not"},
+        {M("1", "1", "1", "{}", "[7]"), "file 0 is without"},
+        {M("1", "1", "1", "{}", "[{\"xxh64\":\"0123456789abcdef\"}]"), "file 0 is without"},
+        {M("1", "1", "1", "{}", "[{\"bytes\":7}]"), "file 0 is without"},
         {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":-7,\"xxh64\":\"0123456789abcdef\"}]"),
-         "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789ABCDEF\"}]"),
-         "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"+123456789abcdef\"}]"),
-         "file 0 is not"},
+         "file 0 is without"},
         {M("1", "1", "1", "[]", "[" FILE0 "]"), "no options"},
         {M("1", "1", "1", "{\"a\":1}", "[" FILE0 "]"), "option a is not a text"},
-        {M("1", "1", "1", "{\"a\":\"1\",\"a\":\"2\"}", "[" FILE0 "]"), "option a appears twice"},
     };
     char text[1024];
     for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
@@ -311,16 +306,6 @@ static void test_manifest_numbers(void **state) {
     assert_non_null(again);
     assert_true(again->step == largest - 1 && again->file[0].bytes == largest && again->file[0].hash == UINT64_MAX);
     manifest_free(again);
-    free(text);
-    ASSERT_DIES(manifest_add(m.options, "tp", "%s", "3"), "option tp appears twice");
-    for (int i = 0; i < MANIFEST_MAX_OPTIONS; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "option %d", i);
-        manifest_add(m.options, name, "%s", "");
-    }
-    text = manifest_print(&m, &size); // so many that to look for one that appears twice takes too long
-    assert_null(manifest_parse(text, size, "x", &why));
-    ASSERT_SAYS("more than 1024 options");
     free(text);
     cJSON_Delete(m.options);
 }
