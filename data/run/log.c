@@ -122,10 +122,6 @@ logfile *log_open(const char *path, const log_resume *resume) {
 
 // --- writing ---
 
-static void check(const logfile *log, const void *added, const char *name) {
-    if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
-}
-
 void log_begin(logfile *log, const char *event) {
     if (!log) return;
     log->line = cJSON_CreateObject();
@@ -134,20 +130,20 @@ void log_begin(logfile *log, const char *event) {
 
 void log_add(logfile *log, const log_field *field, size_t fields) {
     char number[JSON_NUMBER_TEXT];
-    for (const log_field *f = field; log && f < field + fields; f++)
-        if (f->name)
-            check(log,
-                  f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
-                  : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
-                            : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
-                  f->name);
+    for (const log_field *f = field; log && f < field + fields; f++) {
+        if (!f->name) continue;
+        const cJSON *added = f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
+                             : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
+                                       : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number));
+        if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, f->name);
+    }
 }
 
 // A line is written whole or not at all.
 void log_end(logfile *log) {
     if (!log) return;
     char *text = cJSON_PrintUnformatted(log->line);
-    check(log, text, "the line");
+    if (!text) cf_die(NULL, "log %s: out of memory for a line", log->path);
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
     cf_printable(text);
     text[length] = '\n'; // in place of the terminator

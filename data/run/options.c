@@ -70,9 +70,6 @@ static bool set(options *o, const option_row *row, const char *text, problem *wh
 // --- names -------------------------------------------------------------------------------------------------
 
 static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
-    if ((length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0))
-        return problem_set(why, "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4", "there is no --%.*s",
-                           (int)length, name);
     return problem_set(why, "--help lists all options", "unknown option %.*s", (int)(name + length - argument), argument);
 }
 

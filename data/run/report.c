@@ -78,15 +78,12 @@ void report_config(run_report *r) {
 // Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
 // each wait then lasts as long as the time slices of other threads.
 static void print_shared_cores(const run_report *r) {
-    int threads = (int)r->o->threads;
-    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
-        cf_print(stdout,
-                 "cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
-                 "cores from those that compute\n",
-                 r->transport->local_cores, r->transport->local_size, threads);
-    else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
-        cf_print(stdout, "cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
-                 r->transport->local_cores, r->transport->local_size);
+    const int threads = (int)r->o->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
+    if (ranks * (threads + 1) <= cores) return;
+    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
+    cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
+             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
+                  : "the threads that move bytes share them with those that compute");
 }
 
 // A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
@@ -124,10 +121,8 @@ void report_banner(const run_report *r) {
     print_bytes(r, r->val, "val", o->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
-    else if (r->peak_source)
-        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source);
     else
-        cf_print(stdout, "peak      not measured by --dry-run\n");
+        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source ? r->peak_source : "not measured by --dry-run");
     cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
              (double)cf_device_memory(r->transport->local_size) / 1048576,
              strcmp(o->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");

@@ -149,15 +149,6 @@ static void test_choices(void **state) {
     assert_refused("--strategy TPSP", "'TPSP'", "");
 }
 
-// What schedules were called before they had one name each.
-static void test_old_names_of_schedules(void **state) {
-    (void)state;
-    assert_refused("--route direct", "there is no --route", "--overlap NAME[:SLICES], as in --overlap direct:4");
-    assert_refused("--slices 2", "there is no --slices", "--overlap NAME[:SLICES]");
-    assert_refused("--overlap ring --slices=2", "there is no --slices", "--overlap NAME[:SLICES]");
-    assert_refused("--slice 2", "slice", "");
-}
-
 static void test_malformed_numbers(void **state) {
     (void)state;
     assert_refused("--seq 12x", "--seq '12x' is not a whole number", "");
@@ -269,7 +260,7 @@ static void test_config_refused(void **state) {
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
         {"{\"strategy\": \"all\"}", "--strategy 'all' is none of", ""},
-        {"{\"overlap\": \"ring\", \"slices\": 2}", "there is no --slices", "--overlap NAME[:SLICES]"},
+        {"{\"overlap\": \"ring\", \"slices\": 2}", "unknown option slices", "--help lists all options"},
         {"{\"config\": \"other\"}", "in a file is not allowed", "one"},
         {"[1]", "does not begin with a JSON object", "write {"},
         {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
@@ -395,7 +386,6 @@ int main(void) {
         cmocka_unit_test(test_the_last_one_counts),
         cmocka_unit_test(test_every_row),
         cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_old_names_of_schedules),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_malformed_numbers),
         cmocka_unit_test(test_step_range),
