@@ -19,7 +19,7 @@ fuzz_tokens   := tokens input
 fuzz_model    := model_file input durable
 fuzz_manifest := checkpoint input durable
 fuzz_state    := saved_state input durable
-fuzz_options  := options input
+fuzz_options  := run/options input
 
 fuzz_flags := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror -I. -MMD -MP \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
