@@ -1,6 +1,7 @@
 // See report.h.
 #include "report.h"
 #include "../../commfuse/base/limits.h"
+#include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../durable.h"
 #include "recipe.h"
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
+enum { BEHIND = 2048 };              // bytes of output that wait to be read
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -17,7 +19,6 @@ static bool root(const run_report *r) {
 void report_line(const run_report *r, const char *format, ...) {
     va_list values;
     if (!root(r)) return;
-    progress_break();
     va_start(values, format);
     cf_print_list(stdout, format, values);
     va_end(values);
@@ -185,18 +186,16 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
 }
 
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
-    char line[256], share[32] = "n/a", eta[32];
+    char share[32] = "n/a", eta[32];
     double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
     const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
-    if (!root(r)) return;
+    if (s->step + 1 < r->o->steps && cf_streams_waiting() > BEHIND) return; // a pager may not read for a while
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
-    snprintf(line, sizeof line,
-             "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
-             r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
-             s->trial ? "  (trial)" : "");
-    progress_show(line, s->step + 1 == r->o->steps);
+    report_line(r, "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s\n",
+                s->step + 1, r->o->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+                s->trial ? "  (trial)" : "");
 }
 
 void report_step(run_report *r, const double *all, int stride) {
@@ -266,7 +265,6 @@ static void write_trace(run_report *r, int64_t last) {
         report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->o->trace);
         return;
     }
-    progress_break();
     cf_print(stderr, "warning: %s; training continues\n", why.what);
 }
 
@@ -331,10 +329,7 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     report_spent(r, TIME_WATCH);
-    if (root(r)) {
-        accounts_store(&r->time, true);
-        progress_break();
-    }
+    if (root(r)) accounts_store(&r->time, true);
     accounts_audit(r->context->trace, r->transport, r->o, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),

@@ -88,7 +88,6 @@ static void commit(saver *s) {
 }
 
 static void warn(const saver *s) {
-    progress_break();
     fflush(stdout);
     cf_print(stderr, "\nwarning: rank %d of %d: no checkpoint of step %ld: %s\n", s->transport->rank, s->transport->size, s->step,
              s->why.what);
@@ -100,7 +99,6 @@ static void report(const saver *s) {
     int64_t bytes = 0;
     for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
-    progress_break();
     cf_print(stdout, "step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step,
              s->o->out, s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
