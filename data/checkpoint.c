@@ -339,22 +339,13 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     return m;
 }
 
-manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
-    problem why;
-    *skipped = (problem){.what = "", .hint = ""};
-    int64_t count;
-    found *all = list(out, &count, skipped);
-    manifest *m = NULL;
-    for (found *f = all; all && f < all + count; f++) {
-        if (f->stage != FINISHED || f->step >= below) continue;
-        m = checkpoint_manifest(out, f->step, &why);
-        if (m && check_files(out, *f, m, &why)) break;
-        manifest_free(m);
-        m = NULL;
-        problem_add(skipped, &why);
-    }
+int64_t checkpoint_newest(const char *out, int64_t below, problem *why) {
+    int64_t count, step = -1;
+    found *all = list(out, &count, why);
+    for (const found *f = all; all && step < 0 && f < all + count; f++)
+        if (f->stage == FINISHED && f->step < below) step = f->step;
     free(all);
-    return m;
+    return step;
 }
 
 bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {

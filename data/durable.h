@@ -3,10 +3,10 @@
 #include <limits.h>
 #include "problem.h"
 
-// A file that appears whole: written beside PATH under a name of its own, which is random, synced, renamed to PATH, and the
-// directory synced. A kill or a power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one
-// left. If two write the same PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory
-// whose name ends in .tmp is not followed. False: see why.
+// A file that appears whole: written beside PATH under a random name, synced, renamed to PATH, and the directory synced. A kill or a
+// power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one left. If two write the same
+// PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory whose name ends in .tmp is not
+// followed. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[NAME_MAX + 32]; // temporary: a name in the directory
     int64_t bytes;                                 // exactly as many must be written; -1: any number
@@ -23,7 +23,7 @@ void durable_abandon(durable_file *file);              // removes the temporary 
 // Replaces a file by bytes in memory.
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
-// A lock that ends with its process. Only its owner, and with umask 002 his group, may open the file, because whoever can read a file
+// A lock that ends with its process. Only its owner, and with umask 002 his group, may open the file, because whoever can read it
 // can lock it. -1: see why; if another process has the lock, its number and host.
 int durable_lock(const char *path, problem *why);
 

@@ -9,7 +9,7 @@
 CF_EXTERN_C_BEGIN
 
 int64_t cf_limits_memory(void); // bytes
-// Where no more files can be opened (EMFILE): raises this process's own limit as far as it may. False: it has been there already.
+// Raises the limit of open files as far as this process may. False: it has been there already.
 bool cf_limits_more_files(void);
 
 // The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound

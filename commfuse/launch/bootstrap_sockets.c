@@ -256,7 +256,6 @@ CF_NORETURN static void out_of_files(const sockets *s) {
 
 // poll() looks at no more places than a process may open files.
 static void make_room(sockets *s) {
-    if (s->strangers_end + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) cf_limits_more_files();
     const int64_t room = sysconf(_SC_OPEN_MAX) - LISTENERS_MAX;
     if (room < s->strangers_end) s->strangers_end = (int)room;
     if (room <= s->ranks) out_of_files(s);
@@ -311,12 +310,11 @@ static void accept_strangers(sockets *s, int listener) {
                 oldest = c;
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        const bool none_left = fd < 0 && errno == EMFILE;
-        if (none_left && !cf_limits_more_files()) {
+        if (fd < 0 && errno == EMFILE) {
             if (!oldest) out_of_files(s);
             close_stranger(oldest);
+            continue;
         }
-        if (none_left) continue;
         if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
         if (fd < 0) return;
         if (!place) close_stranger(place = oldest);
@@ -517,6 +515,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
         snprintf(s->port, sizeof s->port, "%d", port);
         of_process = s;
         cf_die_setup(rank, size, abort_all);
+        cf_limits_more_files(); // for connections, and what libraries open later
         (rank == 0 ? accept_ranks : join_rank_0)(s, deadline_of(s, 0));
         if (pthread_create(&s->thread, NULL, watch_connections, s) != 0)
             cf_die(NULL, "cannot start the thread that watches connections");

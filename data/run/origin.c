@@ -257,8 +257,9 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
         int64_t step;
     } saved = {.step = -1}, *all;
     if (transport->rank == 0 && *o->out) {
-        manifest *m =
-            o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
+        manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : NULL;
+        for (int64_t step = INT64_MAX; !m && o->export_step == 0 && (step = checkpoint_newest(o->out, step, &why)) >= 0;)
+            m = checkpoint_manifest(o->out, step, &why);
         if (m) {
             saved.step = m->step;
             saved.shape = (gpt_shape){.maxT = origin_number(m, "positions", 0),
@@ -313,25 +314,25 @@ static void warn_skipped(const problem *why) {
 // The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
 // ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
 static manifest *find_sound(const options *o, cf_transport *transport, int64_t below, bool *damage) {
+    const bool root = transport->rank == 0;
     for (;;) {
         problem why = {.what = ""};
-        manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
-        if (*why.what) {
+        below = cf_root_host(transport, root ? checkpoint_newest(o->out, below, &why) : 0);
+        manifest *m = below < 0 ? NULL : checkpoint_manifest(o->out, below, &why);
+        bool sound = cf_root_host(transport, m != NULL);
+        if (!m && sound) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
+        if (root && *why.what) {
             warn_skipped(&why);
             *damage = true;
         }
-        below = cf_root_host(transport, m ? m->step : -1);
         if (below < 0) return NULL;
-        if (!m) m = checkpoint_manifest(o->out, below, &why);
-        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
-        bool sound = true;
-        for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
+        for (int64_t file = transport->rank, there = sound; there && file < m->ranks; file += transport->size) {
             if (checkpoint_verify(o->out, m, file, &why)) continue;
             sound = false;
             warn_skipped(&why);
         }
         if (cf_min_host(transport, sound)) return m;
-        *damage = transport->rank == 0;
+        *damage = root;
         manifest_free(m);
     }
 }
