@@ -302,16 +302,16 @@ static void receive_hello(sockets *s, connection *c) {
 
 static void accept_strangers(sockets *s, int listener) {
     for (int i = 0; i < ACCEPTS; i++) {
-        connection *place = NULL, *oldest = NULL; // there is at least one place
-        for (connection *c = s->connection + s->ranks; c < s->connection + s->strangers_end; c++) {
+        connection *place = NULL, *oldest = s->connection + s->ranks; // there is at least one place
+        for (connection *c = oldest; c < s->connection + s->strangers_end; c++) {
             if (c->fd < 0)
                 place = c;
-            else if (!oldest || c->since_s < oldest->since_s)
+            else if (oldest->fd < 0 || c->since_s < oldest->since_s)
                 oldest = c;
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0 && errno == EMFILE) {
-            if (!oldest) out_of_files(s);
+            if (oldest->fd < 0) out_of_files(s);
             close_stranger(oldest);
             continue;
         }
