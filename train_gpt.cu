@@ -3,9 +3,8 @@
 //     ./train_gpt --train data.bin                              one process, all cores
 //     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
 //
-// The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. It knows no
-// kernel and no transport: commfuse/ moves data between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the
-// same path through this file, so they begin operations in the same order.
+// The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. commfuse/ moves data
+// between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the same path, so they begin the same operations.
 #include <signal.h>
 #include <string.h>
 #include "commfuse/base/die.h"
@@ -129,8 +128,8 @@ static void train_step(trainer *t) {
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
     const int64_t skipped = r->skipped ? report->last.skipped + 1 : 0;
     if (skipped > opt->skip_nonfinite) gpt_step_die(&t->step);
-    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
-    report->last = last;
+    const step_report this_one = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
+    report->last = this_one;
 }
 
 // --- before, between and after steps ---
@@ -225,8 +224,8 @@ static int run(trainer *t) {
             cf_die_together("with --out DIR a signal saves the run, and the same command resumes it",
                             "%s ends the run after %ld of %ld steps; nothing was saved", strsignal(r->stop), step, opt->steps);
         if (!stopped) evaluate_if_due(t, step);
-        if (r->checkpoints && step > r->first && (ends || derived_due(opt->save_every, step)))
-            saved = save(t, step, !stopped, ends);
+        const bool due = ends || derived_due(opt->save_every, step);
+        if (r->checkpoints && step > r->first && due) saved = save(t, step, !stopped, ends);
         if (ends) return end(t, step, stopped, saved);
         report_begin_step(r);
         train_step(t);

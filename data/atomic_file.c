@@ -11,13 +11,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, TRIES = 100, OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY | O_CLOEXEC };
-
-static mode_t umask_at_start = 022;
-__attribute__((constructor)) static void read_umask(void) { // there are no other threads yet
-    umask_at_start = umask(077);
-    umask(umask_at_start);
-}
+enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, RANDOM = 16, OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY | O_CLOEXEC };
 
 bool atomic_file_write(int fd, const void *bytes, int64_t count) {
     for (const char *at = bytes; count > 0;) {
@@ -110,69 +104,47 @@ static const char *last_name(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-// 1: `name` is the only name of the open file; 2: it has others; 0: it is the name of another file, or of none.
-static int names_of(int fd, int directory, const char *name) {
-    struct stat opened, named;
-    const bool same = fstat(fd, &opened) == 0 && fstatat(directory, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
-                      opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
-    return same ? 1 + (named.st_nlink > 1) : 0;
-}
-
-// Opens and locks a file. -1: see errno; EWOULDBLOCK if another process has the lock, ESTALE if another process removed the file
-// meanwhile, EMLINK if it has another name: it may be any file of the user's. If the file system has no locks, the file is open and
-// errno is not 0.
-static int open_locked(int directory, const char *name, int flags) {
-    const mode_t mode = (umask_at_start & 060) == 0 ? 0660 : 0600; // whoever can open it can lock it
-    int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (fd < 0) return -1;
-    int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    const int names = error == EWOULDBLOCK ? -1 : names_of(fd, directory, name);
-    if (names == 1 && fchmod(fd, mode) != 0) errno = 0; // another user's
-    if (names != 1) close(fd);
-    errno = names == 0 ? ESTALE : names > 1 ? EMLINK : error;
-    return names != 1 ? -1 : fd;
-}
-
-// Always makes a new file, so that two writers never write into one. Removes the file of a dead writer; a living one holds the
-// lock. (Without locks it may remove a living writer's file, which that writer notices when it commits.)
-static bool make_temporary(atomic_file *file) {
-    const char *name = last_name(file->temporary);
-    for (int tries = 0; tries < TRIES; tries++) {
-        file->fd = open_locked(file->directory, name, O_WRONLY | O_CREAT | O_EXCL);
-        if (file->fd >= 0) return true;
-        if (errno == ESTALE) continue;
-        if (errno != EEXIST) return false;
-        const int left = open_locked(file->directory, name, O_WRONLY);
-        const bool link = left < 0 && (errno == ELOOP || errno == EMLINK);
-        if (left < 0 && !link && errno != ESTALE && errno != ENOENT) return false;
-        if ((left >= 0 || link) && unlinkat(file->directory, name, 0) != 0 && errno != ENOENT) return false;
-        if (left >= 0) close(left);
+// Removes what killed writers have left. One that lives, at the same time, finds that its file is gone when it commits.
+static void remove_temporaries(int directory, const char *name) {
+    const size_t length = strlen(name);
+    DIR *all = fdopendir(openat(directory, ".", OPEN_DIRECTORY));
+    for (struct dirent *entry; all && (entry = readdir(all));) {
+        const char *rest = entry->d_name + length;
+        if (strncmp(entry->d_name, name, length) == 0 && strncmp(rest, ".tmp.", 5) == 0 && strlen(rest) == 5 + RANDOM)
+            unlinkat(directory, entry->d_name, 0);
     }
-    errno = EWOULDBLOCK;
-    return false;
+    if (all) closedir(all);
+}
+
+// Another user may have put a link in the place of a directory of ours, whose name ends in .tmp.
+static int open_parent(const char *path) {
+    char directory[PATH_MAX];
+    parent_of(path, directory);
+    const size_t length = strlen(directory);
+    const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0;
+    return open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
 }
 
 bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
-    char directory[PATH_MAX];
-    *file = (atomic_file){.bytes = bytes, .fd = -1, .directory = -1, .mode = 0666 & ~umask_at_start};
-    snprintf(file->path, sizeof file->path, "%s", path);
-    errno = ENAMETOOLONG;
-    if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
+    uint64_t random = 0;
+    *file = (atomic_file){.bytes = bytes, .fd = -1, .directory = -1};
+    const bool exists = stat(path, &old) == 0;
+    if (exists && !S_ISREG(old.st_mode)) // /dev/null would be replaced
+        return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
+    if ((!exists && errno != ENOENT) || getrandom(&random, sizeof random, 0) != sizeof random)
         return atomic_file_problem(why, "cannot create", path, bytes);
-    if (stat(path, &old) == 0) {
-        if (!S_ISREG(old.st_mode)) // /dev/null would be replaced
-            return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
-        file->mode = old.st_mode & 0777;
+    snprintf(file->path, sizeof file->path, "%s", path);
+    snprintf(file->temporary, sizeof file->temporary, "%s.tmp.%0*lx", last_name(path), RANDOM, random);
+    file->directory = open_parent(path);
+    if (file->directory >= 0) {
+        remove_temporaries(file->directory, last_name(path));
+        file->fd = openat(file->directory, file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
-    parent_of(path, directory);
-    const size_t length = strlen(directory);
-    const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0; // ours
-    file->directory = open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
-    if (file->directory >= 0 && make_temporary(file)) return true;
-    atomic_file_problem(why, "cannot create", file->temporary, bytes);
-    atomic_file_abandon(file);
-    return false;
+    if (file->fd < 0) atomic_file_problem(why, "cannot create", path, bytes);
+    if (file->fd < 0) atomic_file_abandon(file);
+    if (file->fd >= 0 && exists && fchmod(file->fd, old.st_mode & 0777) != 0) errno = 0; // a file system without modes
+    return file->fd >= 0;
 }
 
 // Hashes and writes piece by piece, so that each piece is still in the cache.
@@ -186,37 +158,30 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
     return true;
 }
 
-// Closes the file last, because that releases the lock, and nobody may write a file that is about to be renamed. Others may open it
-// only under its final name, which no writer locks.
 bool atomic_file_commit(atomic_file *file, problem *why) {
-    if (file->bytes >= 0 && file->written != file->bytes) {
-        atomic_file_abandon(file);
-        return problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path,
-                           file->bytes, file->written);
+    bool done = file->bytes < 0 || file->written == file->bytes;
+    const bool synced = done && (file->unsynced || fsync(file->fd) == 0);
+    if (!done)
+        problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path, file->bytes,
+                    file->written);
+    else if (!synced)
+        done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
+    else if (renameat(file->directory, file->temporary, file->directory, last_name(file->path)) != 0) {
+        if (errno == ENOENT) errno = EWOULDBLOCK;
+        done = atomic_file_problem(why, "cannot rename the temporary file to", file->path, file->bytes);
+    } else {
+        close(file->fd);
+        file->fd = -1;
+        if (!file->unsynced && !sync_directory(file->directory))
+            done = problem_set(why, "the file is complete, but may not survive a power cut",
+                               "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
     }
-    bool synced = file->unsynced || fsync(file->fd) == 0;
-    const char *from = last_name(file->temporary), *to = last_name(file->path);
-    bool mine = synced && names_of(file->fd, file->directory, from) > 0;
-    if (synced && !mine) errno = EWOULDBLOCK;
-    if (!mine || renameat(file->directory, from, file->directory, to) != 0) {
-        atomic_file_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path, file->bytes);
-        atomic_file_abandon(file);
-        return false;
-    }
-    if (fchmod(file->fd, file->mode) != 0) errno = 0; // a file system without modes
-    close(file->fd);
-    file->fd = -1;
-    synced = file->unsynced || sync_directory(file->directory) ||
-             problem_set(why, "the file is complete, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
-                         file->path, strerror(errno));
     atomic_file_abandon(file);
-    return synced;
+    return done;
 }
 
 void atomic_file_abandon(atomic_file *file) {
-    const char *name = last_name(file->temporary);
-    if (file->fd >= 0 && names_of(file->fd, file->directory, name) > 0)
-        unlinkat(file->directory, name, 0); // else another process's
+    if (file->fd >= 0) unlinkat(file->directory, file->temporary, 0);
     if (file->fd >= 0) close(file->fd);
     if (file->directory >= 0) close(file->directory);
     file->fd = file->directory = -1;
@@ -236,18 +201,18 @@ bool atomic_file_replace(const char *path, const char *bytes, int64_t count, boo
 // Some cluster file systems have no locks. There, a run without a lock is better than one that cannot save.
 int atomic_file_lock(const char *path, problem *why) {
     char host[256] = "", text[320] = "";
-    uint64_t once = 0; // makes the text unique
-    int fd, tries = 0;
-    do fd = open_locked(AT_FDCWD, path, O_RDWR | O_CREAT);
-    while (fd < 0 && errno == ESTALE && tries++ < TRIES);
-    const int error = errno;
-    if (fd < 0 && error == EWOULDBLOCK) { // its holder has written its name into it
-        const int other = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        const bool named = pread(other, text, sizeof text - 1, 0) > 0;
-        if (other >= 0) close(other);
+    uint64_t random = 0; // makes the text unique
+    struct stat status;
+    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0660);
+    int error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    // With another name it may be any file of the user's; with none it has been removed before it was locked.
+    const bool own = fd >= 0 && fstat(fd, &status) == 0 && status.st_nlink == 1;
+    if (error == EWOULDBLOCK) { // its holder has written its name into it
+        const bool named = pread(fd, text, sizeof text - 1, 0) > 0;
         problem_set(why, "wait for it, end it, or choose another name", "another run saves to the directory of %.1500s: %s", path,
                     named ? text : "a process that has not written its name yet");
-    } else if (fd < 0) {
+    } else if (!own) {
+        errno = fd < 0 ? error : status.st_nlink > 1 ? EMLINK : ESTALE;
         atomic_file_problem(why, "cannot open lock", path, -1);
         if (error == EACCES && access(path, F_OK) == 0)
             problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
@@ -255,12 +220,13 @@ int atomic_file_lock(const char *path, problem *why) {
     } else {
         if (error)
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
+        if (fchmod(fd, (status.st_mode & 060) == 060 ? 0660 : 0600) != 0) errno = 0; // another user's
         gethostname(host, sizeof host - 1);
-        const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
-        int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, once);
+        const bool drawn = getrandom(&random, sizeof random, 0) == sizeof random;
+        int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, random);
         if (drawn && ftruncate(fd, 0) == 0 && atomic_file_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
         atomic_file_problem(why, "cannot write lock", path, -1);
-        close(fd);
     }
+    if (fd >= 0) close(fd);
     return -1;
 }

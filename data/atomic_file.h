@@ -3,30 +3,28 @@
 #include <limits.h>
 #include "problem.h"
 
-// A file that appears whole: written as PATH.tmp, synced, renamed to PATH, and the directory synced. A kill or a power cut at any
-// moment leaves the old PATH or the new one. The next writer removes a PATH.tmp that a killed writer left. If two write the same
-// PATH at once, a lock on PATH.tmp refuses the second; without locks in the file system, the commit of the first fails. Only its
-// owner, and with umask 002 his group, may open PATH.tmp, so that nobody else can hold that lock. A link of that name is removed,
-// not followed; nor is one in the place of a directory whose name ends in .tmp. False: see why.
+// A file that appears whole: written beside PATH under a random name, synced, renamed to PATH, and the directory synced. A kill or a
+// power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one left. If two write the same
+// PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory whose name ends in .tmp is not
+// followed. False: see why.
 typedef struct atomic_file {
-    char path[PATH_MAX], temporary[PATH_MAX];
-    int64_t bytes; // exactly as many must be written; -1: any number
+    char path[PATH_MAX], temporary[NAME_MAX + 32]; // temporary: a name in the directory
+    int64_t bytes;                                 // exactly as many must be written; -1: any number
     int64_t written;
     int fd;        // -1: not open
     int directory; // where both names are; -1: not open
-    unsigned mode; // of the old file
     bool unsynced; // it may be lost in a power cut
     void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
 } atomic_file;
 bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why);
 bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, problem *why);
 bool atomic_file_commit(atomic_file *file, problem *why); // if it fails, abandons the file
-void atomic_file_abandon(atomic_file *file);              // removes PATH.tmp, if it is open
+void atomic_file_abandon(atomic_file *file);              // removes the temporary file, if it is open
 // Replaces a file by bytes in memory.
 bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
-// A lock that ends with its process. Who may open the file is as above, because whoever can read a file can lock it. -1: see why; if
-// another process has the lock, its number and host.
+// A lock that ends with its process. Only its owner, and with umask 002 his group, may open the file, because whoever can read it
+// can lock it. -1: see why; if another process has the lock, its number and host.
 int atomic_file_lock(const char *path, problem *why);
 
 // Single steps. False with errno set.

@@ -58,7 +58,6 @@ void manifest_add(cJSON *options, const char *name, const char *form, ...) {
     va_start(values, form);
     if (vasprintf(&value, form, values) < 0) got(NULL);
     va_end(values);
-    if (json_text(options, name)) cf_die(NULL, "a checkpoint's option %s appears twice", name);
     got(cJSON_AddStringToObject(options, name, value));
     free(value);
 }
@@ -103,40 +102,32 @@ static bool read_files(manifest *m, const cJSON *files, const char *name, proble
     manifest_file *file = m->file = cf_host_alloc(m->ranks, sizeof *m->file, "a manifest");
     const cJSON *item;
     cJSON_ArrayForEach(item, files) {
-        char right[FILE_NAME], again[17];
         const char *hash = json_text(item, "xxh64");
-        file->hash = hash ? strtoul(hash, NULL, 16) : 0;
-        rank_file_name(file - m->file, right);
-        snprintf(again, sizeof again, "%016lx", file->hash);
-        if (!json_is(item, "name", right) || !json_whole(item, "bytes", 0, JSON_WHOLE_MAX, &file->bytes) ||
-            !json_is(item, "xxh64", again))
-            return problem_set(why, damaged, "%s: file %ld is not %s with size and hash", name, file - m->file, right);
-        file++;
+        if (!hash || !json_whole(item, "bytes", 0, JSON_WHOLE_MAX, &file->bytes))
+            return problem_set(why, damaged, "%s: file %ld is without size or hash", name, file - m->file);
+        file++->hash = strtoul(hash, NULL, 16);
     }
     return true;
 }
 
 // The seal is right, but another program may have written the text, so every field is checked.
 static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
-    int64_t version;
+    int64_t version = 0;
     const cJSON *item;
+    m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
+    const char *missing = !json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)      ? "version"
+                          : !json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)       ? "step"
+                          : !json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks) ? "number of ranks"
+                          : !cJSON_IsObject(m->options)                                  ? "options"
+                                                                                         : NULL;
     if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
-    if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
+    if (missing) return problem_set(why, damaged, "%s has no %s", name, missing);
     if (version != MANIFEST_VERSION)
         return problem_set(why, "it was written by another version of this program", "%s has version %ld, expected %d", name,
                            version, MANIFEST_VERSION);
-    if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)) return problem_set(why, damaged, "%s has no step", name);
-    if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
-        return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);
-    m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
-    if (!cJSON_IsObject(m->options)) return problem_set(why, damaged, "%s has no options", name);
-    if (cJSON_GetArraySize(m->options) > MANIFEST_MAX_OPTIONS)
-        return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
-    cJSON_ArrayForEach(item, m->options) {
-        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
-        if (json_repeated(m->options, item))
-            return problem_set(why, damaged, "%s: option %.100s appears twice", name, item->string);
-    }
+    cJSON_ArrayForEach(item, m->options) if (!cJSON_IsString(item)) return problem_set(why, damaged,
+                                                                                       "%s: option %.100s is not a text", name,
+                                                                                       item->string);
     return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
 }
 
@@ -348,22 +339,13 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     return m;
 }
 
-manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
-    problem why;
-    *skipped = (problem){.what = "", .hint = ""};
-    int64_t count;
-    found *all = list(out, &count, skipped);
-    manifest *m = NULL;
-    for (found *f = all; all && f < all + count; f++) {
-        if (f->stage != FINISHED || f->step >= below) continue;
-        m = checkpoint_manifest(out, f->step, &why);
-        if (m && check_files(out, *f, m, &why)) break;
-        manifest_free(m);
-        m = NULL;
-        problem_add(skipped, &why);
-    }
+int64_t checkpoint_newest(const char *out, int64_t below, problem *why) {
+    int64_t count, step = -1;
+    found *all = list(out, &count, why);
+    for (const found *f = all; all && step < 0 && f < all + count; f++)
+        if (f->stage == FINISHED && f->step < below) step = f->step;
     free(all);
-    return m;
+    return step;
 }
 
 bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {

@@ -14,7 +14,7 @@
 #include "../layers/params.h"
 #include "problem.h"
 
-enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
+enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24 };
 
 typedef struct manifest_file {
     int64_t bytes;
@@ -24,7 +24,7 @@ typedef struct manifest_file {
 typedef struct manifest {
     int64_t step, ranks;
     manifest_file *file;   // (ranks)
-    struct cJSON *options; // texts by their names, none twice
+    struct cJSON *options; // texts by their names
 } manifest;
 
 void manifest_add(struct cJSON *options, const char *name, const char *format, ...) CF_PRINTF(3, 4);
@@ -55,9 +55,8 @@ bool checkpoint_set_aside(const char *out, int64_t sound, problem *why);
 // not be removed: it no longer counts, and the next call tries again.
 bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why);
 
-// The newest complete checkpoint of a step below `below`: a sound manifest, and each file present with the right size. NULL if
-// there is none. `skipped` has a line with the reason for each newer one, or is "". The caller frees the manifest.
-manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped);
+// The step of the newest checkpoint below `below`, sound or not. -1: there is none, or they cannot be listed, which sets why.
+int64_t checkpoint_newest(const char *out, int64_t below, problem *why);
 // The manifest of one step; NULL: see why.
 manifest *checkpoint_manifest(const char *out, int64_t step, problem *why);
 // Reads the whole file of a rank and compares size and hash with the manifest.

@@ -7,52 +7,43 @@ enum { MAGIC = 20240522, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX_BYTES = 1 <<
 
 static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.py, or copy it again";
 
-// The context or an ending, from number `at` on, in an example that ends before `stop`.
-static token_part read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
-    const int64_t count = at < stop ? h->number[at] : 0;
-    if (count < 1 || count >= stop - at)
-        cf_die_together(how_to_make, "--hellaswag %s: a text of example %ld has %ld tokens, and the example %ld numbers more", path,
-                        index, count, stop - at - 1);
-    for (int64_t i = at + 1; i <= at + count; i++)
-        if (h->number[i] >= V)
+// Dies unless the model has all tokens of a text.
+static void check_part(const token_part *part, const char *path, int64_t index, int64_t V) {
+    for (int64_t i = 0; i < part->count; i++)
+        if (part->token[i] >= V)
             cf_die_together("its tokens are GPT-2's: give it to a model with that vocabulary",
-                            "--hellaswag %s: a token of example %ld is %d, but the vocabulary has %ld", path, index, h->number[i],
+                            "--hellaswag %s: a token of example %ld is %d, but the vocabulary has %ld", path, index, part->token[i],
                             V);
-    return (token_part){h->number + at + 1, count};
 }
 
-// The example that begins at number `at`. Returns its bytes.
+// The example that begins at number `at`. Returns its numbers.
 static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64_t at, int64_t numbers, int64_t T, int64_t V) {
     enum { FIELDS = 5 };
     hellaswag_example *e = &h->all[index];
-    if (numbers - at < FIELDS) cf_die_together(how_to_make, "--hellaswag %s ends before example %ld of %ld", path, index, h->count);
-    const header_field field[FIELDS] = {{"beginning", EXAMPLE, EXAMPLE},
-                                        {"number of bytes", 2 * FIELDS, 2 * (numbers - at)},
-                                        {"index", index, index},
-                                        {"right ending", 0, HELLASWAG_ENDINGS - 1},
-                                        {"number of endings", HELLASWAG_ENDINGS, HELLASWAG_ENDINGS}};
-    for (int i = 0; i < FIELDS; i++)
-        if (h->number[at + i] < field[i].least || h->number[at + i] > field[i].most)
-            cf_die_together(how_to_make, "--hellaswag %s: the %s of example %ld is %d, expected %ld to %ld", path, field[i].name,
-                            index, h->number[at + i], field[i].least, field[i].most);
-    const int64_t bytes = h->number[at + 1], stop = at + bytes / 2;
-    e->right = h->number[at + 3];
-    at += FIELDS;
-    for (int part = 0; part <= HELLASWAG_ENDINGS; part++) {
-        const token_part s = read_part(h, path, index, at, stop, V);
-        const int64_t length = e->context.count + s.count - 1;
-        *(part == 0 ? &e->context : &e->ending[part - 1]) = s;
-        at += 1 + s.count;
-        if (part == 0) continue;
+    const uint16_t *n = h->number + at, *next = n + FIELDS;
+    const int64_t count = numbers - at < FIELDS ? 0 : n[1] / 2;
+    bool sound = count >= FIELDS && count <= numbers - at && n[1] % 2 == 0 && n[0] == EXAMPLE && n[2] == index &&
+                 n[3] < HELLASWAG_ENDINGS && n[4] == HELLASWAG_ENDINGS;
+    for (int part = 0; sound && part <= HELLASWAG_ENDINGS; part++) {
+        token_part *p = part == 0 ? &e->context : &e->ending[part - 1];
+        *p = (token_part){next + 1, next < n + count ? *next : 0};
+        sound = p->count > 0 && p->count < n + count - next;
+        next += 1 + p->count;
+    }
+    if (!sound || next != n + count)
+        cf_die_together(how_to_make, "--hellaswag %s: example %ld of %ld, at byte %ld, is damaged or cut short", path, index,
+                        h->count, INPUT_HEADER_BYTES + 2 * at);
+    e->right = n[3];
+    check_part(&e->context, path, index, V);
+    for (int i = 0; i < HELLASWAG_ENDINGS; i++) {
+        const int64_t length = e->context.count + e->ending[i].count - 1;
+        check_part(&e->ending[i], path, index, V);
         if (length > T)
             cf_die_together("raise --seq", "--hellaswag %s: example %ld takes %ld tokens, more than --seq %ld", path, index, length,
                             T);
         if (length > h->longest) h->longest = length;
     }
-    if (at != stop || bytes % 2 != 0)
-        cf_die_together(how_to_make, "--hellaswag %s: example %ld has %ld bytes, but its texts end after %ld", path, index, bytes,
-                        bytes - 2 * (stop - at));
-    return bytes;
+    return count;
 }
 
 hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
@@ -68,7 +59,7 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
     h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
     h->count = header[2];
     h->all = cf_host_alloc(h->count, sizeof *h->all, path);
-    for (int64_t i = 0; i < h->count; i++) at += read_example(h, path, i, at, (size - INPUT_HEADER_BYTES) / 2, T, V) / 2;
+    for (int64_t i = 0; i < h->count; i++) at += read_example(h, path, i, at, (size - INPUT_HEADER_BYTES) / 2, T, V);
     if (INPUT_HEADER_BYTES + 2 * at != size)
         cf_die_together(how_to_make, "--hellaswag %s: its %ld examples end at byte %ld, but it has %ld", path, h->count,
                         INPUT_HEADER_BYTES + 2 * at, size);

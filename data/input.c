@@ -1,8 +1,8 @@
 // See input.h. The page cache is the only buffer.
 #include "input.h"
+#include "../commfuse/base/limits.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
@@ -12,13 +12,8 @@ enum { PIECE_BYTES = 1 << 20 };
 
 bool input_open(input *file, const char *kind, const char *path, problem *why) {
     struct stat status;
-    struct rlimit files;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0) { // a process may raise its first limit
-        files.rlim_cur = files.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &files);
-        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    }
+    if (fd < 0 && errno == EMFILE && cf_limits_more_files()) fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const bool is_open = fd >= 0 && fstat(fd, &status) == 0;
     *file = (input){.kind = kind};
     if (is_open && S_ISREG(status.st_mode)) {

@@ -325,42 +325,36 @@ class Progress:
     """Prints a line on standard error every other second."""
 
     def __init__(self, total):
-        self.total, self.done, self.start, self.printed = total, 0, time.monotonic(), time.monotonic()
+        self.total, self.done = total, 0
+        self.start = self.printed = time.monotonic()
 
     def add(self, count):
         self.done += count
         now = time.monotonic()
-        if now - self.printed < PROGRESS_S:
-            return
-        self.printed = now
-        rate = self.done / (now - self.start)
-        note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
-             f"{(self.total - self.done) / rate:.0f} s left")
+        if now - self.printed >= PROGRESS_S:
+            self.printed = now
+            rate = self.done / (now - self.start)
+            note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
+                 f"{(self.total - self.done) / rate:.0f} s left")
 
 
 @contextlib.contextmanager
 def workplace(directory):
-    """A locked temporary directory in it, removed at the end. Those that killed runs have left go first."""
+    """A temporary directory in it, which is locked meanwhile. What killed runs have left goes first."""
     os.makedirs(directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory) as own, open(os.path.join(own, "lock"), "xb") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in os.listdir(directory):
-            path = os.path.join(directory, name)
-            if not name.startswith(".prepare-") or name == os.path.basename(own) or os.path.islink(path):
-                continue  # since Python 3.12 its own is absolute
-            try:
-                with opened(os.path.join(path, "lock"), "r+b") as other:
-                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Problem(f"another prepare.py writes into {directory}",
-                              "wait for its end, or choose another --out") from None
-            except FileNotFoundError:
-                pass  # its run was killed before it made the lock
-            except OSError:
-                continue  # another user's, or a file system without locks: its run may be alive
-            shutil.rmtree(path, ignore_errors=True)
-        yield own
+    with contextlib.ExitStack() as at_end:
+        locked = os.open(directory, os.O_RDONLY)
+        at_end.callback(os.close, locked)
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in (entry for entry in os.scandir(directory) if entry.name.startswith(".prepare-")):
+                if left.is_dir(follow_symlinks=False):
+                    shutil.rmtree(left.path, ignore_errors=True)
+        except BlockingIOError:
+            raise Problem(f"another prepare.py writes into {directory}", "wait for its end, or choose another --out") from None
+        except OSError:  # a file system without locks: who has left something may be alive
+            pass
+        yield at_end.enter_context(tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory))
 
 
 def replace_data_set(own, directory):

@@ -31,10 +31,3 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
 static inline const char *problem_hint(const problem *why, const char *otherwise) {
     return *why->hint ? why->hint : otherwise;
 }
-
-// Appends a line, if there is room.
-static inline void problem_add(problem *why, const problem *more) {
-    size_t length = strlen(why->what);
-    snprintf(why->what + length, sizeof why->what - length, "%s%s", length ? "\n" : "", more->what);
-    if (!*why->hint) memcpy(why->hint, more->hint, sizeof why->hint);
-}

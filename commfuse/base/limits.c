@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -80,6 +81,13 @@ static long long least_left(const char *one, left_in *left, long long least) {
 
 int64_t cf_limits_memory(void) {
     return least_left("memory", memory_left, 1024 * number_in("/proc", "meminfo", "MemAvailable:", LLONG_MAX / 1024));
+}
+
+bool cf_limits_more_files(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return false;
+    files.rlim_cur = files.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &files) == 0;
 }
 
 // --- cores ---

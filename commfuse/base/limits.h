@@ -9,6 +9,8 @@
 CF_EXTERN_C_BEGIN
 
 int64_t cf_limits_memory(void); // bytes
+// Raises the limit of open files as far as this process may. False: it has been there already.
+bool cf_limits_more_files(void);
 
 // The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound
 // the first thread before main(): from here on it, and threads that it starts, may use them all.

@@ -21,10 +21,10 @@
 #include "bootstrap.h"
 #include "../device.h"
 #include "../base/die.h"
+#include "../base/limits.h"
 #include "../base/sanitize.h"
 #include "secret.h"
 #include "watch.h"
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
@@ -35,7 +35,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -51,7 +50,6 @@ enum {
     STRANGERS_MAX = 128, // in addition to the number of ranks
     STRANGER_S = 5,      // a stranger must send its hello within
     ACCEPTS = 16,        // strangers accepted before the other connections are served again
-    OTHER_FILES = 32,    // descriptors, beside those that are open, for everything but connections
     RETRY_MS = 100,
     CONNECT_S = 5,
     RANK_0_FIRST_S = 5 // the other ranks' time-outs are this much longer: rank 0 knows which rank is missing
@@ -248,33 +246,20 @@ static void *watch_connections(void *argument) {
     return NULL;
 }
 
-// --- room for connections ---
+// --- strangers, at rank 0 ---
 
 // Waiting would not help a process that may open no more files, and its peers are not to blame.
 CF_NORETURN static void out_of_files(const sockets *s) {
-    struct rlimit limit = {0};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%llu)",
-           s->base.rank, s->base.size, (unsigned long long)limit.rlim_cur);
+    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%ld)",
+           s->base.rank, s->base.size, sysconf(_SC_OPEN_MAX));
 }
 
-// Beside the files that are open, raises their limit for all ranks, and for as many strangers as it allows.
+// poll() looks at no more places than a process may open files.
 static void make_room(sockets *s) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    DIR *files = opendir("/proc/self/fd");
-    int64_t others = OTHER_FILES + (!files && errno == EMFILE ? (int64_t)limit.rlim_cur : 0);
-    while (files && readdir(files)) others++;
-    if (files) closedir(files);
-    const rlim_t wanted = (rlim_t)(s->strangers_end + others);
-    if (limit.rlim_cur >= wanted) return;
-    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    s->strangers_end = (int)((int64_t)limit.rlim_cur - others);
-    if (s->strangers_end < s->ranks + (s->base.rank == 0)) out_of_files(s);
+    const int64_t room = sysconf(_SC_OPEN_MAX) - LISTENERS_MAX;
+    if (room < s->strangers_end) s->strangers_end = (int)room;
+    if (room <= s->ranks) out_of_files(s);
 }
-
-// --- strangers, at rank 0 ---
 
 static void close_stranger(connection *c) {
     close(c->fd);
@@ -321,11 +306,15 @@ static void accept_strangers(sockets *s, int listener) {
         for (connection *c = oldest; c < s->connection + s->strangers_end; c++) {
             if (c->fd < 0)
                 slot = c;
-            else if (c->since_s < oldest->since_s)
+            else if (oldest->fd < 0 || c->since_s < oldest->since_s)
                 oldest = c;
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0 && errno == EMFILE) out_of_files(s);
+        if (fd < 0 && errno == EMFILE) {
+            if (oldest->fd < 0) out_of_files(s);
+            close_stranger(oldest);
+            continue;
+        }
         if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
         if (fd < 0) return;
         if (!slot) close_stranger(slot = oldest);
@@ -386,6 +375,7 @@ static int missing_ranks(const sockets *s, char *list, size_t room) {
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_s) {
     char missing[128] = "";
+    make_room(s);
     const int polled = s->strangers_end + LISTENERS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
@@ -525,7 +515,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
         snprintf(s->port, sizeof s->port, "%d", port);
         of_process = s;
         cf_die_setup(rank, size, abort_all);
-        make_room(s);
+        cf_limits_more_files(); // for connections, and what libraries open later
         (rank == 0 ? accept_ranks : join_rank_0)(s, deadline_of(s, 0));
         if (pthread_create(&s->thread, NULL, watch_connections, s) != 0)
             cf_die(NULL, "cannot start the thread that watches connections");

@@ -3,18 +3,16 @@
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
-#include "../../commfuse/base/streams.h"
 #include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { READER_MS = 1000, BEHIND = 2048 };
+enum { READER_MS = 1000 };
 
 struct logfile {
     int fd;
@@ -122,10 +120,6 @@ logfile *log_open(const char *path, const log_resume *resume) {
 
 // --- writing ---
 
-static void check(const logfile *log, const void *added, const char *name) {
-    if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
-}
-
 void log_begin(logfile *log, const char *event) {
     if (!log) return;
     log->line = cJSON_CreateObject();
@@ -134,20 +128,20 @@ void log_begin(logfile *log, const char *event) {
 
 void log_add(logfile *log, const log_field *field, size_t fields) {
     char number[JSON_NUMBER_TEXT];
-    for (const log_field *f = field; log && f < field + fields; f++)
-        if (f->name)
-            check(log,
-                  f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
-                  : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
-                            : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
-                  f->name);
+    for (const log_field *f = field; log && f < field + fields; f++) {
+        if (!f->name) continue;
+        const cJSON *added = f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
+                             : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
+                                       : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number));
+        if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, f->name);
+    }
 }
 
 // A line is written whole or not at all.
 void log_end(logfile *log) {
     if (!log) return;
     char *text = cJSON_PrintUnformatted(log->line);
-    check(log, text, "the line");
+    if (!text) cf_die(NULL, "log %s: out of memory for a line", log->path);
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
     cf_sanitize(text);
     text[length] = '\n'; // in place of the terminator
@@ -184,42 +178,4 @@ void log_close(logfile *log) {
     cJSON_Delete(log->line);
     close(log->fd);
     free(log);
-}
-
-// --- the line on standard output ----------------------------------------------------------------------------
-
-enum { COLUMNS = 80 };
-
-static int shown; // characters of the line in place: a process has one standard output
-
-bool progress_on_terminal(void) {
-    if (!isatty(STDOUT_FILENO)) return false;
-    if (!getenv("OMPI_COMM_WORLD_SIZE")) return true;
-    char path[64], target[256];
-    snprintf(path, sizeof path, "/proc/%d/fd/1", (int)getppid());
-    ssize_t length = readlink(path, target, sizeof target - 1);
-    if (length <= 0) return false;
-    target[length] = 0;
-    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
-}
-
-void progress_show(const char *line, bool last) {
-    // A launcher that ends all ranks, or a pager, may not read for a while.
-    if (!last && cf_streams_waiting() > BEHIND) return;
-    struct winsize size;
-    const bool terminal = progress_on_terminal();
-    const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
-    const int whole = (int)strlen(line);
-    const int length = terminal && whole >= columns ? columns - 1 : whole; // the next line can replace only one that fits
-    if (terminal)
-        putchar('\r'), cf_print(stdout, "%.*s%*s%s", length, line, shown > length ? shown - length : 0, "", last ? "\n" : "");
-    else
-        cf_print(stdout, "%s\n", line);
-    shown = last || !terminal ? 0 : length;
-    fflush(stdout);
-}
-
-void progress_break(void) {
-    if (shown) cf_print(stdout, "\n");
-    shown = 0;
 }

@@ -1,6 +1,4 @@
-// The output of a run while it trains: the log for programs, and a line of progress for people.
-//
-// The log is one JSON object a line. Rank 0 writes it; a log that is NULL is allowed and ignored.
+// The log: one JSON object a line. Rank 0 writes it; a log that is NULL is allowed and ignored.
 // A line that cannot be written (disk full) is reported and left out, and training continues: see log_complete().
 //
 //     LOG_LINE(log, "val", FIELD("step", step), FIELD("loss", loss));
@@ -53,12 +51,3 @@ void log_end(logfile *log); // writes the line
 bool log_complete(const logfile *log); // false: lines were lost, and it has printed how many
 void log_sync(logfile *log);           // writes all lines so far to the disk, or warns. Any thread may call it
 void log_close(logfile *log);
-
-// --- the line on standard output ---
-
-// Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
-bool progress_on_terminal(void);
-// Shows a line. On a terminal the next one replaces it; if the terminal is too narrow, the end is cut off. last: keep the line and go
-// to the next. Other lines are left out while nobody reads the output (streams.h).
-void progress_show(const char *line, bool last);
-void progress_break(void); // ends a line in place, so that other output starts on its own line

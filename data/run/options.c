@@ -69,27 +69,12 @@ static bool set(options *opt, const option_row *row, const char *text, problem *
 
 // --- names -------------------------------------------------------------------------------------------------
 
-// Levenshtein's distance between b and the first `length` characters of a, if it is at most `most`; else any larger number.
-static size_t distance(const char *a, size_t length, const char *b, int most) {
-    for (; length > 0 && *a == *b; length--) a++, b++;
-    if (length == 0 || *b == 0 || most == 0) return length > 0 ? length : strlen(b);
-    const size_t replace = distance(a + 1, length - 1, b + 1, most - 1), left_out = distance(a, length, b + 1, most - 1),
-                 added = distance(a + 1, length - 1, b, most - 1), least = replace < left_out ? replace : left_out;
-    return 1 + (added < least ? added : least);
-}
-
 static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
-    char hint[128] = "--help lists all options";
-    size_t best = length < 4 ? 2 : 3; // a word that differs more is another one
-    if ((length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0))
-        return problem_set(why, "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4", "there is no --%.*s",
-                           (int)length, name);
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        const size_t d = distance(name, length, row->name, (int)best);
-        if (d < best) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
-        if (d < best) best = d;
-    }
-    return problem_set(why, hint, "unknown option %.*s", (int)(name + length - argument), argument);
+    const bool old = (length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0);
+    return problem_set(why,
+                       old ? "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4"
+                           : "--help lists all options",
+                       "unknown option %.*s", (int)(name + length - argument), argument);
 }
 
 static const option_row *find(const char *name, size_t length) {

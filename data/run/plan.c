@@ -152,7 +152,6 @@ static void log_trials(const cf_tuner *t, int operation, logfile *log) {
 
 static void report_found(const run_plan *p, logfile *log, int64_t step) {
     const cf_tuner *t = p->tuner;
-    progress_break();
     cf_print(stdout, "plan      found in trials up to step %ld; a step:", step + 1);
     log_begin(log, "plan");
     LOG_ADD(log, FIELD("step", step), FIELD("left_out", cf_tuner_left_out(t)));

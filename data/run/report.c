@@ -1,6 +1,7 @@
 // See report.h.
 #include "report.h"
 #include "../../commfuse/base/limits.h"
+#include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
 #include "derived.h"
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
+enum { BEHIND = 2048 };              // bytes of output that wait to be read
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -17,7 +19,6 @@ static bool root(const run_report *r) {
 void report_line(const run_report *r, const char *format, ...) {
     va_list values;
     if (!root(r)) return;
-    progress_break();
     va_start(values, format);
     cf_print_list(stdout, format, values);
     va_end(values);
@@ -78,15 +79,12 @@ void report_config(run_report *r) {
 // Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
 // each wait then lasts as long as the time slices of other threads.
 static void print_shared_cores(const run_report *r) {
-    int threads = (int)r->opt->threads;
-    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
-        cf_print(stdout,
-                 "cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take "
-                 "cores from those that compute\n",
-                 r->transport->local_cores, r->transport->local_size, threads);
-    else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
-        cf_print(stdout, "cores     %d for %d ranks: the threads that move bytes share them with those that compute\n",
-                 r->transport->local_cores, r->transport->local_size);
+    const int threads = (int)r->opt->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
+    if (ranks * (threads + 1) <= cores) return;
+    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
+    cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
+             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
+                  : "the threads that move bytes share them with those that compute");
 }
 
 // A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
@@ -124,10 +122,8 @@ void report_banner(const run_report *r) {
     print_bytes(r, r->val, "val", opt->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
-    else if (r->peak_source)
-        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source);
     else
-        cf_print(stdout, "peak      not measured by --dry-run\n");
+        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source ? r->peak_source : "not measured by --dry-run");
     cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
              (double)cf_device_memory(r->transport->local_size) / 1048576,
              strcmp(opt->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");
@@ -142,7 +138,7 @@ void report_figures(void *run, double *mine) {
     const run_report *r = run;
     const cf_trace_figures figures = cf_trace_last(r->context->trace);
     if (r->last.step >= 0 && !r->last.trial) cf_trace_add_totals(r->context->trace);
-    mine[FIGURE_SAVER] = r->checkpoints ? saver_stage(r->checkpoints) : 0;
+    mine[FIGURE_WRITTEN] = r->checkpoints && saver_written(r->checkpoints);
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)r->last.step;
     mine[FIGURE_MS] = r->last.ms;
@@ -157,6 +153,7 @@ typedef struct step_times {
     double lag_ms;              // how much longer the slowest rank computes than the median
     int slowest;                // rank
     int stop;                   // a signal, 0: none
+    bool written;               // all ranks have written their part of a checkpoint
 } step_times;
 
 static int ascending(const void *a, const void *b) {
@@ -167,7 +164,7 @@ static int ascending(const void *a, const void *b) {
 // Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
 // rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
-    step_times times = {.ms = all[FIGURE_MS]};
+    step_times times = {.ms = all[FIGURE_MS], .written = true};
     double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
@@ -177,6 +174,7 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
         times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
+        times.written &= r[FIGURE_WRITTEN] > 0;
         if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
         busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
         if (busy[rank] > most) most = busy[rank], times.slowest = rank;
@@ -188,25 +186,23 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
 }
 
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
-    char line[256], share[32] = "n/a", eta[32];
+    char share[32] = "n/a", eta[32];
     double steps_left = (double)(r->opt->steps - s->step - 1) / (double)(s->step + 1 - r->first);
     const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
-    if (!root(r)) return;
+    if (s->step + 1 < r->opt->steps && cf_streams_waiting() > BEHIND) return; // a pager may not read for a while
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
-    snprintf(line, sizeof line,
-             "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s", s->step + 1,
-             r->opt->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
-             s->trial ? "  (trial)" : "");
-    progress_show(line, s->step + 1 == r->opt->steps);
+    report_line(r, "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s\n",
+                s->step + 1, r->opt->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
+                s->trial ? "  (trial)" : "");
 }
 
 void report_step(run_report *r, const double *all, int stride) {
     const step_report *s = &r->last;
     if (s->step < 0) return;
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (r->checkpoints) saver_advance(r->checkpoints, all, stride); // it may exchange more, which overwrites `all`
+    if (r->checkpoints) saver_advance(r->checkpoints, times.written); // it may exchange more, which overwrites `all`
     double tokens_per_s = (double)(r->opt->batch * r->opt->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
@@ -269,7 +265,6 @@ static void write_trace(run_report *r, int64_t last) {
         report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->opt->trace);
         return;
     }
-    progress_break();
     cf_print(stderr, "warning: %s; training continues\n", why.what);
 }
 
@@ -334,10 +329,7 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     report_spent(r, TIME_WATCH);
-    if (root(r)) {
-        accounts_store(&r->time, true);
-        progress_break();
-    }
+    if (root(r)) accounts_store(&r->time, true);
     accounts_audit(r->context->trace, r->transport, r->opt, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),

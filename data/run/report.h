@@ -55,7 +55,7 @@ double report_spent(run_report *r, time_purpose purpose); // the same, and adds 
 
 // A step ends where the next one begins, or, if other work follows, in report_end_step(). Its figures travel with the norm of the
 // next step, or alone.
-enum { FIGURE_SAVER, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
+enum { FIGURE_WRITTEN, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
 void report_begin(run_report *r);                // before the first step
 void report_begin_step(run_report *r);           // after other work: when all ranks are ready
 void report_figures(void *run, double *figures); // this rank's, of the last step of a run_report: FIGURES numbers

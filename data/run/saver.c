@@ -1,9 +1,6 @@
-// See saver.h. All ranks decide by the exchanged stages, never by the state of their threads, so all take the same path:
-//
-//   IDLE → WRITING → WRITTEN → (on all ranks: they exchange results) → COMMITTING → COMMITTED → (rank 0) → IDLE
-//
-// While WRITING, a rank's thread owns the copy of its state; while COMMITTING, rank 0's thread changes OUT. Setting the next
-// stage is the last thing that a thread does; ranks exchange its result after that.
+// See saver.h. A rank's thread writes the copy of its state. When those of all ranks have, which the ranks tell each other with
+// the figures of a step, they exchange sizes and hashes, and rank 0's thread writes the manifest, gives the checkpoint its name and
+// removes older ones. Only rank 0 knows how that ended, until saver_finish().
 #define _GNU_SOURCE
 #include "saver.h"
 #include "../../commfuse/device.h"
@@ -14,7 +11,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, COMMITTED } stage;
 enum { NICE = 10 }; // writing yields to computing
 
 struct saver {
@@ -22,12 +18,12 @@ struct saver {
     const options *opt;
     const rank_state *copy; // this rank's
     pthread_t thread;
-    bool threaded;
-    atomic_int stage;
+    void (*work)(saver *); // what the thread does; NULL: there is none
+    atomic_bool done;      // the thread's last act
+    bool writing;          // the same on all ranks: their files are not exchanged yet
     int64_t step;
     bool ok; // the thread's result
     problem why;
-    bool failed;         // the last checkpoint failed on some rank
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     manifest_file mine;  // this rank's
     // On rank 0 only:
@@ -40,16 +36,12 @@ saver *saver_create(cf_transport *transport, const options *opt, logfile *log) {
     saver *s = cf_host_alloc(1, sizeof *s, "checkpoints");
     s->file = cf_host_alloc(transport->size, sizeof *s->file, "checkpoints");
     s->transport = transport, s->opt = opt, s->log = log;
+    s->ok = true;
     return s;
 }
 
 static bool root(const saver *s) {
     return s->transport->rank == 0;
-}
-
-static void join(saver *s) {
-    if (s->threaded) pthread_join(s->thread, NULL);
-    s->threaded = false;
 }
 
 void saver_free(saver *s) {
@@ -59,36 +51,43 @@ void saver_free(saver *s) {
     free(s);
 }
 
-static void *work(void *saver_) {
+static void *run(void *saver_) {
     saver *s = saver_;
-    if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
-    if (atomic_load(&s->stage) == WRITING) {
-        char path[PATH_MAX];
-        checkpoint_file_path(s->opt->out, s->step, s->transport->rank, true, path);
-        s->ok = saved_state_write(path, s->copy, &s->mine, &s->why);
-        atomic_store(&s->stage, WRITTEN);
-    } else {
-        problem why = {.what = ""};
-        manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
-        log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
-        s->ok = checkpoint_commit(s->opt->out, &m, &s->why);
-        if (s->ok && !checkpoint_prune(s->opt->out, s->opt->keep, s->opt->keep_every, &why))
-            cf_print(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
-        atomic_store(&s->stage, COMMITTED);
-    }
+    if (gettid() != getpid()) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
+    s->work(s);
+    atomic_store(&s->done, true);
     return NULL;
 }
 
-static void start(saver *s, stage now) {
-    atomic_store(&s->stage, now);
-    s->threaded = true; // before it starts, because the thread reads it
-    if (pthread_create(&s->thread, NULL, work, s) == 0) return;
-    s->threaded = false;
-    work(s); // thread creation failed: training waits, but the checkpoint is saved
+static void start(saver *s, void (*work)(saver *)) {
+    s->work = work;
+    atomic_store(&s->done, false);
+    if (pthread_create(&s->thread, NULL, run, s) == 0) return;
+    run(s); // thread creation failed: training waits, but the checkpoint is saved
+    s->work = NULL;
+}
+
+static void join(saver *s) {
+    if (s->work) pthread_join(s->thread, NULL);
+    s->work = NULL;
+}
+
+static void write_file(saver *s) {
+    char path[PATH_MAX];
+    checkpoint_file_path(s->opt->out, s->step, s->transport->rank, true, path);
+    s->ok = saved_state_write(path, s->copy, &s->mine, &s->why);
+}
+
+static void commit(saver *s) {
+    problem why = {.what = ""};
+    manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
+    log_sync(s->log); // a run that resumes from this checkpoint needs all lines up to it
+    s->ok = checkpoint_commit(s->opt->out, &m, &s->why);
+    if (s->ok && !checkpoint_prune(s->opt->out, s->opt->keep, s->opt->keep_every, &why))
+        cf_print(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
 }
 
 static void warn(const saver *s) {
-    progress_break();
     fflush(stdout);
     cf_print(stderr, "\nwarning: rank %d of %d: no checkpoint of step %ld: %s\n", s->transport->rank, s->transport->size, s->step,
              s->why.what);
@@ -100,7 +99,6 @@ static void report(const saver *s) {
     int64_t bytes = 0;
     for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
-    progress_break();
     cf_print(stdout, "step %5ld  saved %s/step_%08ld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", s->step,
              s->opt->out, s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
@@ -117,51 +115,44 @@ bool saver_begin(saver *s, int64_t step, cJSON *described) {
     s->begun_ms = begun;
     s->ok = !root(s) || checkpoint_begin(s->opt->out, step, &s->why);
     if (!s->ok) warn(s);
-    s->failed = !cf_allreduce_min(s->transport, s->ok);
-    return !s->failed;
+    return s->ok = cf_allreduce_min(s->transport, s->ok);
 }
 
 void saver_write(saver *s, const rank_state *copy) {
     s->copy = copy;
     s->stall_ms = cf_now_ms() - s->begun_ms;
-    start(s, WRITING);
+    s->writing = true;
+    start(s, write_file);
 }
 
-double saver_stage(saver *s) {
-    return (double)atomic_load(&s->stage);
+bool saver_written(const saver *s) {
+    return atomic_load(&s->done);
 }
 
-// When no rank is writing. now: the stage of rank 0.
-static void next_stage(saver *s, stage now) {
-    if (now != WRITTEN && now != COMMITTED) return;
+// Collective, when all have written or will soon have.
+static void gather(saver *s) {
     join(s);
-    if (now == WRITTEN) {
-        if (!s->ok) s->mine.bytes = -1;
-        cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
-        s->failed = false;
-        for (int rank = 0; rank < s->transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
-        atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
-        if (!s->ok) warn(s);
-        if (s->failed && root(s)) checkpoint_abandon(s->opt->out, s->step);
-        if (!s->failed && root(s)) start(s, COMMITTING);
-    } else {
-        s->failed = !cf_allreduce_min(s->transport, s->ok); // only rank 0 commits; `ok` of the others is true here
-        atomic_store(&s->stage, IDLE);
-        if (root(s)) (s->failed ? warn : report)(s);
-    }
+    s->writing = false;
+    if (!s->ok) warn(s), s->mine.bytes = -1;
+    cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
+    for (int rank = 0; rank < s->transport->size; rank++) s->ok &= s->file[rank].bytes >= 0;
+    if (s->ok && root(s)) start(s, commit);
+    if (!s->ok && root(s)) checkpoint_abandon(s->opt->out, s->step);
 }
 
-void saver_advance(saver *s, const double *stages, int stride) {
-    for (int rank = 0; rank < s->transport->size; rank++)
-        if ((stage)stages[rank * stride] == WRITING) return;
-    next_stage(s, (stage)stages[0]);
+static void end_commit(saver *s) {
+    if (s->work != commit) return;
+    join(s);
+    (s->ok ? report : warn)(s);
+}
+
+void saver_advance(saver *s, bool all_written) {
+    if (s->writing && all_written) gather(s);
+    if (!s->writing && atomic_load(&s->done)) end_commit(s);
 }
 
 bool saver_finish(saver *s) {
-    for (;;) {
-        join(s);
-        const stage now = (stage)cf_broadcast(s->transport, atomic_load(&s->stage));
-        if (now == IDLE) return !s->failed;
-        next_stage(s, now);
-    }
+    if (s->writing) gather(s);
+    end_commit(s);
+    return cf_allreduce_min(s->transport, s->ok);
 }

@@ -19,9 +19,8 @@ bool saver_begin(saver *s, int64_t step, struct cJSON *described);
 // A thread writes the copy of this rank's state, without collectives. It must stay unchanged until the next saver_begin() has
 // returned. Training pauses for the copy, nothing else.
 void saver_write(saver *s, const rank_state *copy);
-// This rank's stage. All ranks exchange it after every step, as the first of `stride` numbers, for saver_advance().
-double saver_stage(saver *s);
-// Collective. stages: (ranks, stride). When all ranks have written, rank 0's thread writes the manifest, gives the checkpoint its
-// final name and removes older ones.
-void saver_advance(saver *s, const double *stages, int stride);
+bool saver_written(const saver *s); // this rank's copy; all ranks tell each other after every step, for saver_advance()
+// Collective. When all ranks have written, rank 0's thread gives the checkpoint its final name and removes older ones; rank 0 reports
+// its end.
+void saver_advance(saver *s, bool all_written);
 bool saver_finish(saver *s); // collective: waits for all of that. False: the last checkpoint was not written

@@ -37,6 +37,39 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
     return data;
 }
 
+int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count) {
+    problem why;
+    const bool file = *opt->prompt == '@';
+    int64_t bytes = *opt->prompt ? (int64_t)strlen(opt->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);
+    char *text = file ? input_read_all("--prompt", opt->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(opt->prompt);
+    if (!text && file) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
+    if (!text) cf_die(NULL, "out of memory for the prompt");
+    if (bytes > PROMPT_MAX_BYTES)
+        cf_die_together("give a shorter one", "--prompt has %ld bytes, more than the %d that it may have", bytes, PROMPT_MAX_BYTES);
+    int32_t *found = cf_host_alloc(bytes + opt->sample_tokens, sizeof *found, "a sample");
+    if (!*opt->prompt) {
+        *count = 1;
+        found[0] = end_of >= 0 && end_of < V ? (int32_t)end_of : V > '\n' ? '\n' : 0;
+        free(text);
+        return found;
+    }
+    if (!v && V > vocabulary_size(NULL))
+        cf_die_together("data/prepare.py --encoding gpt2 writes one beside the tokens; name them with --train or --val",
+                        "--prompt: there is no tokenizer.bin for the model's %ld words beside --train, --val or --init-from", V);
+    while (v && at < bytes && cf_utf8_bytes(text + at)) at += cf_utf8_bytes(text + at);
+    if (v && at < bytes)
+        cf_die_together("convert it with iconv", "--prompt is not UTF-8: byte %ld is 0x%02x", at, (unsigned char)text[at]);
+    *count = vocabulary_encode(v, text, bytes, found);
+    free(text);
+    if (*count < 1 || *count > opt->seq)
+        cf_die_together("give another one, or raise --seq", "--prompt has %ld tokens; allowed is 1 to --seq %ld", *count, opt->seq);
+    for (int64_t i = 0; i < *count; i++)
+        if (found[i] >= V)
+            cf_die_together("give another one, or the model's tokenizer.bin",
+                            "--prompt: its token %ld is %d, but the model has %ld words", i, found[i], V);
+    return found;
+}
+
 // --- what ranks must have in common ------------------------------------------------------------------------
 
 // Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
@@ -224,8 +257,9 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *tra
         int64_t step;
     } saved = {.step = -1}, *all;
     if (transport->rank == 0 && *opt->out) {
-        manifest *m = opt->export_step > 0 ? checkpoint_manifest(opt->out, opt->export_step, &why)
-                                           : checkpoint_latest(opt->out, INT64_MAX, &why);
+        manifest *m = opt->export_step > 0 ? checkpoint_manifest(opt->out, opt->export_step, &why) : NULL;
+        for (int64_t step = INT64_MAX; !m && opt->export_step == 0 && (step = checkpoint_newest(opt->out, step, &why)) >= 0;)
+            m = checkpoint_manifest(opt->out, step, &why);
         if (m) {
             saved.step = m->step;
             saved.shape = (gpt_shape){.maxT = startup_number(m, "positions", 0),
@@ -281,25 +315,25 @@ static void warn_skipped(const problem *why) {
 // The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
 // ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
 static manifest *find_sound(const options *opt, cf_transport *transport, int64_t below, bool *damage) {
+    const bool root = transport->rank == 0;
     for (;;) {
         problem why = {.what = ""};
-        manifest *m = transport->rank == 0 ? checkpoint_latest(opt->out, below, &why) : NULL;
-        if (*why.what) {
+        below = cf_broadcast(transport, root ? checkpoint_newest(opt->out, below, &why) : 0);
+        manifest *m = below < 0 ? NULL : checkpoint_manifest(opt->out, below, &why);
+        bool sound = cf_broadcast(transport, m != NULL);
+        if (!m && sound) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
+        if (root && *why.what) {
             warn_skipped(&why);
             *damage = true;
         }
-        below = cf_broadcast(transport, m ? m->step : -1);
         if (below < 0) return NULL;
-        if (!m) m = checkpoint_manifest(opt->out, below, &why);
-        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
-        bool sound = true;
-        for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
+        for (int64_t file = transport->rank, there = sound; there && file < m->ranks; file += transport->size) {
             if (checkpoint_verify(opt->out, m, file, &why)) continue;
             sound = false;
             warn_skipped(&why);
         }
         if (cf_allreduce_min(transport, sound)) return m;
-        *damage = transport->rank == 0;
+        *damage = root;
         manifest_free(m);
     }
 }

@@ -4,7 +4,6 @@
 #include "../../commfuse/transport.h"
 #include "../checkpoint.h"
 #include "../hellaswag.h"
-#include "prompt.h"
 #include "../model_file.h"
 #include "options.h"
 #include "../tokens.h"
@@ -13,6 +12,11 @@
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
 // Opens --train or --val; NULL if it is not given. With --verify-data reads all of it, and prints so if this is rank 0 (root).
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root);
+
+// The *count tokens of --prompt, in an array with room for opt->sample_tokens more, which the caller frees. Without --prompt one
+// token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
+enum { PROMPT_MAX_BYTES = 1 << 16 };
+int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count);
 
 // The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
 // newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if it

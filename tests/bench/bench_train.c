@@ -24,7 +24,6 @@
 #include "../../commfuse/base/die.h"
 #include "../../data/run/options.h"
 #include "../../data/run/plan.h"
-#include "../../data/run/log.h"
 #include "../../layers/model.h"
 #include "../../layers/step.h"
 #include "../../layers/peak.h"
@@ -419,13 +418,6 @@ static void print_end(bench *b) {
         printf("{\"event\":\"end\",\"peak_tflops_all_ranks\":%.6g,\"peak_source\":\"%s\"}\n", b->peak * 1e-12, b->peak_source);
 }
 
-static void show_round(const bench *b, int64_t round) {
-    char line[64];
-    if (!progress_on_terminal()) return;
-    snprintf(line, sizeof line, "round %lld of %lld", (long long)round, (long long)b->rounds);
-    progress_show(line, round == b->rounds);
-}
-
 // Trials come before the rounds; the plan that they find then starts from the same weights as all.
 static void tune(bench *b, entrant *e) {
     while (cf_tuner_trying(e->plan.tuner)) {
@@ -442,7 +434,6 @@ static void tune(bench *b, entrant *e) {
 }
 
 static void run(bench *b) {
-    bool root = b->transport->rank == 0;
     int order[ENTRANTS_MAX];
     draw_tokens(b, 0);
     for (int i = 0; i < b->entrants; i++)
@@ -451,7 +442,6 @@ static void run(bench *b) {
         draw_tokens(b, round);
         draw_order(b, round, order);
         for (int i = 0; i < b->entrants; i++) take_step(b, &b->entrant[order[i]], round);
-        if (root && !b->json) show_round(b, round);
     }
     turn(b, b->rounds);
     double mine[REPORT_VALUES];

@@ -152,7 +152,7 @@ static void links_and_pipes(void **state) {
     (void)state;
     accounts a;
     char *victim = scratch_write("victim", "dear", 4);
-    assert_int_equal(symlink(victim, scratch_path("accounts.json.tmp")), 0);
+    assert_int_equal(symlink(victim, scratch_path("accounts.json.tmp.0123456789abcdef")), 0);
     accounts_open(&a, scratch);
     accounts_store(&a, true);
     char *text = stored();

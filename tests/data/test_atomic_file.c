@@ -15,16 +15,12 @@
 
 enum { SIZE = 100000 };
 
-static bool no_locks; // as on a file system that has none
-
 static const char *removed_now; // by another process, just before it is locked here
 
 int flock(int fd, int operation) {
     if (removed_now) unlink(removed_now);
     removed_now = NULL;
-    if (!no_locks) return (int)syscall(SYS_flock, fd, operation);
-    errno = ENOLCK;
-    return -1;
+    return (int)syscall(SYS_flock, fd, operation);
 }
 
 static const char *content(char letter) {
@@ -94,60 +90,44 @@ static void kill_writer(char letter) {
 static void test_killed(void **state) {
     (void)state;
     atomic_file file;
-    for (no_locks = false;; no_locks = true) {
-        assert_true(begin(&file, 'a') && finish(&file, 'a'));
-        kill_writer('b');
-        assert_int_equal(found(), 'a');
-        assert_int_equal(scratch_entries(), 2); // what it has left
-        assert_true(begin(&file, 'c') && finish(&file, 'c'));
-        assert_int_equal(found(), 'c');
-        assert_int_equal(scratch_entries(), 1);
-        if (no_locks) break;
-    }
-    no_locks = false;
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    kill_writer('b');
+    kill_writer('b');
+    assert_int_equal(found(), 'a');
+    assert_int_equal(scratch_entries(), 2);                  // what the last has left
+    scratch_write("file.tmp.0123456789abcdef0", "other", 5); // these are nobody's
+    scratch_write("file2.tmp.0123456789abcdef", "other", 5);
+    assert_true(begin(&file, 'c') && finish(&file, 'c'));
+    assert_int_equal(found(), 'c');
+    assert_int_equal(scratch_entries(), 3);
+    unlink(scratch_path("file.tmp.0123456789abcdef0"));
+    unlink(scratch_path("file2.tmp.0123456789abcdef"));
 }
 
+// Whichever commits first, the file is the second's.
 static void test_two_at_once(void **state) {
     (void)state;
     atomic_file first, second;
-    assert_true(begin(&first, 'a'));
-    assert_false(begin(&second, 'b'));
-    ASSERT_SAYS("cannot create", "/file.tmp", "another process writes it");
-    assert_non_null(strstr(why.hint, "wait for that process"));
-    atomic_file_abandon(&second); // has nothing to remove
-    assert_true(finish(&first, 'a'));
-    assert_int_equal(found(), 'a');
-    assert_true(begin(&second, 'b') && finish(&second, 'b'));
-    assert_int_equal(found(), 'b');
-    assert_int_equal(scratch_entries(), 1);
-}
-
-// The second cannot know of the first. Whichever commits first, the file is the second's.
-static void test_two_at_once_without_locks(void **state) {
-    (void)state;
-    atomic_file first, second;
-    no_locks = true;
     for (int order = 0; order < 2; order++) {
         assert_true(begin(&first, 'a') && begin(&second, 'b'));
+        assert_string_not_equal(first.temporary, second.temporary);
         if (order == 1) assert_true(finish(&second, 'b'));
         assert_false(finish(&first, 'a'));
         ASSERT_SAYS("cannot rename", "/file", "another process writes it");
+        assert_non_null(strstr(why.hint, "wait for that process"));
         if (order == 0) assert_true(finish(&second, 'b'));
         assert_int_equal(found(), 'b');
         assert_int_equal(scratch_entries(), 1);
     }
-    no_locks = false;
 }
 
-// What a killed writer has left is anybody's until it is locked.
-static void test_removed_before_it_is_locked(void **state) {
+static void test_a_lock_removed_before_it_is_locked(void **state) {
     (void)state;
-    atomic_file file;
-    removed_now = scratch_path("file.tmp");
-    assert_true(begin(&file, 'a') && finish(&file, 'a'));
-    assert_int_equal(found(), 'a');
     removed_now = scratch_path("lock");
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
+    ASSERT_SAYS("cannot open lock", "Stale file handle");
     int lock = atomic_file_lock(scratch_path("lock"), &why);
+    assert_true(lock >= 0);
     assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     close(lock);
     unlink(scratch_path("lock"));
@@ -160,30 +140,29 @@ static unsigned mode_of(const char *name) {
     return status.st_mode & 0777;
 }
 
-// Whoever could open it could lock it, and keep every writer out.
-static void test_nobody_else_may_lock(void **state) {
+static void test_modes(void **state) {
     (void)state;
     atomic_file file;
     unlink(scratch_path("file"));
     mode_t mask = umask(022);
     umask(mask);
-    assert_true(begin(&file, 'a'));
-    assert_int_equal(mode_of("file.tmp"), 0600);
-    assert_true(finish(&file, 'a'));
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
     assert_int_equal(mode_of("file"), 0666 & ~mask);
-    assert_int_equal(chmod(scratch_path("file"), 0640), 0); // as its owner wants it
-    assert_true(begin(&file, 'b') && finish(&file, 'b'));
+    assert_int_equal(chmod(scratch_path("file"), 0640), 0); // as its owner wants it, from the first byte on
+    assert_true(begin(&file, 'b'));
+    assert_int_equal(mode_of(file.temporary), 0640);
+    assert_true(finish(&file, 'b'));
     assert_int_equal(mode_of("file"), 0640);
     unlink(scratch_path("file"));
 }
 
-// A link that somebody has left where the file beside comes to be leads nowhere.
+// Nobody can guess where the file beside comes to be; a link of such a name is removed, not followed.
 static void test_links_are_not_followed(void **state) {
     (void)state;
     atomic_file file;
     scratch_write("victim", "dear", 4);
     for (int dangling = 0; dangling < 2; dangling++) {
-        assert_int_equal(symlink(scratch_path(dangling ? "nowhere" : "victim"), scratch_path("file.tmp")), 0);
+        assert_int_equal(symlink(scratch_path(dangling ? "nowhere" : "victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
         assert_true(begin(&file, 'a') && finish(&file, 'a'));
         assert_int_equal(found(), 'a');
     }
@@ -217,7 +196,7 @@ static void test_nothing_is_removed_or_written_through_a_link(void **state) {
     chmod(scratch_write("other/victim", "dear", 4), 0644);
     assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
     assert_false(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
-    ASSERT_SAYS("cannot create", "/step.tmp/victim.tmp", "Not a directory");
+    ASSERT_SAYS("cannot create", "/step.tmp/victim", "Not a directory");
     assert_int_equal(scratch_entries(), 2);
     assert_true(atomic_file_remove_directory(scratch_path("step.tmp")));
     assert_int_equal(scratch_entries(), 1);
@@ -239,22 +218,24 @@ static void test_a_directory_that_is_swapped(void **state) {
     assert_true(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
     assert_int_equal(rename(scratch_path("step.tmp"), scratch_path("moved")), 0);
     assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
-    scratch_write("other/victim.tmp", "bait", 4);
+    char bait[NAME_MAX + 64];
+    snprintf(bait, sizeof bait, "other/%s", file.temporary);
+    scratch_write(bait, "bait", 4);
     assert_true(atomic_file_append(&file, content('a'), SIZE, &why) && atomic_file_commit(&file, &why));
     assert_victim();
-    assert_int_equal(access(scratch_path("other/victim.tmp"), F_OK), 0);
+    assert_int_equal(access(scratch_path(bait), F_OK), 0);
     assert_int_equal(unlink(scratch_path("moved/victim")), 0);
-    unlink(scratch_path("other/victim.tmp"));
+    unlink(scratch_path(bait));
     unlink(scratch_path("step.tmp"));
     rmdir(scratch_path("moved"));
 }
 
-// Nor through another name of a file: a lock is emptied, and both are closed to others.
+// Nor through another name of a file: a lock is emptied and closed to others.
 static void test_hard_links_are_not_taken(void **state) {
     (void)state;
     atomic_file file;
     assert_int_equal(link(scratch_path("other/victim"), scratch_path("lock")), 0);
-    assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp")), 0);
+    assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
     assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     ASSERT_SAYS("cannot open lock", "Too many links");
     assert_non_null(strstr(why.hint, "remove this name"));
@@ -322,7 +303,7 @@ static void test_many(void **state) {
     assert_int_equal(scratch_entries(), 1);
 }
 
-// A device would be replaced, a pipe waited for.
+// A device would be replaced.
 static void test_what_is_no_file(void **state) {
     (void)state;
     atomic_file file;
@@ -330,14 +311,9 @@ static void test_what_is_no_file(void **state) {
     ASSERT_SAYS("cannot create /dev/null", "not a regular file");
     assert_false(atomic_file_create(&file, scratch, SIZE, &why));
     ASSERT_SAYS("not a regular file");
-    assert_int_equal(mkfifo(scratch_path("file.tmp"), 0600), 0);
-    assert_false(begin(&file, 'a'));
-    ASSERT_SAYS("cannot create", "/file.tmp", "No such device or address");
-    assert_int_equal(unlink(scratch_path("file.tmp")), 0);
-    assert_int_equal(mkdir(scratch_path("file.tmp"), 0700), 0);
-    assert_false(begin(&file, 'a'));
-    ASSERT_SAYS("cannot create", "/file.tmp", "Is a directory");
-    assert_int_equal(rmdir(scratch_path("file.tmp")), 0);
+    assert_int_equal(mkdir(scratch_path("file.tmp.0123456789abcdef"), 0700), 0); // is not ours, and in nobody's way
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    assert_int_equal(rmdir(scratch_path("file.tmp.0123456789abcdef")), 0);
 }
 
 static void test_names(void **state) {
@@ -349,7 +325,7 @@ static void test_names(void **state) {
     ASSERT_SAYS("cannot create", "File name too long");
     assert_string_equal(why.hint, "choose a shorter name");
     assert_false(atomic_file_create(&file, scratch_path("nowhere/file"), SIZE, &why));
-    ASSERT_SAYS("nowhere/file.tmp", "needs 100000 bytes", "No such file");
+    ASSERT_SAYS("nowhere/file", "needs 100000 bytes", "No such file");
     assert_non_null(strstr(why.hint, "is its directory there"));
 }
 
@@ -359,10 +335,9 @@ int main(void) {
         cmocka_unit_test(test_relative_name),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_two_at_once),
-        cmocka_unit_test(test_two_at_once_without_locks),
-        cmocka_unit_test(test_removed_before_it_is_locked),
+        cmocka_unit_test(test_a_lock_removed_before_it_is_locked),
         cmocka_unit_test(test_many),
-        cmocka_unit_test(test_nobody_else_may_lock),
+        cmocka_unit_test(test_modes),
         cmocka_unit_test(test_links_are_not_followed),
         cmocka_unit_test(test_nothing_is_removed_or_written_through_a_link),
         cmocka_unit_test(test_a_directory_that_is_swapped),

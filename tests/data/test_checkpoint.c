@@ -94,22 +94,30 @@ static void rewrite(int64_t step, const char *name, const char *bytes, size_t si
     scratch_write(path, bytes, size);
 }
 
+static manifest *sound(int64_t step, problem *damage) {
+    manifest *m = checkpoint_manifest(out_path(), step, damage);
+    for (int64_t rank = 0; m && rank < m->ranks; rank++)
+        if (!checkpoint_verify(out_path(), m, rank, damage)) {
+            manifest_free(m);
+            return NULL;
+        }
+    return m;
+}
+
 // What a program does that loads: the newest of all whose hashes are right; -1 if there is none. `why` tells
 // what was passed over.
 static int64_t newest_sound(void) {
-    problem skipped, damage;
+    problem damage, unlisted = {.what = ""};
     int64_t step = INT64_MAX;
     why = (problem){.what = ""};
-    for (manifest *m; (m = checkpoint_latest(out_path(), step, &skipped));) {
-        bool sound = true;
-        step = m->step;
-        if (*skipped.what) problem_add(&why, &skipped);
-        for (int64_t rank = 0; rank < m->ranks && sound; rank++)
-            if (!(sound = checkpoint_verify(out_path(), m, rank, &damage))) problem_add(&why, &damage);
+    while ((step = checkpoint_newest(out_path(), step, &unlisted)) >= 0) {
+        manifest *m = sound(step, &damage);
         manifest_free(m);
-        if (sound) return step;
+        if (m) return step;
+        const size_t length = strlen(why.what);
+        snprintf(why.what + length, sizeof why.what - length, "%s\n", damage.what);
     }
-    problem_add(&why, &skipped);
+    assert_string_equal(unlisted.what, "");
     return -1;
 }
 
@@ -125,8 +133,8 @@ static void test_save_and_load(void **state) {
     save(20, 2);
     assert_int_equal(newest_sound(), 123456789);
     assert_string_equal(why.what, "");
-    problem skipped;
-    manifest *m = checkpoint_latest(out_path(), 123456789, &skipped);
+    assert_int_equal(checkpoint_newest(out_path(), 123456789, &why), 20);
+    manifest *m = checkpoint_manifest(out_path(), 20, &why);
     assert_int_equal(m->step, 20);
     assert_int_equal(m->ranks, 2);
     assert_int_equal(cJSON_GetArraySize(m->options), 3);
@@ -142,7 +150,9 @@ static void test_save_and_load(void **state) {
         free(bytes);
     }
     manifest_free(m);
-    assert_null(checkpoint_latest(out_path(), 10, &skipped));
+    why = (problem){.what = ""};
+    assert_int_equal(checkpoint_newest(out_path(), 10, &why), -1);
+    assert_string_equal(why.what, "");
     assert_null(checkpoint_manifest(out_path(), 30, &why));
     ASSERT_SAYS("step_00000030/manifest.json", "No such file");
     close(lock);
@@ -268,18 +278,13 @@ static void test_manifests(void **state) {
         {M("1", "1", "2", "{}", "[" FILE0 "]"), "name 2 files"},
         {M("1", "1", "1", "{}", "[" FILE0 "," FILE0 "]"), "name 1 files"},
         {M("1", "1", "1", "{}", "{}"), "name 1 files"},
-        {M("1", "1", "2", "{}", "[" FILE0 "," FILE0 "]"), "file 1 is not rank_00001.safetensors"},
-        {M("1", "1", "1", "{}", "[7]"), "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"../../x\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}]"), "file 0 is not"},
+        {M("1", "1", "1", "{}", "[7]"), "file 0 is without"},
+        {M("1", "1", "1", "{}", "[{\"xxh64\":\"0123456789abcdef\"}]"), "file 0 is without"},
+        {M("1", "1", "1", "{}", "[{\"bytes\":7}]"), "file 0 is without"},
         {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":-7,\"xxh64\":\"0123456789abcdef\"}]"),
-         "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789ABCDEF\"}]"),
-         "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"+123456789abcdef\"}]"),
-         "file 0 is not"},
+         "file 0 is without"},
         {M("1", "1", "1", "[]", "[" FILE0 "]"), "no options"},
         {M("1", "1", "1", "{\"a\":1}", "[" FILE0 "]"), "option a is not a text"},
-        {M("1", "1", "1", "{\"a\":\"1\",\"a\":\"2\"}", "[" FILE0 "]"), "option a appears twice"},
     };
     char text[1024];
     for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
@@ -311,16 +316,6 @@ static void test_manifest_numbers(void **state) {
     assert_non_null(again);
     assert_true(again->step == largest - 1 && again->file[0].bytes == largest && again->file[0].hash == UINT64_MAX);
     manifest_free(again);
-    free(text);
-    ASSERT_DIES(manifest_add(m.options, "tp", "%s", "3"), "option tp appears twice");
-    for (int i = 0; i < MANIFEST_MAX_OPTIONS; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "option %d", i);
-        manifest_add(m.options, name, "%s", "");
-    }
-    text = manifest_print(&m, &size); // so many that to look for one that appears twice takes too long
-    assert_null(manifest_parse(text, size, "x", &why));
-    ASSERT_SAYS("more than 1024 options");
     free(text);
     cJSON_Delete(m.options);
 }
@@ -592,9 +587,8 @@ static void test_directories_that_cannot_be(void **state) {
     assert_int_equal(checkpoint_lock(scratch_path("plain/below"), &why), -1);
     ASSERT_SAYS("plain/below", "Not a directory");
     assert_int_equal(checkpoint_lock("", &why), -1);
-    problem skipped;
-    assert_null(checkpoint_latest(scratch_path("plain"), INT64_MAX, &skipped));
-    assert_non_null(strstr(skipped.what, "cannot list"));
+    assert_int_equal(checkpoint_newest(scratch_path("plain"), INT64_MAX, &why), -1);
+    ASSERT_SAYS("cannot list");
     static char name[5000];
     memset(name, 'n', sizeof name - 1);
     assert_int_equal(checkpoint_lock(name, &why), -1);

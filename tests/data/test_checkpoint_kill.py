@@ -61,7 +61,7 @@ class Stopped(unittest.TestCase):
 
     def leftovers(self):
         found = [os.path.join(at, name) for at, directories, files in os.walk(self.out) for name in directories + files]
-        return [path for path in found if path.endswith(".tmp")]
+        return [path for path in found if ".tmp" in os.path.basename(path)]
 
     def calls(self, step, old):
         """The calls of a save that nothing stops."""

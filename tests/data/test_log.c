@@ -327,7 +327,7 @@ static void test_what_others_can_do(void **state) {
     (void)state;
     scratch_write("victim", "dear", 4);
     write_log(CONFIG STEP(0) STEP(1));
-    assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp")), 0);
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp.0123456789abcdef")), 0);
     log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
@@ -369,7 +369,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     size_t size;
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
-    scratch_write("log.tmp", "left behind", 11);
+    scratch_write("log.tmp.0123456789abcdef", "left behind", 11);
     log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);

@@ -343,8 +343,9 @@ static void test_killed_writer(void **state) {
 static void test_two_writers(void **state) {
     (void)state;
     char *path = write_model("two", &tiny, 3);
-    model_writer *w = model_writer_open(path, &small, false);
-    ASSERT_REFUSED(model_writer_open(path, &tiny, false), "model file: cannot create", "two.tmp", "another process writes it",
+    model_writer *first = model_writer_open(path, &tiny, false), *w = model_writer_open(path, &small, false);
+    append_all(first, &tiny);
+    ASSERT_REFUSED(model_writer_commit(first), "model file: cannot rename", "two", "another process writes it",
                    "wait for that process", "writes it again");
     append_all(w, &small);
     model_writer_commit(w);

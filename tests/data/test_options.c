@@ -152,10 +152,9 @@ static void test_choices(void **state) {
 // What schedules were called before they had one name each.
 static void test_old_names_of_schedules(void **state) {
     (void)state;
-    assert_refused("--route direct", "there is no --route", "--overlap NAME[:SLICES], as in --overlap direct:4");
-    assert_refused("--slices 2", "there is no --slices", "--overlap NAME[:SLICES]");
-    assert_refused("--overlap ring --slices=2", "there is no --slices", "--overlap NAME[:SLICES]");
-    assert_refused("--slice 2", "slice", "");
+    assert_refused("--route direct", "--route", "--overlap NAME[:SLICES], as in --overlap direct:4");
+    assert_refused("--overlap ring --slices=2", "--slices", "--overlap NAME[:SLICES]");
+    assert_refused("--slice 2", "slice", "--help lists all options");
 }
 
 static void test_malformed_numbers(void **state) {
@@ -182,11 +181,11 @@ static void test_malformed_numbers(void **state) {
 
 static void test_words(void **state) {
     (void)state;
-    assert_refused("--micro_batch 3", "unknown option --micro_batch", "did you mean --micro-batch?");
-    assert_refused("--betal 1", "unknown option --betal", "did you mean --beta1?"); // the first of the nearest
-    assert_refused("--layer=3", "unknown option --layer", "did you mean --layers?");
-    assert_refused("-seq 4", "unknown option -seq", "did you mean --seq?");
-    assert_refused("---seq 4", "unknown option ---seq", "did you mean --seq?");
+    assert_refused("--micro_batch 3", "unknown option --micro_batch", "--help lists all options");
+    assert_refused("--betal 1", "unknown option --betal", "--help lists all options");
+    assert_refused("--layer=3", "unknown option --layer", "--help lists all options");
+    assert_refused("-seq 4", "unknown option -seq", "--help lists all options");
+    assert_refused("---seq 4", "unknown option ---seq", "--help lists all options");
     assert_refused("--learning-rate 1", "unknown option --learning-rate", "--help lists all options");
     assert_refused("--seq", "--seq needs a value, but there is none", "");
     assert_refused("--seq=", "--seq needs a value", "");
@@ -256,7 +255,7 @@ static void test_config(void **state) {
 static void test_config_refused(void **state) {
     (void)state;
     static const char *const bad[][3] = {
-        {"{\"lrr\": 1}", "unknown option lrr", "did you mean --lr?"},
+        {"{\"lrr\": 1}", "unknown option lrr", "--help lists all options"},
         {"{\"event\": \"config\", \"lr\": 1}", "unknown option event", "--help"},
         {"{\"lr\": 1, \"lr\": 2}", "--lr appears twice", ""},
         {"{\"lr\": -1}", "--lr -1 is out of range", ""},
@@ -269,7 +268,7 @@ static void test_config_refused(void **state) {
         {"{\"force\": 1}", "the value of --force is no true or false", ""},
         {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
         {"{\"strategy\": \"all\"}", "--strategy 'all' is none of", ""},
-        {"{\"overlap\": \"ring\", \"slices\": 2}", "there is no --slices", "--overlap NAME[:SLICES]"},
+        {"{\"overlap\": \"ring\", \"slices\": 2}", "unknown option slices", "--overlap NAME[:SLICES]"},
         {"{\"config\": \"other\"}", "in a file is not allowed", "one"},
         {"[1]", "does not begin with a JSON object", "write {"},
         {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
@@ -282,7 +281,7 @@ static void test_config_refused(void **state) {
         {"{\"lr\": 1,\n \"train\": \"t\",\n}", "does not begin with a JSON object: see line 3, column 1", "last comma"},
         {"{\"lr\": 1e-3 \"tp\": 2}", "see line 1, column 13", ""},
         {"{\"train\": \"é\", // tokens\n \"lr\": 1}", "see line 1, column 16", "without comments"},
-        {"{\"event\":\"config\",\"given\":\"lr|lrr\",\"lr\":1}\n", "unknown option lrr", "did you mean --lr?"},
+        {"{\"event\":\"config\",\"given\":\"lr|lrr\",\"lr\":1}\n", "unknown option lrr", "--help lists all options"},
     };
     char words[PATH_MAX + 64];
     snprintf(words, sizeof words, "--config %s", scratch_path("bad"));
@@ -360,7 +359,7 @@ static void test_dies(void **state) {
     (void)state;
     options o;
     char *wrong[] = {line, (char *)"--seeed", (char *)"3"}, *right[] = {line, (char *)"--seed", (char *)"3"};
-    ASSERT_DIES(options_parse(&o, 3, wrong), "error:", "unknown option --seeed", "did you mean --seed?");
+    ASSERT_DIES(options_parse(&o, 3, wrong), "error:", "unknown option --seeed", "--help lists all options");
     options_parse(&o, 3, right);
     assert_int_equal(o.seed, 3);
 }

@@ -62,17 +62,16 @@ static bool right(const saved_state *saved, int64_t seed, int64_t rank) {
 
 // Newest first, down to one whose files have the right hashes.
 static manifest *newest_sound(const char *out, problem *why) {
-    problem skipped;
-    manifest *m = checkpoint_latest(out, INT64_MAX, &skipped);
-    while (m) {
-        int64_t rank = 0, step = m->step;
-        while (rank < m->ranks && checkpoint_verify(out, m, rank, why)) rank++;
-        if (rank == m->ranks) return m;
+    problem unlisted = {.what = ""};
+    for (int64_t step = INT64_MAX; (step = checkpoint_newest(out, step, &unlisted)) >= 0;) {
+        manifest *m = checkpoint_manifest(out, step, why);
+        int64_t rank = 0;
+        while (m && rank < m->ranks && checkpoint_verify(out, m, rank, why)) rank++;
+        if (m && rank == m->ranks) return m;
         manifest_free(m);
         fprintf(stderr, "%s\n", why->what);
-        m = checkpoint_latest(out, step, &skipped);
     }
-    problem_set(why, NULL, "no checkpoint in %s; %s", out, skipped.what);
+    problem_set(why, NULL, "no checkpoint in %s; %s", out, unlisted.what);
     return NULL;
 }
 

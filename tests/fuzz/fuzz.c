@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "tests/fuzz/fuzz.h"
 #include "commfuse/base/die.h"
+#include "commfuse/base/limits.h"
 #include "commfuse/memory.h"
 #include <stdarg.h>
 #include <sys/mman.h>
@@ -19,6 +20,10 @@ CF_NORETURN static void die(const char *hint, const char *format, va_list argume
     if (fuzz_may_die) longjmp(fuzz_death, 1);
     fprintf(stderr, "died: %s\n", text);
     abort();
+}
+
+bool cf_limits_more_files(void) {
+    return false;
 }
 
 void cf_die(const char *hint, const char *format, ...) {

@@ -2,7 +2,6 @@
 of ranks, on whatever mesh it was saved.
 """
 # limit: 120
-import fcntl
 import os
 import shutil
 import sys
@@ -74,18 +73,14 @@ class Export(checkpoints.Case):
         self.assertTrue(self.export(out, 50) == first)
         started.kill()
 
-    def test_two_to_one_file(self):
-        """While another writes it, an export is refused; what one that is dead has left is no hindrance, and goes."""
+    def test_what_another_has_left(self):
+        """What an export that was killed has left is no hindrance, and goes."""
         out, _ = self.undisturbed(2, 1, strategy="tpsp", **CONSTANT)
         folder = self.fresh("folder")
         os.mkdir(folder)
         file = os.path.join(folder, "model.bin")
-        with open(f"{file}.tmp", "wb") as other:
+        with open(f"{file}.tmp.0123456789abcdef", "wb") as other:
             other.write(b"half a model")
-            fcntl.flock(other, fcntl.LOCK_EX)
-            self.assertFails(self.export(out, status=1, file=file), f"{file}.tmp", "another process writes it",
-                             "wait for that process")
-            self.assertEqual(os.listdir(folder), ["model.bin.tmp"])
         self.assertTrue(self.export(out, file=file) == checkpoints.read_bytes(out, "model.bin"))
         self.assertEqual(os.listdir(folder), ["model.bin"])
 
