@@ -49,6 +49,9 @@ pkg-config|program pkg-config|the test of the library's examples
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
 python3-matplotlib|module matplotlib|plots"
+# Where the lab can run (root, and namespaces may be made), demo.sh and the tests show steps over a slow link.
+unshare --net true 2>/dev/null && needed="$needed
+iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them"
 { want --bpe || want --log-to; } && needed="$needed
 python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI"
 want --slurm && needed="$needed

@@ -14,7 +14,7 @@ from tokens import write_tokens
 from . import steps
 
 NAME, TITLE = "timeline", "One layer on the time line"
-MODES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices", "ring": "ring: CommFuse"}
+MODES = {"none": "none: blocking collectives", "slice:4": "slice:4: data slicing", "ring:4": "ring:4: CommFuse"}
 SIZE, QUICK_SIZE = dict(model="d12", seq=512, batch=2), dict(model="d6", seq=256, batch=4)
 STEPS = 5
 
