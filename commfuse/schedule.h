@@ -105,7 +105,10 @@ typedef struct cf_algorithm {
     bool blocking;        // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool folds;           // makes schedules that fold (cf_schedule_create)
     bool tail_free;       // CommFuse's promise: the first computation waits for no transfer, the last has none after it
-    bool shifted;         // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
+    bool shifted;         // the exchanges of rank r are rank 0's, shifted (cf_schedule_shifted), so one stands for all (replay.h)
+    bool levels;          // of two levels: for several hosts with several ranks on each. Places are a circle in each host, and
+                          // hosts are one. A slice's sum is ((that of the host after its owner's + …) + parts of the owner's host
+                          // in the order of their places) + the owner's; a host's sum ends with the owner's place
     bool bound;           // `otherwise` without its transfers: the results are wrong
 } cf_algorithm;
 
@@ -116,8 +119,8 @@ const cf_algorithm *cf_algorithm_find(const char *name); // NULL: none has it
 // The one that makes the schedule of this operation: itself, or the first `otherwise` that serves it. NULL: none.
 const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_operation operation, cf_side side);
 
-// The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; 1 is used instead without compute, on one rank
-// and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
+// The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; 1 is used instead
+// without compute, on one rank and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
 //
 // folds: the computation of a reduce-scatter can add to existing values. With m >= 2 the own slices 0 … m − 2, the last to be
 // computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own slices, m − 1 is
@@ -139,6 +142,12 @@ static inline int cf_nth_wait(const cf_step *step, int n) {
     for (int i = 0; i < 2; i++)
         if (step->wait[i] >= 0 && n-- == 0) return step->wait[i];
     return -1;
+}
+
+// Which rank is to rank `to` as `rank` is to `from`: on the circle of ranks or, of two levels, on that of hosts and that of places.
+static inline int cf_schedule_shifted(const cf_schedule *s, int rank, int from, int to) {
+    const int H = s->algorithm->levels ? s->hosts : 1, P = s->ranks / H;
+    return (rank / P + to / P - from / P + H) % H * P + (rank % P + to % P - from % P + P) % P;
 }
 
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
