@@ -66,6 +66,7 @@ static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs
     // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
     const bool collective = alone && w->native && c->serial;
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
+    if (a->levels && (w->hosts <= 1 || w->hosts == w->ranks)) return false;
     if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == first_of(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
     return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block

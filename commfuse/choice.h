@@ -28,7 +28,7 @@ typedef struct cf_work { // of one operation
     bool folds;       // see schedule.h
 } cf_work;
 
-enum { CF_CHOICES = 13 }; // at most, one from a plan file included
+enum { CF_CHOICES = 14 }; // at most, one from a plan file included
 // Lists the choices of the operation; returns their number.
 int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
 double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs); // predicted

@@ -53,6 +53,7 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
         if (world[i] == t->rank) group->rank = i;
     }
     if (group->rank < 0) cf_die("only its members make a group", "rank %d is not in group %s", t->rank, name);
+    group->hosts = cf_group_hosts(group, t->ranks_per_host);
     t->bind(t, group);
     return group;
 }

@@ -25,12 +25,13 @@ typedef struct replay {
     double now_ms;
 } replay;
 
-// With one player for all ranks, the receiver's schedule is this one with all ranks shifted.
+// With one player for all ranks, the receiver's schedule is this one, shifted.
 static void find_receiver(const replay *r, const player *p, const cf_step *step, transfer *t) {
     const cf_schedule *s = p->schedule;
     const bool symmetric = r->players == 1;
-    const int shift = symmetric ? s->ranks + s->rank - step->send_to : 0, sender = (s->rank + shift) % s->ranks;
-    const int slice = (step->send_slice + shift * s->slices) % (s->ranks * s->slices);
+    const int from = symmetric ? step->send_to : s->rank, owner = step->send_slice / s->slices, m = s->slices;
+    const int sender = cf_schedule_shifted(s, s->rank, from, s->rank);
+    const int slice = cf_schedule_shifted(s, owner, from, s->rank) * m + step->send_slice % m;
     t->receiver = symmetric ? 0 : step->send_to;
     s = r->player[t->receiver].schedule;
     for (int i = 0; i < s->count && t->receiver_step < 0; i++)

@@ -15,6 +15,17 @@
 //
 // Once: where the latency of a transfer exceeds the computation of a slice, or nothing is computed, one transfer after another
 // would cost N − 1 latencies. So all transfers are one unit.
+//
+// Levels: H hosts of P ranks. Two circles take the place of one: that of the hosts, for ranks in the same place of each, over the
+// network, and in each host that of its places. A shard is sent to a host once, not to each of its ranks.
+//
+//   all-gather       own first, then host by host, h, h−1, …: a shard that has come over the network is passed on within the host and
+//                    to the next host, while what is in the host already is computed on
+//   reduce-scatter   shards of hosts h−1, h−2, …, h, own last: the parts of a shard meet on the rank in its owner's place, whose sum
+//                    leaves for the owner while the next host's shards are computed
+//
+// Over the network a rank sends H − 1 shards, as the best ring does, and within its host (P − 1)·H: N − 1 in all, as every other
+// way. An all-to-all would save nothing, as each pair of ranks has data of its own: it is direct.
 #include "schedule.h"
 #include "base/die.h"
 #include "memory.h"
@@ -204,6 +215,94 @@ static void direct_reduce_scatter(cf_schedule *s) {
     }
 }
 
+// --- levels ---
+
+// The rank so many hosts and places further.
+static int across(const cf_schedule *s, int hosts, int places) {
+    const int H = s->hosts, P = s->ranks / H;
+    return (s->rank / P + hosts + H) % H * P + (s->rank % P + places + P) % P;
+}
+
+// Unit (t, k) sends the slice that has come from host h − t to the others of this host and, but for the last, to the next host.
+static void levels_allgather(cf_schedule *s) {
+    const int H = s->hosts, P = s->ranks / H;
+    for (int t = 0; t < H; t++)
+        for (int k = 0; k < s->slices; k++) {
+            const int leaves = slice(s, across(s, -t, 0), k), wait = posted_before(s, t, k);
+            for (int i = 1; i < P + (t < H - 1); i++) {
+                const bool here = i < P;
+                const int to = here ? across(s, 0, i) : across(s, 1, 0), from = here ? across(s, 0, -i) : across(s, -1, 0);
+                const int arrives = slice(s, here ? across(s, -t, -i) : across(s, -t - 1, 0), k);
+                *posted(s, t, k) = exchange(s, to, leaves, from, (cf_place){CF_FULL, arrives}, arrives, wait, -1);
+                s->step[s->count - 1].joined = i > 1;
+            }
+        }
+    s->split = s->count;
+    if (s->side == CF_NO_COMPUTE) return;
+    for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, s->rank, k), -1);
+    for (int i = 0; i < s->split; i++) compute_after(s, CF_FULL, s->step[i].recv_slice, i);
+}
+
+// Round t is for host h − 1 − t. This rank sums the parts of the shard whose owner is in its place there.
+static int summed(const cf_schedule *s, int t, int k) {
+    return slice(s, across(s, -1 - t, 0), k);
+}
+
+// One unit brings them from the others of this host, each into its stage slot, and takes to these what they sum.
+static void meet_in_host(cf_schedule *s, int t, int k, int slot) {
+    const int wait = last_on_stream(s);
+    *posted(s, t, k) = s->count;
+    for (int i = 1; i < s->ranks / s->hosts; i++) {
+        exchange(s, across(s, 0, -i), slice(s, across(s, -1 - t, -i), k), across(s, 0, i),
+                 (cf_place){CF_STAGE, (slot + i - 1) * s->slices + k}, summed(s, t, k), wait, -1);
+        s->step[s->count - 1].joined = i > 1;
+    }
+}
+
+static void add_in_host(cf_schedule *s, int t, int k, int slot) {
+    const int parts = s->ranks / s->hosts - 1, first = *posted(s, t, k), last = parts > 1 ? first + parts - 1 : -1;
+    cf_append_add(s, (cf_place){CF_FULL, summed(s, t, k)}, (cf_place){CF_STAGE, slot * s->slices + k}, parts, first, last);
+}
+
+// The sum leaves for its owner. One for this rank comes from host h + 1 + t, into stage slot t.
+static void leave_host(cf_schedule *s, int t, int k) {
+    exchange(s, across(s, -1 - t, 0), summed(s, t, k), across(s, 1 + t - s->hosts, 0), (cf_place){CF_STAGE, t * s->slices + k},
+             slice(s, s->rank, k), last_on_stream(s), -1);
+}
+
+// The sums of a round leave with the parts of the next.
+static void levels_reduce_scatter(cf_schedule *s) {
+    const int H = s->hosts, P = s->ranks / H, m = s->slices;
+    s->stage_slots = (H + P - 2) * m;
+    for (int t = 0; t < H; t++) {
+        for (int k = 0; k < m; k++) {
+            for (int i = 1; i < P; i++) compute_before(s, CF_FULL, slice(s, across(s, -1 - t, -i), k));
+            if (t > 0) add_in_host(s, t - 1, k, H - 1);
+            meet_in_host(s, t, k, H - 1);
+            if (t == 0) continue;
+            leave_host(s, t - 1, k);
+            s->step[s->count - 1].joined = true;
+        }
+        for (int k = 0; k < m; k++)
+            if (computed_early(s, across(s, -1 - t, 0), k)) compute_before(s, CF_FULL, summed(s, t, k));
+    }
+    s->split = s->count;
+    for (int k = 0; k < m; k++) finish_own(s, k, H + P - 2, *posted(s, 1, k), *posted(s, H - 1, k) + P - 1);
+}
+
+// Nothing is computed: all parts meet first, so that the additions in begin wait for no network.
+static void levels_reduce_alone(cf_schedule *s) {
+    const int H = s->hosts, others = s->ranks / H - 1;
+    s->stage_slots = s->ranks - 1;
+    for (int t = 0; t < H; t++) meet_in_host(s, t, 0, H - 1 + (t + 1) % H * others); // of this host right behind the sums
+    for (int t = 0; t < H - 1; t++) {
+        add_in_host(s, t, 0, H - 1 + (t + 1) * others);
+        leave_host(s, t, 0);
+    }
+    s->split = s->count;
+    finish_own(s, 0, H - 1 + others, *posted(s, H - 1, 0), s->count - 1);
+}
+
 // --- all-to-all with compute before, or on both sides (Algorithm 5) ---
 
 // Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last and are computed in RESULT. With
@@ -314,6 +413,16 @@ static bool direct(cf_schedule *s, const void *argument) {
     return true;
 }
 
+static bool levels(cf_schedule *s, const void *argument) {
+    (void)argument;
+    if (s->hosts == 1 || s->hosts == s->ranks || s->bound) return false;
+    if (s->operation == CF_ALLGATHER)
+        levels_allgather(s);
+    else
+        s->side == CF_NO_COMPUTE ? levels_reduce_alone(s) : levels_reduce_scatter(s);
+    return true;
+}
+
 enum {
     MOST = 1024,
     SUMS = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE),
@@ -322,6 +431,7 @@ enum {
                 CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BOTH),
     ALONE = CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE) |
             CF_SERVES(CF_ALLTOALL, CF_NO_COMPUTE),
+    LEVELS = ROUNDS | CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE),
     ALL = ROUNDS | ALLTOALLS | ALONE
 };
 
@@ -336,6 +446,9 @@ const cf_algorithm cf_algorithms[] = {
      .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
     {.name = "direct", .serves = ROUNDS | ALLTOALLS, .fallback = "once", .generate = direct, .same_bits = "ring", .slices = 1,
      .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse straight to the rank that needs a slice"},
+    {.name = "levels", .serves = LEVELS, .fallback = "direct", .generate = levels, .same_bits = "levels", .slices = 1, .max_slices = MOST,
+     .folds = true, .tail_free = true, .rank_symmetric = true, .levels = true,
+     .help = "CommFuse between hosts and within each: a slice crosses the network once for a host; on one host: direct"},
     {.name = "once", .serves = ALL, .generate = at_once, .same_bits = "once", .slices = 1, .max_slices = 1, .tail_free = true, .rank_symmetric = true,
      .help = "exchanges with all ranks at the same time, during the computation of the own shard"},
     {.name = "commfuse", .fallback = "ring", .same_bits = "ring", .slices = 1, .max_slices = MOST, .help = "the paper's name for ring"},

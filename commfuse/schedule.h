@@ -105,8 +105,11 @@ typedef struct cf_algorithm {
     bool blocking;          // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool folds;             // makes schedules that fold (cf_schedule_create)
     bool tail_free;         // CommFuse's promise: the first computation waits for no transfer, the last has none after it
-    bool rank_symmetric;    // the exchanges of rank r are rank 0's with all ranks shifted by r, so one stands for all (replay.h)
-    bool bound;             // `fallback` without its transfers: the results are wrong
+    bool rank_symmetric;    // the exchanges of rank r are rank 0's, shifted (cf_schedule_shifted), so one stands for all (replay.h)
+    bool levels;            // of two levels: for several hosts with several ranks on each. Places are a circle in each host, and
+        // hosts are one. A slice's sum is ((that of the host after its owner's + …) + parts of the owner's host
+        // in the order of their places) + the owner's; a host's sum ends with the owner's place
+    bool bound; // `fallback` without its transfers: the results are wrong
 } cf_algorithm;
 
 // The table. An alias (no operations, not a bound) is another name of its `fallback`.
@@ -139,6 +142,12 @@ static inline int cf_nth_wait(const cf_step *step, int n) {
     for (int i = 0; i < 2; i++)
         if (step->wait[i] >= 0 && n-- == 0) return step->wait[i];
     return -1;
+}
+
+// Which rank is to rank `to` as `rank` is to `from`: on the circle of ranks or, of two levels, on that of hosts and that of places.
+static inline int cf_schedule_shifted(const cf_schedule *s, int rank, int from, int to) {
+    const int H = s->algorithm->levels ? s->hosts : 1, P = s->ranks / H;
+    return (rank / P + to / P - from / P + H) % H * P + (rank % P + to % P - from % P + P) % P;
 }
 
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.

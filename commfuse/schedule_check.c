@@ -13,7 +13,7 @@
 // interleavings. As conflicting steps are ordered, that run also shows the data of all others.
 //
 // Data are tracked by name. The value of a slice is its number and the contributors summed in it, in the order of the sum:
-// contributor (p - j - 1) mod N of a slice that rank j owns is rank p.
+// contributor (p - j - 1) mod N of a slice that rank j owns is rank p; of two levels hosts and places are counted so.
 #include "schedule_check.h"
 #include "base/die.h"
 #include <pthread.h>
@@ -166,7 +166,7 @@ static void check_form(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     const cf_schedule *first = c->schedule[0];
     if (s->operation != c->operation || s->side != c->side || s->algorithm != first->algorithm || s->bound != first->bound ||
-        s->ranks != c->ranks || s->rank != r || s->slices != c->slices)
+        s->ranks != c->ranks || s->hosts != first->hosts || s->rank != r || s->slices != c->slices)
         violated(c, "form", r, -1, "not a schedule of the same operation");
     if (s->count < 0 || s->count > STEPS_MAX || s->split < 0 || s->split > s->count || s->stage_slots < 0 ||
         s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)
@@ -208,7 +208,7 @@ static void check_units(checker *c, int r) {
 
 // The value that this rank computes or starts with. The owner of a sum is its last contributor.
 static value own_value(const checker *c, int rank, int slice) {
-    const int contributor = (rank - slice / c->slices - 1 + 2 * c->ranks) % c->ranks;
+    const int contributor = cf_schedule_shifted(c->schedule[rank], rank, slice / c->slices, c->ranks - 1);
     return (value){slice, c->operation == CF_ALLGATHER ? 0 : c->operation == CF_ALLTOALL ? rank : contributor, 1};
 }
 
@@ -226,12 +226,14 @@ static void expect(checker *c, int r, int i, const char *how, value found, value
 }
 
 // Addition commutes but does not associate: a sum may only grow by one contributor at a time, the next one (or two single ones
-// meet).
+// meet), or, of two levels, by the sum of the next host.
 static void add(checker *c, int r, int i, value *to, value from) {
+    const int P = c->schedule[r]->algorithm->levels ? c->ranks / c->schedule[r]->hosts : 1;
+    const bool host = from.count == P && from.from % P == 0;
     if (to->slice < 0 || to->slice != from.slice)
         violated(c, "data", r, i, "adds slice %d to slice %d", from.slice, to->slice);
-    else if (from.count == 1 && from.from == to->from + to->count)
-        to->count++;
+    else if ((from.count == 1 || host) && from.from == to->from + to->count)
+        to->count += from.count;
     else if (to->count == 1 && to->from == from.from + from.count)
         *to = (value){to->slice, from.from, from.count + 1};
     else
@@ -447,7 +449,8 @@ static void check_all(checker *c) {
     const cf_schedule *s = c->schedule[0];
     c->operation = s->operation, c->side = s->side;
     c->ranks = s->ranks, c->slices = s->slices;
-    if (c->ranks < 1 || c->ranks > RANKS_MAX || c->slices < 1 || c->slices > SLICES_MAX / c->ranks)
+    if (c->ranks < 1 || c->ranks > RANKS_MAX || s->hosts < 1 || c->ranks % s->hosts != 0 || c->slices < 1 ||
+        c->slices > SLICES_MAX / c->ranks)
         violated(c, "form", 0, -1, "%d ranks, %d slices", c->ranks, c->slices);
     c->total = c->ranks * c->slices;
     for (int r = 0; r < c->ranks; r++) {

@@ -19,7 +19,7 @@
 
 CF_EXTERN_C_BEGIN
 
-enum { CF_TRIAL_STEPS = 40 };
+enum { CF_TRIAL_STEPS = 41 };
 
 typedef struct cf_tuner cf_tuner;
 

@@ -328,6 +328,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_rank = ranks->local_rank,
                         .local_size = ranks->local_size,
                         .local_cores = ranks->local_cores,
+                        .ranks_per_host = ranks->ranks_per_host,
                         .collectives = true, // MPI connects them by itself, whatever the caller sets
                         .state = s,
                         .timeout_s = &ranks->timeout_s,

@@ -224,11 +224,11 @@ static int lane_of(const cf_transport *t, const cf_request *r) {
     return 2 * queue + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
-// Exchanges that are joined wait for none.
+// Exchanges that are joined wait for the same ones.
 static void add_after(cf_record_unit *u, const cf_request *r, int count) {
     for (int i = 0; i < 2 * count; i++) {
         const cf_request *after = r[i / 2].after[i % 2];
-        if (after) u->after[i] = (int)after->end.number - 1;
+        if (after) u->after[i % 2] = (int)after->end.number - 1;
     }
 }
 
@@ -291,10 +291,7 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 static void bind_group(cf_transport *t, cf_group *group) {
     t->in_order = record.hardware->gpu;
     const cf_link *link = record.hardware->link;
-    const int first = group->world[0], level = level_of(first, group->world[group->size - 1]);
-    group->collectives = !link[level].copied;
-    group->hierarchy = record.hardware->gpu && level > 0 && group->size > 1 &&
-                       group->world[1] / link[level - 1].ranks == first / link[level - 1].ranks;
+    group->collectives = !link[level_of(group->world[0], group->world[group->size - 1])].copied;
 }
 
 static void close_transport(cf_transport *t) {

@@ -94,9 +94,14 @@ void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
     const int ranks = opt->dry_run && here == 1 ? (int)(opt->tp * opt->dp) : here;
     cf_mesh_init(mesh, ranks, t->rank, (int)opt->tp, (int)opt->dp);
     choose_batch(opt);
-    if (here < ranks && !*opt->predict) return;
+    if (opt->ranks_per_host > 0 && ranks % opt->ranks_per_host != 0 && !*opt->predict)
+        cf_die_together("let it divide them", "--ranks-per-host %ld with %d ranks", opt->ranks_per_host, ranks);
+    if (opt->ranks_per_host > 0 || here < ranks) t->ranks_per_host = opt->ranks_per_host > 0 ? (int)opt->ranks_per_host : ranks;
     t->collectives = schedule && schedule->native;
-    cf_mesh_bind(t, mesh);
+    if (here == ranks || *opt->predict)
+        cf_mesh_bind(t, mesh);
+    else
+        cf_mesh_set_hosts(mesh, t->ranks_per_host);
 }
 
 // With three or more cores per rank, one is left to the thread that moves bytes. A dry run of a mesh that is not here assumes hosts

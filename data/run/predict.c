@@ -167,6 +167,11 @@ void predict_options(options *opt, cf_hardware *h) {
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
                         "--predict reads and saves no model and has no data to check, but --%s is given", other);
     opt->dry_run = true;
+    if (opt->ranks_per_host > 0 && h->link[1].ranks % opt->ranks_per_host != 0)
+        cf_die_together("let it divide them", "--ranks-per-host %ld, but %s joins blocks of %d ranks in %s", opt->ranks_per_host,
+                        h->link[1].name, h->link[1].ranks, opt->predict);
+    if (opt->ranks_per_host > 0 && h->links > 1) h->link[0].ranks = (int)opt->ranks_per_host;
+    if (opt->ranks_per_host == 0) opt->ranks_per_host = h->link[0].ranks;
     if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
     if (strcmp(opt->dtype, dtype) != 0)
         cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",

@@ -26,12 +26,13 @@ static double wire_ms(const void *argument, const cf_schedule *s, const cf_step 
     return p->wire / s->slices * (step->kind == CF_COLLECTIVE ? s->ranks - 1 : 1);
 }
 
-// One rank stands for all where the row promises that every rank's schedule is its neighbour's with all ranks shifted.
+// One rank stands for all where the row promises that every rank's schedule is its neighbour's, shifted.
 static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c, int ranks) {
-    cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, 1, 0, c.slices, false);
+    const int hosts = row_hosts(c.algorithm, ranks);
+    cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, 0, c.slices, false);
     const bool promised = first->algorithm->rank_symmetric;
     for (int r = 1; r < ranks && promised; r++) {
-        cf_schedule *other = cf_schedule_create(operation, side, c.algorithm, ranks, 1, r, c.slices, false);
+        cf_schedule *other = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices, false);
         assert_true(is_shifted(first, other));
         cf_schedule_free(other);
     }
@@ -41,8 +42,9 @@ static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c
 
 static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine,
                             bool symmetric) {
-    cf_schedule *s[64];
-    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, 1, r, c.slices, false);
+    cf_schedule *s[64] = {NULL};
+    const int hosts = row_hosts(c.algorithm, ranks);
+    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices, false);
     cf_replayed result = symmetric ? cf_replay(&s[ranks / 2], 1, machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
     return result;
