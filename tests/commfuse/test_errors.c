@@ -224,7 +224,7 @@ static void otherwise_errors_end_the_process(void) {
 
 int main(void) {
     cf_errors_return(true);
-    if (cf_open("auto", 0, 60) || !strstr(cf_error(), "0 threads")) return fprintf(stderr, "not refused: %s\n", cf_error()), 1;
+    if (cf_open("auto", -1, 60) || !strstr(cf_error(), "-1 threads")) return fprintf(stderr, "not refused: %s\n", cf_error()), 1;
     context = cf_open("auto", 1, 60);
     ring = cf_algorithm_find("ring");
     all = context ? cf_group_create(context, "all", NULL, 0) : NULL;

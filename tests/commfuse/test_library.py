@@ -36,6 +36,128 @@ int main(void) {
 }
 """
 
+# Beside a program that has its own MPI: own_mpi LEVEL WHOLE|HALF THREADS. Twice opens a context on a communicator of the program's,
+# runs an operation there, and closes it. With MPI_THREAD_MULTIPLE a thread of the program's sends messages all the while.
+OWN_MPI = r"""
+#define _GNU_SOURCE
+#include <commfuse/fuse.h>
+#include <mpi.h>
+#include <omp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int world, size;
+static int stop; // atomic
+
+static void *talk(void *comm) { // to the next rank, from the one before; all ranks end after the same message
+    for (int out[2] = {0, 0}, in[2] = {0, 0}; !in[1]; out[0]++) {
+        out[1] = in[1] | (world == 0 && __atomic_load_n(&stop, __ATOMIC_ACQUIRE));
+        MPI_Bcast(out, 2, MPI_INT, 0, *(MPI_Comm *)comm);
+        MPI_Sendrecv(out, 2, MPI_INT, (world + 1) % size, 0, in, 2, MPI_INT, (world + size - 1) % size, 0, *(MPI_Comm *)comm,
+                     MPI_STATUS_IGNORE);
+        if (in[0] != out[0]) MPI_Abort(*(MPI_Comm *)comm, 9);
+    }
+    return NULL;
+}
+
+static void *must(void *made) {
+    if (made) return made;
+    printf("error: %s\n", cf_error());
+    MPI_Finalize();
+    exit(4);
+}
+
+static int cores(void) {
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof set, &set);
+    return CPU_COUNT(&set);
+}
+
+int main(int argc, char **argv) {
+    static const char *const names[] = {"none", "single", "funneled", "serialized", "multiple"};
+    static const int levels[] = {MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE};
+    const int threads = atoi(argv[3]);
+    int level = 0, provided, ended, failed = 0;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    omp_set_num_threads(3);
+    while (strcmp(argv[1], names[level]) != 0) level++;
+    if (level == 0)
+        MPI_Init(&argc, &argv);
+    else
+        MPI_Init_thread(&argc, &argv, levels[level - 1], &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &world);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm part, mine;
+    MPI_Comm_split(MPI_COMM_WORLD, *argv[2] == 'H' ? world % 2 : 0, -world, &part); // in reverse
+    MPI_Comm_dup(MPI_COMM_WORLD, &mine);
+    cf_errors_return(true);
+    pthread_t talker;
+    if (levels[level > 0 ? level - 1 : 0] == MPI_THREAD_MULTIPLE) pthread_create(&talker, NULL, talk, &mine);
+    for (int time = 0; time < 2; time++) {
+        cf_context *c = must(cf_open_on(&part, "auto", threads, 60));
+        cf_group *all = must(cf_group_create(c, "all", NULL, 0));
+        cf_fuse *gather = must(cf_fuse_create(c, (cf_fuse_config){.name = "own", .group = all, .operation = CF_ALLGATHER,
+                                                                  .algorithm = cf_algorithm_find("ring"), .slices = 1,
+                                                                  .dtype = CF_INT64, .capacity = 1000}));
+        if (cf_open("auto", 1, 60)) return 5;
+        if (time == 0) printf("second: %s\n", cf_error());
+        int64_t *full = calloc((size_t)all->size * 1000, sizeof *full);
+        for (int run = 0; run < 50; run++) {
+            int sum = 0, one_each = 1;
+            for (int i = 0; i < 1000; i++) full[all->rank * 1000 + i] = world * 1000 + i + run;
+            must(cf_fuse_run(gather, full, 1000, 1, NULL, NULL, -1));
+            for (int r = 0; r < all->size; r++)
+                for (int i = 0; i < 1000; i++) { // ranks of `part` are the program's, in reverse
+                    const int from = *argv[2] == 'H' ? (all->size - 1 - r) * 2 + world % 2 : all->size - 1 - r;
+                    failed |= full[r * 1000 + i] != from * 1000 + i + run;
+                }
+            MPI_Allreduce(&one_each, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD); // between two runs this thread may call MPI
+            failed |= sum != size;
+        }
+        printf("rank %d of %d, world %d, time %d: %s, cores %d, threads %d\n", all->rank, all->size, world, time,
+               failed ? "wrong" : "exact", cores(), omp_get_max_threads());
+        free(full);
+        cf_fuse_free(gather), cf_group_free(all);
+        must(cf_close(c) ? c : NULL);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    if (levels[level > 0 ? level - 1 : 0] == MPI_THREAD_MULTIPLE) pthread_join(talker, NULL);
+    MPI_Errhandler handler;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+    MPI_Finalized(&ended);
+    printf("MPI goes on: %d, its errors end the program: %d\n", !ended, handler == MPI_ERRORS_ARE_FATAL);
+    MPI_Finalize();
+    if (!cf_open("auto", 1, 60)) printf("afterwards: %s\n", cf_error());
+    return failed;
+}
+"""
+# Without an MPI of its own; and more groups than there may be.
+TWICE = r"""
+#include <commfuse/fuse.h>
+#include <stdio.h>
+int main(void) {
+    cf_errors_return(true);
+    if (!cf_open("carrier-pigeon", 1, 60)) printf("unknown: %s\n", cf_error());
+    cf_context *context = cf_open("auto", 1, 60);
+    if (!context || cf_open("auto", 1, 60)) return fprintf(stderr, "%s\n", cf_error()), 1;
+    printf("second: %s\n", cf_error());
+    cf_group *group[20];
+    int groups = 0;
+    while (groups < 20 && (group[groups] = cf_group_create(context, "one more", NULL, 0))) groups++;
+    printf("groups %d: %s\n", groups, cf_error());
+    while (groups > 0) cf_group_free(group[--groups]);
+    if (!cf_close(context) || cf_open("auto", 1, 60)) return 2;
+    printf("again: %s\n", cf_error());
+    return 0;
+}
+"""
+
 
 class Library(unittest.TestCase):
     @classmethod
@@ -61,10 +183,10 @@ class Library(unittest.TestCase):
     def flags(self, *what):
         return self.run_there("pkg-config", *what, "commfuse").split()
 
-    def build(self, source, *libraries):
+    def build(self, source, *libraries, compiler="cc"):
         """Of a file in the folder: the program."""
         program = self.folder / pathlib.Path(source).stem
-        self.run_there("cc", "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", self.folder / source, *self.flags("--cflags"),
+        self.run_there(compiler, "-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", self.folder / source, *self.flags("--cflags"),
                        *(libraries or self.flags("--libs")), "-lm", "-o", program)
         return program
 
@@ -140,6 +262,70 @@ class Library(unittest.TestCase):
             self.assertLess(float(took["domino"]), float(took["none"]))
             self.assertIn("domino without a wait violates race: rank 1 step", said)
             self.assertEqual(said.count("its sums are exact"), ranks)
+
+    def own_mpi(self, ranks, *arguments, status=0):
+        (self.folder / "own_mpi.c").write_text(OWN_MPI)
+        program = self.folder / "own_mpi"
+        if not program.exists():
+            self.build("own_mpi.c", *self.flags("--libs"), "-fopenmp", compiler="mpicc")
+        return self.ranks(ranks, program, *arguments, status=status)
+
+    def test_own_mpi_with_threads(self):
+        """The program starts MPI, opens twice, goes on with MPI and ends it; in another thread it calls MPI at any time."""
+        for level in "serialized", "multiple":
+            with self.subTest(level=level):
+                said = self.own_mpi(3, level, "WHOLE", 0)
+                for rank, time in itertools.product(range(3), range(2)):
+                    self.assertIn(f"rank {rank} of 3, world {2 - rank}, time {time}: exact, cores 1, threads 3\n", said)
+                self.assertEqual(said.count("MPI goes on: 1, its errors end the program: 1\n"), 3)
+                self.assertEqual(said.count("second: a context is open, and a process has one at a time\nhint: "), 3)
+                self.assertEqual(said.count("afterwards: MPI has ended, and starts only once in a process\nhint: "), 3)
+
+    def test_own_mpi_without_threads(self):
+        """A level that does not do is an error value, with what to do; MPI goes on."""
+        for level in "none", "single", "funneled":
+            with self.subTest(level=level):
+                said = self.own_mpi(2, level, "WHOLE", 0, status=4)
+                self.assertRegex(said, r"error: MPI has thread level [01], and the library's thread needs 2\n"
+                                       r"hint: start MPI by MPI_Init_thread\(…, MPI_THREAD_SERIALIZED or MULTIPLE, …\)")
+
+    def test_half_of_the_ranks(self):
+        said = self.own_mpi(4, "multiple", "HALF", 0)
+        for world, time in itertools.product(range(4), range(2)):
+            self.assertIn(f"rank {1 - world // 2} of 2, world {world}, time {time}: exact, cores 1, threads 3\n", said)
+
+    def test_cores_are_taken_when_asked(self):
+        """The binding of a launcher to one core is widened for a program that names its threads, and for no other."""
+        if "Open MPI" not in self.run_there("mpirun", "--version") or len(os.sched_getaffinity(0)) < 2:
+            self.skipTest("only Open MPI's launcher binds without being asked, to one core of several")
+        self.assertRegex(self.own_mpi(2, "serialized", "WHOLE", 1), r"exact, cores (?!1,)\d+, threads 3\n")
+        self.assertRegex(self.own_mpi(2, "serialized", "WHOLE", 0), r"exact, cores 1, threads 3\n")
+
+    def test_open_twice(self):
+        (self.folder / "twice.c").write_text(TWICE)
+        program = self.build("twice.c")
+        for ranks in 1, 2:
+            said = self.ranks(ranks, program)
+            for text in ("unknown: carrier-pigeon needs a GPU", "second: a context is open", "groups 16: more than 16 groups of ranks",
+                         "again: MPI has ended, and starts only once in a process\nhint: "):
+                with self.subTest(ranks=ranks, text=text):
+                    self.assertEqual(said.count(text), ranks, said)
+
+    def test_beside_mpi4py(self):
+        """mlp.py on each half of the ranks of a program that has started MPI by mpi4py."""
+        if subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True).returncode:
+            self.skipTest(f"{sys.executable} has no mpi4py")
+        text = (self.prefix / "share/commfuse/examples/mlp.py").read_text()
+        text = text.replace("import ctypes\n", "import ctypes\nfrom mpi4py import MPI\n", 1)
+        text = text.replace('lib.cf_open(b"auto", 1, 60)', 'lib.cf_open_on(MPI._addressof(half), b"auto", 0, 60)', 1)
+        text = text.replace("\ncontext =", "\nhalf = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2)\ncontext =", 1)
+        text = text.replace("sys.exit(not lib.cf_close(context))",
+                            "closed = lib.cf_close(context)\nprint('all:', MPI.COMM_WORLD.allreduce(closed))")
+        (self.folder / "beside.py").write_text(text)
+        said = self.ranks(4, sys.executable, "beside.py")
+        for rank, schedule in itertools.product(range(2), ("none", "slice", "ring")):
+            self.assertEqual(said.count(f"rank {rank} of 2, {schedule}: equal to numpy"), 2, said)
+        self.assertEqual(said.count("all: 4"), 4)
 
     def test_a_late_peer_is_a_value(self):
         (self.folder / "late.c").write_text(LATE)
