@@ -10,7 +10,8 @@ const char *cf_version(void) {
 
 void cf_context_start(cf_context *context, cf_transport *transport, int threads) {
     cf_costs_agree(transport, threads);
-    *context = (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1};
+    *context =
+        (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1, .compare = cf_getenv("COMMFUSE_COMPARE")};
     context->stream = cf_stream_create(), context->second = cf_stream_create_second();
 }
 

@@ -55,6 +55,7 @@ typedef struct cf_context {
     bool timed;      // runs are timed: cf_fuse_median_ms()
     bool failed;     // an operation has failed half way: ranks are out of step, so nothing runs any more
     cf_check *check; // checksums on exchanges, set before the first operation is created; NULL: none
+    bool compare;    // ranks compare the config of each operation that they create; initially COMMFUSE_COMPARE in the environment
 } cf_context;
 
 // Connects the ranks of this run and opens this rank's device. transport: "auto" or a name of transport.h. threads: compute threads

@@ -216,7 +216,7 @@ static cf_wait wait_for(const cf_request *r) {
         if (!cf_reached(late->after[i], CF_ARRIVED)) late = late->after[i], i = -1;
     const bool received = late->recv_from < 0 || cf_reached(late, CF_ARRIVED);
     const int peer = received ? late->send_to : late->recv_from;
-    return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step};
+    return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step, r->config};
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
@@ -344,7 +344,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_flights_open(&s->flights, t->size);
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
-    s->all = (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = ranks->comm}; // no exchanges, so no members
+    s->all =
+        (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = ranks->comm}; // no exchanges, so no members
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

@@ -37,7 +37,7 @@ for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.
                                  ("open", P, ctypes.c_char_p, I, D), ("open_on", P, P, ctypes.c_char_p, I, D), ("close", B, P),
                                  ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
                                  ("algorithm_find", P, ctypes.c_char_p),
-                                 ("fuse_create", P, P, Config), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
+                                 ("fuse_create_sized", P, P, ctypes.POINTER(Config), ctypes.c_size_t), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
     function = getattr(lib, f"cf_{name}")
     function.restype, function.argtypes = result, arguments
 
@@ -87,9 +87,9 @@ def down(_, span, __):  # rows of Y are to be sent
 exact = np.maximum(0, X[own_rows].astype(float) @ A) @ W
 for name, slices in ("none", 1), ("slice", 4), ("ring", 1):
     config = Config(b"up", tp, ALLGATHER, AFTER, lib.cf_algorithm_find(name.encode()), slices, FP32, rows * C)
-    gather = must(lib.cf_fuse_create(context, config))
+    gather = must(lib.cf_fuse_create_sized(context, config, ctypes.sizeof(config)))
     config.name, config.operation, config.side = b"down", REDUCE_SCATTER, BEFORE
-    scatter = must(lib.cf_fuse_create(context, config))
+    scatter = must(lib.cf_fuse_create_sized(context, config, ctypes.sizeof(config)))
     gathered, partial = np.zeros((N * rows, C), np.float32), np.empty((N * rows, C), np.float32)
     gathered[own_rows] = X[own_rows]
     must(lib.cf_fuse_run(gather, gathered.ctypes.data, rows, C, up, None, -1))

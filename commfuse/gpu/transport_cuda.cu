@@ -44,6 +44,7 @@ static const char *const CONNECTIONS = "32";
 typedef struct flight { // a copy of a request's facts: its own memory may hold another request by now
     char label[64];
     int layer, step;
+    uint32_t config;
     int send_to, recv_from; // world ranks; -1: none
     cf_event begin, arrival, end;
     int64_t launches;
@@ -118,7 +119,7 @@ static void look(void *argument) {
         if (news) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
         return;
     }
-    const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
+    const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step, f->config};
     char either[64];
     snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
     s->waits = true;
@@ -147,7 +148,7 @@ static void keep_pace(cuda_state *s, int64_t launches) {
 
 // Returns when all peers have come to the same request. A look finds it as if it had been posted.
 static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
-    flight f = {{0}, r->layer, r->step, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
+    flight f = {{0}, r->layer, r->step, r->config, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
         if (cf_now_ms() - begin_ms < AWAKE_MS) {
@@ -171,7 +172,7 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
     goes_on(s); // the label that the watch has may be overwritten here
     cf_watch_posted(s->watch, r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
-    *f = {{0}, r->layer, r->step, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
+    *f = {{0}, r->layer, r->step, r->config, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
     snprintf(f->label, sizeof f->label, "%s", r->label);
     s->launches += launches;
 }

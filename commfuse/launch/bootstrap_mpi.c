@@ -30,10 +30,13 @@ static const char hint[] = "start it with the mpirun of the MPI library that it 
 void cf_mpi_check(int code, const char *call, const cf_request *r) {
     if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING], of[CF_OPERATION_TEXT] = "start or end";
-    int length = 0;
+    int length = 0, class = code;
     MPI_Error_string(code, text, &length);
+    MPI_Error_class(code, &class);
     if (r) cf_operation_text(of, r->label, r->layer, r->step);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s)", call, text, of);
+    cf_die(class == MPI_ERR_TRUNCATE ? "a rank has another config of that operation? COMMFUSE_COMPARE=1 compares them"
+                                     : "see the messages of the other ranks; a rank may have died",
+           "%s failed: %s (%s)", call, text, of);
 }
 
 static bool started_by_mpi(void) {

@@ -136,7 +136,7 @@ static void every_row_is_a_choice(void **state) {
             cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, 1, 1e4, 1e9, of >= 12, true, false};
             cf_choice list[CF_CHOICES];
             if (!row_serves(row, w.operation, w.side)) continue;
-            int count = cf_choices(&w, &cpu, list);
+            int count = cf_choices(&w, &cpu, list, CF_CHOICES - 1);
             for (int i = 0; i < count; i++) {
                 listed |= list[i].algorithm == row;
                 assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->most);

@@ -137,6 +137,29 @@ int main(int argc, char **argv) {
     return failed;
 }
 """
+# Ranks that differ: DIFFER HOW. Rank 1 has another operation before this one, or another size of it.
+DIFFER = r"""
+#include <commfuse/fuse.h>
+#include <stdio.h>
+#include <string.h>
+int main(int argc, char **argv) {
+    cf_errors_return(true);
+    cf_context *context = cf_open("auto", 1, 1);
+    cf_group *all = cf_group_create(context, "all", NULL, 0);
+    cf_fuse_config config = {.name = "extra", .group = all, .operation = CF_ALLGATHER, .algorithm = cf_algorithm_find("ring"),
+                             .slices = 1, .capacity = 4};
+    static float full[16];
+    const int more = argc > 1 && all->rank == 1;
+    if (more && strcmp(argv[1], "order") == 0 && !cf_fuse_create(context, config)) return printf("created: %s\n", cf_error()), 3;
+    config.name = "same";
+    if (more && strcmp(argv[1], "size") == 0) config.capacity = 8;
+    cf_fuse *gather = cf_fuse_create(context, config);
+    if (!gather) return printf("created: %s\n", cf_error()), 3;
+    if (!cf_fuse_run(gather, full, config.capacity, 1, NULL, NULL, -1)) return printf("run: %s\n", cf_error()), 4;
+    printf("no error\n");
+    return cf_close(context) ? 0 : 5;
+}
+"""
 # Without an MPI of its own; and more groups than there may be.
 TWICE = r"""
 #include <commfuse/fuse.h>
@@ -217,6 +240,25 @@ class Library(unittest.TestCase):
                 self.assertEqual([name for name in functions if name not in exported], [])
                 for name in re.findall(r'#include "([^"]+)"', code):
                     self.assertTrue((header.parent / name).exists(), f"{name} is not installed")
+
+    def test_no_limit_of_the_library_is_a_programs_array(self):
+        for header in self.prefix.glob("include/**/*.h"):
+            self.assertNotIn("[CF_CHOICES]", header.read_text(), header.name)
+
+    def test_a_config_grows_at_its_end(self):
+        """Programs compiled before its last field was there, and after the next one, with the library of today."""
+        self.example("mlp.c")
+        headers = self.folder / "include"
+        last = re.search(r"( *bool early;.*\n)(} cf_fuse_config;)", (self.prefix / "include/commfuse/fuse.h").read_text())
+        for name, text in ("older", last[2]), ("newer", last[1] + "    char next[64];\n" + last[2]):
+            with self.subTest(header=name):
+                shutil.copytree(self.prefix / "include", headers, dirs_exist_ok=True)
+                fuse = headers / "commfuse/fuse.h"
+                fuse.write_text(fuse.read_text().replace(last[0], text))
+                self.run_there("cc", "-std=c11", "-O1", f"-I{headers}", "mlp.c", *self.flags("--libs"), "-lm", "-o", name)
+                said = self.ranks(2, f"./{name}", status=0 if name == "older" else 1)
+                self.assertEqual(len(re.findall(r"error \d\.\de-0[5-9]", said)), 6 if name == "older" else 0, said)
+                self.assertEqual("the program is newer than this library" in said, name == "newer", said)
 
     def test_each_header_is_whole_in_c_and_cpp(self):
         for header in sorted(self.prefix.glob("include/**/*.h")):
@@ -310,6 +352,25 @@ class Library(unittest.TestCase):
                          "again: MPI has ended, and starts only once in a process\nhint: "):
                 with self.subTest(ranks=ranks, text=text):
                     self.assertEqual(said.count(text), ranks, said)
+
+    def test_configs_that_differ(self):
+        """At creation if asked; otherwise by the time-out's message, or by the library that finds a message too long."""
+        (self.folder / "differ.c").write_text(DIFFER)
+        program, compared = self.build("differ.c"), ("env", "COMMFUSE_COMPARE=1")
+        self.assertEqual(self.ranks(3, *compared, program).count("no error\n"), 3)
+        same = "all-gather same by ring, side 0, 4 x fp32, tag "
+        for how, here, there in ("order", same + "0", "all-gather extra by ring, side 0, 4 x fp32, tag 0"), \
+                ("size", same + "0", "all-gather same by ring, side 0, 8 x fp32, tag 0"):
+            with self.subTest(how=how):
+                said = self.ranks(2, *compared, program, how, status=3)
+                self.assertIn(f"created: configs differ: '{here}', on rank 1 '{there}'\nhint: ", said)
+                self.assertIn(f"created: configs differ: '{there}', on rank 0 '{here}'\nhint: ", said)
+        self.assertRegex(self.ranks(2, program, "order", status=4),
+                         r"run: rank 0 waits for rank 1: all-gather same; nothing came for \d[\d.]* s; (rank 1 has given up; )?"
+                         r"rank 1 answers: it waits for rank 0: all-gather same: it has another config of that operation\n"
+                         r"hint: COMMFUSE_COMPARE=1 in the environment")
+        self.assertRegex(self.ranks(2, program, "size", status=1),
+                         r"MPI_ERR_TRUNCATE.*\(all-gather same\)\nhint:  a rank has another config of that operation\? COMMFUSE_COMPARE=1")
 
     def test_beside_mpi4py(self):
         """mlp.py on each half of the ranks of a program that has started MPI by mpi4py."""
