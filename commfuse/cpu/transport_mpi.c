@@ -340,7 +340,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .wait = wait,
                         .close = close_transport};
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
-        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
+        cf_die_together("use transport mpi or auto", "transport %s needs a GPU; this program is for CPUs", name);
     cf_flights_open(&s->flights, t->size);
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);

@@ -198,8 +198,8 @@ static cf_wire *wire_for(const cf_request *r) {
     const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
     cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
     if (wire) return wire;
-    cf_die_together("use --overlap commfuse, or --transport nccl",
-                    "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
+    cf_die_together("use ring, or transport nccl", "%s: native collectives need NCCL, which does not serve the %s group", r->label,
+                    r->group->name);
 }
 
 // Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
@@ -286,7 +286,7 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
     const bool shared = n.one_gpu && !getenv("NCCL_HOSTID"); // which hides that from NCCL
     if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
     if (s->ipc && !s->nccl && !wires[EXCHANGE])
-        cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
+        cf_die_together("use transport auto or nccl", "transport ipc cannot serve the %s group: %s", group->name, why);
     if (s->nccl && shared && !wires[EXCHANGE])
         cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
                         "different NCCL_HOSTID",
@@ -312,7 +312,7 @@ static void check_arrivals(const cf_group *group, const int64_t *in, int64_t *se
     cf_stream_sync(stream);
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && seen[i] != group->world[i])
-            cf_die("try --transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
+            cf_die("try transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
                    "data does not arrive from rank %d: it sent %d, %lld came", group->world[i], group->world[i],
                    (long long)seen[i]);
 }
@@ -405,7 +405,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)
-        cf_die_together("use --transport auto, nccl or ipc", "--transport %s moves nothing between GPUs; this is the GPU program",
+        cf_die_together("use transport auto, nccl or ipc", "transport %s moves nothing between GPUs; this program is for GPUs",
                         name);
     cf_device_open(bootstrap->local_rank);
     cf_transport *t = (cf_transport *)cf_host_alloc(1, sizeof *t, "the transport");

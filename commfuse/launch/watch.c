@@ -155,9 +155,9 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
     text[bytes - 1] = 0;
     static const char *const hints[] = {
         [GONE] = "look at that process and its host: stopped, swapping, off the network? (or UDP does not get through)",
-        [COMPUTES] = "look at what that rank does and at its host's load, or allow more time with --timeout",
+        [COMPUTES] = "look at what that rank does and at its host's load, or allow a longer timeout",
         [APART] = "all ranks need the same program, options and data; if they have them, the program has a bug",
-        [KINDS] = "look at the network between these ranks, or allow more time with --timeout"};
+        [KINDS] = "look at the network between these ranks, or allow a longer timeout"};
     if (kind == APART && same) return "COMMFUSE_COMPARE=1 in the environment of all ranks compares configs and says what differs";
     return dead ? "see that rank's last message, and its host's log: was it killed, out of memory?" : hints[kind];
 }
@@ -343,7 +343,7 @@ static void ask(cf_watch *w) {
 CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
     char what[CF_WAIT_TEXT], nothing[64], found[1536] = "";
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
-    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
+    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow a longer timeout";
     if (w->socket >= 0) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
@@ -440,7 +440,7 @@ static void *end_at_deadline(void *unused) {
         poll(NULL, 0, DEADLINE_POLL_MS); // cf_deadline_end() cancels it here
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
-           "NCCL_DEBUG=INFO), or allow more time with --timeout",
+           "NCCL_DEBUG=INFO), or allow a longer timeout",
            "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what, deadline.timeout_s);
     return unused;
 }

@@ -1,6 +1,6 @@
 """commfuse/ as a library: installed, then used by programs outside of the tree that know the prefix alone."""
 # make: lib
-# quick: symbols mlp ones_own
+# quick: symbols mlp ones_own half_of
 # limit: 300
 import itertools
 import os
@@ -348,7 +348,7 @@ class Library(unittest.TestCase):
         program = self.build("twice.c")
         for ranks in 1, 2:
             said = self.ranks(ranks, program)
-            for text in ("unknown: carrier-pigeon needs a GPU", "second: a context is open", "groups 16: more than 16 groups of ranks",
+            for text in ("unknown: transport carrier-pigeon needs a GPU", "second: a context is open", "groups 16: more than 16 groups of ranks",
                          "again: MPI has ended, and starts only once in a process\nhint: "):
                 with self.subTest(ranks=ranks, text=text):
                     self.assertEqual(said.count(text), ranks, said)
@@ -358,9 +358,9 @@ class Library(unittest.TestCase):
         (self.folder / "differ.c").write_text(DIFFER)
         program, compared = self.build("differ.c"), ("env", "COMMFUSE_COMPARE=1")
         self.assertEqual(self.ranks(3, *compared, program).count("no error\n"), 3)
-        same = "all-gather same by ring, side 0, 4 x fp32, tag "
-        for how, here, there in ("order", same + "0", "all-gather extra by ring, side 0, 4 x fp32, tag 0"), \
-                ("size", same + "0", "all-gather same by ring, side 0, 8 x fp32, tag 0"):
+        same = "all-gather same by once, side 0, 4 x fp32, tag "
+        for how, here, there in ("order", same + "0", "all-gather extra by once, side 0, 4 x fp32, tag 0"), \
+                ("size", same + "0", "all-gather same by once, side 0, 8 x fp32, tag 0"):
             with self.subTest(how=how):
                 said = self.ranks(2, *compared, program, how, status=3)
                 self.assertIn(f"created: configs differ: '{here}', on rank 1 '{there}'\nhint: ", said)

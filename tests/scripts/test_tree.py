@@ -120,6 +120,15 @@ class Arrows(unittest.TestCase):
             users = {name for name in [*sources(*FOLDERS), "train_gpt.cu"] if re.search(pattern, code(name))}
             self.assertEqual(users, allowed, pattern)
 
+    def test_messages_of_the_library_name_no_option_of_the_trainer(self):
+        options = set(re.findall(r'^[A-Z]+\(\w+, "([a-z0-9-]+)"', (ROOT / "data/run/option_list.h").read_text(), re.MULTILINE))
+        self.assertGreater(len(options), 40)
+        for name in sources("commfuse", *(f"commfuse/{room}" for room in ROOMS["commfuse"])):
+            text = re.sub(r"//[^\n]*", "", (ROOT / name).read_text())
+            said = {option for string in re.findall(r'"((?:\\.|[^"\\\n])*)"', text) for option in re.findall(r"--([a-z-]+)", string)}
+            with self.subTest(file=name):
+                self.assertEqual(said & options, set())
+
     def test_what_is_printed_goes_through_one_filter(self):
         for name in [*sources("data", "data/run"), "train_gpt.cu"]:
             manifest = r"\bfprintf\(out," if name == "data/checkpoint.c" else "$^"  # written into memory
