@@ -55,6 +55,13 @@ class Processor(Copy):
         self.assertEqual(self.compiled(), ["native"] * n)
 
 
+class Version(Copy):
+    def test_define_belongs_to_it(self):
+        for words, expected in (((), ""), (("DEFINE=-DRELU2 -DX=\"a\"",), " -DRELU2 -DX=a"), ((), "")):
+            self.make(*words, "build/release/version")
+            self.assertRegex((self.folder / "build/release/version").read_text(), rf"^\S+{re.escape(expected)}\n$")
+
+
 class Users(Copy):
     GIVEN = dict(CFLAGS="-O2 -DMY=1", CPPFLAGS="-DPRE=2", LDFLAGS="-Lmine", LDLIBS="-lmine", CXXFLAGS="-DPLUS=3",
                  NVCCFLAGS="-DCUDA=4")
@@ -83,6 +90,7 @@ class Users(Copy):
 
     def test_their_flags_come_after_what_is_needed(self):
         for name in "train_gpt.cu", "commfuse/gpu/device_cuda.cu":
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.folder / name)
         plain = self.built()
         self.assertIn("-std=gnu11", plain["build/release/train_gpt"])
@@ -102,14 +110,15 @@ class Library(Copy):
         mpicc.chmod(0o755)
         with unittest.mock.patch.dict(os.environ, PATH=f"{mpicc.parent}:{os.environ['PATH']}"):
             commands = self.make(*(f"build/{kind}/commfuse/{noun}.o" for kind, noun in (
-                ("release", "die"), ("release", "transport_mpi"), ("cuda-fp32", "bootstrap_mpi"),
-                ("emulated-bf16", "bootstrap_mpi"))))
+                ("release", "base/die"), ("release", "cpu/transport_mpi"), ("cuda-fp32", "launch/bootstrap_mpi"),
+                ("emulated-bf16", "launch/bootstrap_mpi"))))
         for line in commands:
             self.assertEqual(f"-I/opt/{name}/include" in line, "_mpi" in line, line)
         return [os.path.basename(line.split()[-1]) for line in commands]
 
     def test_what_includes_it_is_compiled_anew_for_another(self):
-        for noun in ("transport_mpi", "bootstrap_mpi"):
+        for noun in ("cpu/transport_mpi", "launch/bootstrap_mpi"):
+            (self.folder / f"commfuse/{noun}.c").parent.mkdir(parents=True, exist_ok=True)
             (self.folder / f"commfuse/{noun}.c").touch()
         mine = ["transport_mpi.c", "bootstrap_mpi.c", "bootstrap_mpi.c"]
         self.assertEqual(self.compiled("one"), ["die.c", *mine])
