@@ -163,14 +163,17 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
     return f->choices;
 }
 
-// What all ranks of the group must have in common.
-static void describe(const cf_fuse *f, char text[CONFIG_TEXT]) {
+// What all ranks of the group must have in common, and its hash (FNV-1a).
+static uint32_t describe(const cf_fuse *f, char text[CONFIG_TEXT]) {
     const cf_fuse_config *p = &f->config;
     char choice[CF_CHOICE_NAME];
     cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
     snprintf(text, CONFIG_TEXT, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
              cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->folds ? ", folds" : "",
              p->bulk ? ", bulk" : "");
+    uint32_t hash = 2166136261u;
+    for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    return hash;
 }
 
 void cf_fuse_choose(cf_fuse *f, int choice) {
@@ -179,9 +182,7 @@ void cf_fuse_choose(cf_fuse *f, int choice) {
     f->schedule = f->choice[choice];
     f->config.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->config.slices = f->schedule->slices;
     char text[CONFIG_TEXT];
-    describe(f, text);
-    f->hash = 2166136261u; // FNV-1a
-    for (const char *c = text; *c; c++) f->hash = (f->hash ^ (unsigned char)*c) * 16777619u;
+    f->hash = describe(f, text);
 }
 
 static void need(const cf_fuse_config *p, bool right, const char *field, int64_t value, const char *what) {
@@ -204,30 +205,23 @@ static void check_config(const cf_fuse_config *p) {
 
 static const char comparison[] = "comparison of configs"; // an operation that is not compared itself
 
-static void compare_configs(cf_fuse *f) {
-    cf_context *context = f->context;
+static void compare_configs(const cf_fuse *f) {
     const cf_group *group = f->config.group;
-    char mine[CONFIG_TEXT] = "", *host = cf_host_alloc(group->size, CONFIG_TEXT, "configs"), *all;
+    const cf_fuse_config bytes = {.name = comparison, .group = group, .dtype = CF_BYTE, .capacity = CONFIG_TEXT}; // an all-gather
+    cf_fuse *gather = cf_fuse_create(f->context, bytes);
+    char mine[CONFIG_TEXT] = "", other[CONFIG_TEXT], *all = cf_alloc(group->size * CONFIG_TEXT, comparison);
     describe(f, mine);
-    cf_fuse *gather = cf_fuse_create(context, (cf_fuse_config){.name = comparison,
-                                                               .group = group,
-                                                               .operation = CF_ALLGATHER,
-                                                               .algorithm = cf_algorithm_find("once"),
-                                                               .slices = 1,
-                                                               .dtype = CF_BYTE,
-                                                               .capacity = CONFIG_TEXT});
-    all = cf_alloc(group->size * CONFIG_TEXT, "configs");
-    cf_copy(all + group->rank * CONFIG_TEXT, mine, CONFIG_TEXT, context->stream);
+    cf_copy(all + group->rank * CONFIG_TEXT, mine, CONFIG_TEXT, f->context->stream);
     cf_fuse_run(gather, all, CONFIG_TEXT, 1, NULL, NULL, -1);
-    cf_copy(host, all, group->size * CONFIG_TEXT, context->stream);
-    cf_stream_sync(context->stream);
-    for (int r = 0; r < group->size; r++)
-        if (strcmp(host + r * CONFIG_TEXT, mine) != 0)
+    for (int r = 0; r < group->size; r++) {
+        cf_copy(other, all + r * CONFIG_TEXT, CONFIG_TEXT, f->context->stream);
+        cf_stream_sync(f->context->stream);
+        if (strcmp(other, mine) != 0)
             cf_die("all ranks of a group create the same operations in the same order", "configs differ: '%s', on rank %d '%s'",
-                   mine, group->world[r], host + r * CONFIG_TEXT);
+                   mine, group->world[r], other);
+    }
     cf_fuse_free(gather);
     cf_free(all);
-    free(host);
 }
 
 cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *given, size_t bytes) {

@@ -1,12 +1,9 @@
-// The MLP's activation and its derivative, of one element, for both twins. README.md says what else another one changes.
+// The MLP's activation and its derivative, of one element, for both twins, which include math_real.h or kernel.h before. README.md
+// says what else another one changes.
 //
 // GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and (1 + tanh u) / 2 =
 // sigmoid(2u), which needs one exp and loses no digits where tanh u is near −1.
 #pragma once
-
-#ifndef FUNCTION // how a function of the device begins, and sigmoid()
-#error "include math_real.h or kernel.h first"
-#endif
 
 static const bool ACTIVATION_IN_EPILOGUE = true; // cuBLASLt's products can apply it, and its derivative (linear.cu)
 

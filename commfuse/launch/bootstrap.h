@@ -16,7 +16,7 @@ struct cf_bootstrap {
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // that these ranks may use together: launchers may bind them to the same cores or to different ones
     double timeout_s;           // longest wait for a rank; 0: for ever
-    void *comm;                 // "mpi": the MPI_Comm of these ranks, for the library's messages alone
+    void *comm;                 // "mpi": the MPI_Comm of these ranks, for its messages alone
     // all (size, bytes) = `mine` of every rank, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap

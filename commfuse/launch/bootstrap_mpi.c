@@ -24,18 +24,17 @@
 // Time for MPI's start, in timeouts: its launcher watches the ranks too, and all start at once, on hosts that may be busy.
 enum { START_TIMEOUTS = 10 };
 static bool started_here; // MPI was, in this process
+static MPI_Comm ours;     // a copy, so that messages of the program do not mix with the library's
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
                            "Slurm with " SRUN " (srun --mpi=list prints the choices)";
 
 void cf_mpi_check(int code, const char *call, const cf_request *r) {
     if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING], of[CF_OPERATION_TEXT] = "start or end";
-    int length = 0, class = code;
+    int length = 0;
     MPI_Error_string(code, text, &length);
-    MPI_Error_class(code, &class);
     if (r) cf_operation_text(of, r->label, r->layer, r->step);
-    cf_die(class == MPI_ERR_TRUNCATE ? "a rank has another config of that operation? COMMFUSE_COMPARE=1 compares them"
-                                     : "see the messages of the other ranks; a rank may have died",
+    cf_die("see the messages of the other ranks; a rank may have died, or has another config: COMMFUSE_COMPARE=1 compares them",
            "%s failed: %s (%s)", call, text, of);
 }
 
@@ -67,23 +66,21 @@ static void abort_all(int status) {
 
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     cf_deadline_begin("MPI gathers reports of all ranks", b->timeout_s);
-    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, *(MPI_Comm *)b->comm), "MPI_Allgather", NULL);
+    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, ours), "MPI_Allgather", NULL);
     cf_deadline_end();
 }
 
 static void close_mpi(cf_bootstrap *b) {
     cf_die_setup(b->rank, b->size, NULL);
     cf_deadline_begin("MPI ends", b->timeout_s);
-    MPI_Comm_free(b->comm);
+    MPI_Comm_free(&ours);
     if (started_here) MPI_Finalize();
     cf_deadline_end();
-    free(b->comm);
     free(b);
 }
 
-// Returns the level of threads.
 static int start(int *argc, char ***argv, double timeout_s) {
-    int level = MPI_THREAD_SINGLE;
+    int level = MPI_THREAD_SINGLE;                    // the result
     if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
     cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
     started_here = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS;
@@ -109,14 +106,13 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
                         "MPI has thread level %d, and the library's thread needs %d", level, MPI_THREAD_SERIALIZED);
     if (given && *given == MPI_COMM_NULL) cf_die("only its ranks open a communicator", "the communicator is MPI_COMM_NULL");
     cf_bootstrap *b = cf_host_alloc(1, sizeof *b, "the start");
-    MPI_Comm *comm = cf_host_alloc(1, sizeof *comm, "the start");
     cf_deadline_begin("MPI copies the communicator", timeout_s);
-    cf_mpi_check(MPI_Comm_dup(given ? *given : MPI_COMM_WORLD, comm), "MPI_Comm_dup", NULL);
+    cf_mpi_check(MPI_Comm_dup(given ? *given : MPI_COMM_WORLD, &ours), "MPI_Comm_dup", NULL);
     cf_deadline_end();
-    MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
-    *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s, .comm = comm};
-    MPI_Comm_rank(*comm, &b->rank);
-    MPI_Comm_size(*comm, &b->size);
+    MPI_Comm_set_errhandler(ours, MPI_ERRORS_RETURN);
+    *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s, .comm = &ours};
+    MPI_Comm_rank(ours, &b->rank);
+    MPI_Comm_size(ours, &b->size);
     if (b->size == 1 && started_here) refuse_strays();
     cf_die_setup(b->rank, b->size, b->size > 1 ? abort_all : NULL);
     cf_bootstrap_find_neighbours(b);
