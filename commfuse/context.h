@@ -27,8 +27,8 @@
 // Ranks. All ranks of a group create, begin and finish the same operations in the same order.
 //
 // Versions. CF_VERSION is MAJOR.MINOR.PATCH. While MAJOR and MINOR stay, a compiled program runs with a newer library: structs,
-// enumerations and functions keep their meaning, functions may be added. Otherwise MINOR goes up, and with it the library's file
-// name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
+// enumerations and functions keep their meaning; functions may be added, and fields at the end of cf_fuse_config. Otherwise MINOR
+// goes up, and with it the library's file name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
 #pragma once
 
 #include "check.h"

@@ -160,6 +160,98 @@ int main(int argc, char **argv) {
     return cf_close(context) ? 0 : 5;
 }
 """
+# Two schedules of one's own, checked for many ranks and run.
+NEW = r"""
+#include <commfuse/fuse.h>
+#include <commfuse/schedule_check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+// An all-gather by two rings: even slices go to the right, odd ones to the left.
+static bool both_ways(cf_schedule *s, const void *argument) {
+    const int N = s->ranks, r = s->rank, m = s->slices;
+    (void)argument;
+    if (m < 2) return false;
+    for (int hop = 1; hop < N; hop++)
+        for (int k = 0; k < m; k++) {
+            const int by = k % 2 ? N - 1 : 1, out = (r + (N - by) * (hop - 1)) % N * m + k, in = (r + (N - by) * hop) % N * m + k;
+            cf_append_exchange(s, (r + by) % N, (cf_place){CF_FULL, out}, out, (r + N - by) % N, (cf_place){CF_FULL, in}, in,
+                               hop > 1 ? s->count - m : -1, -1);
+        }
+    s->begin = s->count;
+    for (int hop = 0; hop < N; hop++)
+        for (int k = 0; k < m; k++) {
+            const int by = k % 2 ? N - 1 : 1, in = (r + (N - by) * hop) % N * m + k;
+            cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, in}, in, 1, hop > 0 ? (hop - 1) * m + k : -1);
+        }
+    return true;
+}
+
+// An all-gather in two levels, of hosts with as many ranks as the argument says: each rank's counterpart on other hosts gets its
+// shard, then passes it on to those beside it.
+static bool two_levels(cf_schedule *s, const void *argument) {
+    const int G = *(const int *)argument, N = s->ranks, H = N / G, host = s->rank / G, local = s->rank % G;
+    if (s->slices > 1 || N % G != 0) return false;
+    int arrived[64];
+    for (int i = 0; i < N; i++) arrived[i] = -1;
+    for (int j = 1; j < H; j++) {
+        const int to = (host + j) % H * G + local, from = (host + H - j) % H * G + local;
+        arrived[from] = cf_append_exchange(s, to, (cf_place){CF_FULL, s->rank}, s->rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
+    }
+    for (int i = 1; i < G; i++)
+        for (int j = 0; j < H; j++) {
+            const int there = (host + H - j) % H * G, out = there + local, in = there + (local + G - i) % G;
+            arrived[in] = cf_append_exchange(s, host * G + (local + i) % G, (cf_place){CF_FULL, out}, out,
+                                             host * G + (local + G - i) % G, (cf_place){CF_FULL, in}, in, arrived[out], -1);
+        }
+    s->begin = s->count;
+    for (int i = 0; i < N; i++)
+        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, (s->rank + i) % N}, (s->rank + i) % N, 1, arrived[(s->rank + i) % N]);
+    return true;
+}
+
+enum { ROWS = 6 };
+
+static void sum(void *argument, const cf_span *span, cf_stream *stream) {
+    (void)stream;
+    for (int block = 0; block < span->blocks; block++)
+        for (int64_t i = 0; i < span->rows; i++)
+            *(int64_t *)argument += (span->row + block * span->row_stride + i + 1) * ((int64_t *)(span->data + block * span->data_stride))[i];
+}
+
+int main(void) {
+    static const int two = 2;
+    const cf_algorithm ring = *cf_algorithm_find("ring"); // with as many slices, and what else it does
+    cf_algorithm rows[] = {ring, ring};
+    rows[0].name = "both_ways", rows[0].generate = both_ways, rows[0].slices = 2;
+    rows[1].name = "two_levels", rows[1].generate = two_levels, rows[1].argument = &two, rows[1].slices = 1;
+    cf_errors_return(true);
+    cf_context *context = cf_open("auto", 1, 60);
+    cf_group *all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
+    for (int which = 0; all && which < 2; which++) {
+        for (int N = 2; N <= 16 && all->rank == 0; N += 2) {
+            cf_schedule *list[16];
+            char where[CF_WHERE_TEXT];
+            for (int r = 0; r < N; r++)
+                list[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &rows[which], N, 1, r, rows[which].slices, false);
+            const char *property = cf_schedule_check(list, where);
+            if (property) printf("%s on %d ranks violates %s: %s\n", rows[which].name, N, property, where);
+            for (int r = 0; r < N; r++) cf_schedule_free(list[r]);
+        }
+        cf_fuse *gather = cf_fuse_create(context, (cf_fuse_config){.name = "new", .group = all, .operation = CF_ALLGATHER,
+                                                                   .side = CF_COMPUTE_AFTER, .algorithm = &rows[which],
+                                                                   .slices = rows[which].slices, .dtype = CF_INT64, .capacity = ROWS});
+        int64_t full[16 * ROWS] = {0}, total = 0, expected = 0;
+        for (int i = 0; i < ROWS; i++) full[all->rank * ROWS + i] = all->rank * ROWS + i + 1;
+        for (int64_t i = 1; i <= all->size * ROWS; i++) expected += i * i;
+        if (!gather || !cf_fuse_run(gather, full, ROWS, 1, sum, &total, -1)) return fprintf(stderr, "%s\n", cf_error()), 1;
+        printf("%s on rank %d: %s\n", rows[which].name, all->rank, total == expected ? "exact" : "wrong");
+        cf_fuse_free(gather);
+    }
+    cf_group_free(all);
+    return context && cf_close(context) ? 0 : 1;
+}
+"""
 # Without an MPI of its own; and more groups than there may be.
 TWICE = r"""
 #include <commfuse/fuse.h>
@@ -295,6 +387,24 @@ class Library(unittest.TestCase):
                 with self.subTest(ranks=ranks, rank=rank, schedule=schedule):
                     self.assertIn(f"rank {rank} of {ranks}, {schedule}: equal to numpy", said)
 
+    def test_mlp_without_numpy(self):
+        said = self.run_there(sys.executable, "-S", self.example("mlp.py"), status=1)
+        self.assertEqual(said, f"{sys.executable} has no numpy: /usr/bin/python3 has it after apt-get install python3-numpy\n")
+
+    def test_what_the_readme_says_from_an_empty_prefix(self):
+        lines = re.search(r"## As a library\n\n((?:    .*\n)+)", (ROOT / "commfuse/README.md").read_text())[1]
+        home, path = self.folder / "home", self.folder / "path"
+        home.mkdir(), path.mkdir()
+        (path / "python3").symlink_to(sys.executable)
+        names = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name not in ("PKG_CONFIG_PATH",)}
+        done = subprocess.run(["sh", "-e"], input=lines, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env={**names, "HOME": str(home), "PATH": f"{path}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+                                   "OMPI_MCA_rmaps_base_oversubscribe": "1"})
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for text, times in (("ring: exposed ", 2), ("its sums are exact", 2), ("ring: equal to numpy", 2)):
+            self.assertEqual(done.stdout.count(text), times, done.stdout)
+        self.assertEqual(sorted(each.name for each in (home / "cf").iterdir()), ["include", "lib", "share"])
+
     def test_schedule_of_ones_own(self):
         domino = self.build(self.example("domino.c"), self.prefix / "lib/libcommfuse.a", *self.flags("--libs", "--static"))
         for ranks in range(1, 5):
@@ -387,6 +497,19 @@ class Library(unittest.TestCase):
         for rank, schedule in itertools.product(range(2), ("none", "slice", "ring")):
             self.assertEqual(said.count(f"rank {rank} of 2, {schedule}: equal to numpy"), 2, said)
         self.assertEqual(said.count("all: 4"), 4)
+
+    def test_new_schedules_of_few_lines(self):
+        """A ring in both directions, and a gather in two levels: right the first time."""
+        for name in "both_ways", "two_levels":
+            body = re.search(rf"bool {name}\(.*?^}}", NEW, re.DOTALL | re.MULTILINE)[0]
+            self.assertLess(body.count("\n"), 25, name)
+        (self.folder / "new.c").write_text(NEW)
+        program = self.build("new.c")
+        for ranks in 2, 4:
+            said = self.ranks(ranks, program)
+            self.assertNotIn("violates", said)
+            for name, rank in itertools.product(("both_ways", "two_levels"), range(ranks)):
+                self.assertIn(f"{name} on rank {rank}: exact", said)
 
     def test_a_late_peer_is_a_value(self):
         (self.folder / "late.c").write_text(LATE)

@@ -98,6 +98,13 @@ class Twins(unittest.TestCase):
                 with self.subTest(layer=name):
                     self.assertTrue(os.path.exists(ROOT / f"{name[:-2]}.cu"))
 
+    def test_one_place_for_the_activation(self):
+        users = [name for name in sources("layers") if re.search(r"0\.044715|1\.59576", code(name))]
+        self.assertEqual(users, ["layers/activation.h"])
+        for twin in "layers/elementwise.c", "layers/elementwise.cu":
+            for function in "activation", "activation_slope":
+                self.assertEqual(len(re.findall(rf"\b{function}\(", code(twin))), 1, f"{twin} calls {function}() once")
+
     def test_devices(self):
         self.check("commfuse/device.h", "commfuse/cpu/device_cpu.c", "commfuse/gpu/device_cuda.cu")
         recorded = re.findall(r"^#define RECORDED_(\w+)", (ROOT / "commfuse/predict/recorder.c").read_text(), re.MULTILINE)
