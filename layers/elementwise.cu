@@ -4,36 +4,26 @@
 #include "kernel.h"
 #include "activation.h"
 
-struct activation_map {
+// Of x, or, with SLOPE, dy times its derivative.
+template <bool SLOPE> struct activation_map {
     real *out;
-    const real *x;
+    const real *x, *dy;
 
     template <int W> __device__ void at(int64_t i) const {
-        values<W> v = load<W>(x + i);
+        values<W> v = load<W>(x + i), d = v;
+        if (SLOPE) d = load<W>(dy + i);
 #pragma unroll
-        for (int k = 0; k < W; k++) v.at[k] = activation(v.at[k]);
+        for (int k = 0; k < W; k++) v.at[k] = SLOPE ? d.at[k] * activation_slope(v.at[k]) : activation(v.at[k]);
         store<W>(out + i, v);
     }
 };
 
 void activation_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
-    each(activation_map{out, x}, count, packable(0, out, x), stream);
+    each(activation_map<false>{out, x, NULL}, count, packable(0, out, x), stream);
 }
 
-struct slope_map {
-    real *dx;
-    const real *dy, *x;
-
-    template <int W> __device__ void at(int64_t i) const {
-        values<W> v = load<W>(x + i), d = load<W>(dy + i);
-#pragma unroll
-        for (int k = 0; k < W; k++) d.at[k] *= activation_slope(v.at[k]);
-        store<W>(dx + i, d);
-    }
-};
-
 void activation_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream) {
-    each(slope_map{dx, dy, x}, count, packable(0, dx, dy, x), stream);
+    each(activation_map<true>{dx, x, dy}, count, packable(0, dx, dy, x), stream);
 }
 
 struct residual_map {

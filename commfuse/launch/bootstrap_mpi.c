@@ -79,16 +79,6 @@ static void close_mpi(cf_bootstrap *b) {
     free(b);
 }
 
-static int start(int *argc, char ***argv, double timeout_s) {
-    int level = MPI_THREAD_SINGLE;                    // the result
-    if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
-    cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
-    started_here = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS;
-    cf_deadline_end();
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    return level;
-}
-
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
     if (!or_alone && !started_by_mpi()) return NULL;
     const MPI_Comm *given = cf_host.comm;
@@ -96,10 +86,14 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
     MPI_Initialized(&running);
     MPI_Finalized(&ended);
     if (ended) cf_die("let the program call MPI_Init_thread before cf_open()", "MPI has ended, and starts only once in a process");
-    if (running)
-        MPI_Query_thread(&level);
-    else
-        level = start(argc, argv, timeout_s);
+    if (!running) {
+        if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
+        cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
+        started_here = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS;
+        cf_deadline_end();
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    MPI_Query_thread(&level);
     if (level < MPI_THREAD_SERIALIZED)
         cf_die_together(running ? "start MPI by MPI_Init_thread(…, MPI_THREAD_SERIALIZED or MULTIPLE, …)"
                                 : "use an MPI library built with thread support",

@@ -6,8 +6,6 @@
 // a process and to its group.
 #pragma once
 
-#include <stdint.h>
-
 // Call once, from the compute thread, after cf_device_threads.
 void cf_stop_listen(void);
 
@@ -21,7 +19,7 @@ typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"
     int layer, step;   // -1: none
-    uint32_t config;   // of cf_request
+    unsigned config;   // of cf_request
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
 
