@@ -18,7 +18,7 @@ PYTHON  ?= $(shell scripts/find_python.sh)
 SAN     ?=
 # The processor to compile for; make MARCH=x86-64-v3 for hosts with different processors.
 MARCH   ?= native
-# make DEFINE=-DX for code behind #ifdef X; all objects are compiled again.
+# make DEFINE=-DX for code behind #ifdef X; all objects are compiled again. It belongs to the version: with another one no run resumes.
 DEFINE  ?=
 empty   :=
 comma   := ,
@@ -55,7 +55,7 @@ CJSON   := $(CARRIED) $(CJSON)
 CRYPTO  := $(CARRIED) $(CRYPTO)
 endif
 libs     = -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm $(LDLIBS)
-VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)
+VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)$(if $(DEFINE), $(subst ",,$(DEFINE)))
 
 # --- sources and objects ---
 

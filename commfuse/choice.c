@@ -78,12 +78,12 @@ static int kind_of(const cf_algorithm *a) {
 }
 
 // The first is one slice in rounds.
-int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
+int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
     const cf_algorithm *first = first_of(w, c);
     int count = 0;
     for (int kind = ROUNDS; kind < KINDS; kind++)
         for (int m = 1; m <= SLICES_MOST; m *= 2)
-            for (int i = -1; i < cf_algorithm_count && count < CF_CHOICES - 1; i++) {
+            for (int i = -1; i < cf_algorithm_count && count < most; i++) {
                 const cf_algorithm *a = i < 0 ? first : &cf_algorithms[i];
                 if (kind_of(a) == kind && (i < 0 || a != first) && is_candidate(a, w, c, m)) list[count++] = (cf_choice){a, m};
             }
@@ -93,7 +93,7 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     cf_choice list[CF_CHOICES], best = {first_of(w, c), 1};
     if (w->ranks == 1) return best;
-    int count = cf_choices(w, c, list);
+    int count = cf_choices(w, c, list, CF_CHOICES - 1);
     double best_ms = INFINITY;
     for (int i = 0; i < count; i++) {
         double ms = cf_choice_ms(list[i], w, c);

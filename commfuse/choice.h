@@ -28,9 +28,9 @@ typedef struct cf_work { // of one operation
     bool folds;       // see schedule.h
 } cf_work;
 
-enum { CF_CHOICES = 14 }; // at most, one from a plan file included
-// Lists the choices of the operation; returns their number.
-int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
+enum { CF_CHOICES = 14 }; // of an operation, at most, one from a plan file included; a newer library may allow more
+// Lists the choices of the operation, `most` of them; returns their number.
+int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice *list, int most);
 double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs); // predicted
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
 

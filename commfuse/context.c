@@ -1,5 +1,6 @@
 // See context.h.
 #include "context.h"
+#include "base/limits.h"
 #include "choice.h"
 #include <stdlib.h>
 
@@ -9,15 +10,25 @@ const char *cf_version(void) {
 
 void cf_context_start(cf_context *context, cf_transport *transport, int threads) {
     cf_costs_agree(transport, threads);
-    *context = (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1};
+    *context =
+        (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1, .compare = cf_getenv("COMMFUSE_COMPARE")};
     context->stream = cf_stream_create(), context->second = cf_stream_create_second();
 }
 
+static bool is_open; // the context of cf_open()
+
 cf_context *cf_open(const char *transport, int threads, double timeout_s) {
+    return cf_open_on(NULL, transport, threads, timeout_s);
+}
+
+cf_context *cf_open_on(const void *comm, const char *transport, int threads, double timeout_s) {
     CF_RETURNS(NULL);
-    if (threads < 1 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
+    if (is_open) cf_die("close it first, or make groups of its ranks", "a context is open, and a process has one at a time");
+    if (threads < 0 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
     cf_context *context = cf_host_alloc(1, sizeof *context, "a context");
-    cf_context_start(context, cf_transport_create(transport, NULL, NULL, timeout_s), threads);
+    cf_host = (struct cf_host){comm, threads == 0};
+    cf_context_start(context, cf_transport_create(transport, NULL, NULL, timeout_s), cf_limits_threads(threads));
+    is_open = true;
     return context;
 }
 
@@ -33,6 +44,7 @@ bool cf_close(cf_context *context) {
         cf_die("end this process: its launcher ends the others", "an operation of this context has failed half way");
     cf_context_stop(context);
     context->transport->close(context->transport);
+    is_open = false;
     free(context);
     return true;
 }

@@ -18,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TIMED_RUNS = 64 };
+enum { TIMED_RUNS = 64, CONFIG_TEXT = 256, SLICES_MAX = 1 << 16 };
+static const int64_t ELEMENTS_MAX = INT64_MAX / 8 / (2 * CF_CHECKED_SLICES); // of all ranks: bytes of any buffer have 64 bits
 
 typedef struct timed_run { // events of the compute stream before and after what begin, and finish, enqueued
     cf_event begin[2], finish[2];
@@ -36,6 +37,7 @@ struct cf_fuse {
     cf_checksums *sums;          // NULL: none
     char *stage, *result;
     char label[64];
+    uint32_t hash;    // of the config and choice, for messages
     timed_run *timed; // [TIMED_RUNS]; NULL: there is one choice
     int timed_count;
     timed_run *now; // of the run in progress; NULL: it is not timed
@@ -161,18 +163,73 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
     return f->choices;
 }
 
+// What all ranks of the group must have in common, and its hash (FNV-1a).
+static uint32_t describe(const cf_fuse *f, char text[CONFIG_TEXT]) {
+    const cf_fuse_config *p = &f->config;
+    char choice[CF_CHOICE_NAME];
+    cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
+    snprintf(text, CONFIG_TEXT, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
+             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->folds ? ", folds" : "",
+             p->bulk ? ", bulk" : "");
+    uint32_t hash = 2166136261u;
+    for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    return hash;
+}
+
 void cf_fuse_choose(cf_fuse *f, int choice) {
     if (f->running || choice < 0 || choice >= f->choices)
         cf_die(NULL, "%s gets choice %d of %d%s", f->label, choice, f->choices, f->running ? " while it runs" : "");
     f->schedule = f->choice[choice];
     f->config.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->config.slices = f->schedule->slices;
+    char text[CONFIG_TEXT];
+    f->hash = describe(f, text);
 }
 
-cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config) {
+static void need(const cf_fuse_config *p, bool right, const char *field, int64_t value, const char *what) {
+    if (!right)
+        cf_die("fuse.h says what a field may be", "%s: %s is %lld, not %s", p->name ? p->name : "an operation", field,
+               (long long)value, what);
+}
+
+static void check_config(const cf_fuse_config *p) {
+    need(p, p->name, "name", 0, "a text");
+    need(p, p->group, "group", 0, "a group");
+    need(p, (unsigned)p->operation <= CF_ALLTOALL, "operation", p->operation, "a cf_operation");
+    need(p, (unsigned)p->side <= CF_COMPUTE_BOTH, "side", p->side, "a cf_side");
+    need(p, (unsigned)p->dtype <= CF_BYTE, "dtype", p->dtype, "a cf_dtype");
+    need(p, p->operation != CF_REDUCE_SCATTER || p->dtype != CF_BYTE, "dtype", p->dtype, "one that can be summed");
+    need(p, p->capacity >= 0 && p->capacity <= ELEMENTS_MAX / p->group->size, "capacity", p->capacity, "a number of elements");
+    need(p, !p->algorithm || (p->slices >= 1 && p->slices <= SLICES_MAX), "slices", p->slices, "a number of slices");
+    need(p, !p->result_given || p->operation == CF_ALLTOALL, "result_given", 1, "for an operation other than all-to-all");
+}
+
+static const char comparison[] = "comparison of configs"; // an operation that is not compared itself
+
+static void compare_configs(const cf_fuse *f) {
+    const cf_group *group = f->config.group;
+    const cf_fuse_config bytes = {.name = comparison, .group = group, .dtype = CF_BYTE, .capacity = CONFIG_TEXT}; // an all-gather
+    cf_fuse *gather = cf_fuse_create(f->context, bytes);
+    char mine[CONFIG_TEXT] = "", other[CONFIG_TEXT], *all = cf_alloc(group->size * CONFIG_TEXT, comparison);
+    describe(f, mine);
+    cf_copy(all + group->rank * CONFIG_TEXT, mine, CONFIG_TEXT, f->context->stream);
+    cf_fuse_run(gather, all, CONFIG_TEXT, 1, NULL, NULL, -1);
+    for (int r = 0; r < group->size; r++) {
+        cf_copy(other, all + r * CONFIG_TEXT, CONFIG_TEXT, f->context->stream);
+        cf_stream_sync(f->context->stream);
+        if (strcmp(other, mine) != 0)
+            cf_die("all ranks of a group create the same operations in the same order", "configs differ: '%s', on rank %d '%s'",
+                   mine, group->world[r], other);
+    }
+    cf_fuse_free(gather);
+    cf_free(all);
+}
+
+cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *given, size_t bytes) {
     CF_RETURNS(NULL);
-    if (config.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", config.name, (long long)config.capacity);
-    if (config.result_given && config.operation != CF_ALLTOALL)
-        cf_die(NULL, "%s: result_given is for all-to-all, not for %s", config.name, cf_operation_name(config.operation));
+    cf_fuse_config config = {0};
+    if (bytes > sizeof config) cf_die("link the library of its headers, or a newer one", "the program is newer than this library");
+    memcpy(&config, given, bytes);
+    check_config(&config);
     cf_fuse *f = cf_host_alloc(1, sizeof *f, config.name);
     f->context = context;
     f->config = config;
@@ -181,6 +238,7 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config) {
     if (!config.algorithm) choice = predicted_choice(f);
     int64_t room = 0;
     cf_fuse_set_choices(f, &choice, 1, &room);
+    if (context->compare && config.name != comparison && config.group->size > 1) compare_configs(f);
     return f;
 }
 
@@ -331,7 +389,7 @@ static void fill_request(cf_fuse *f, int index) {
     const cf_request_kind kind = exchange ? CF_REQUEST_EXCHANGE : collectives[f->schedule->operation];
     cf_request *r = &f->request[index];
     *r = cf_request_of(kind, f->config.group, f->config.dtype, f->label);
-    r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step;
+    r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step, r->config = f->hash;
     r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->current));
     if (!exchange) {
         r->blocking = f->schedule->algorithm->blocking;
@@ -418,7 +476,8 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     CF_RETURNS(fail(f->context, f->inside_call));
     check_context(f->context, f->label);
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
-    if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->config.capacity)
+    if (rows_per_rank < 0 || row_elements < 0 ||
+        row_elements > (rows_per_rank > 0 ? f->config.capacity / rows_per_rank : ELEMENTS_MAX))
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label, (long long)rows_per_rank,
                (long long)row_elements, (long long)f->config.capacity);
     if (f->config.result_given && !f->result)

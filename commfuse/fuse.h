@@ -35,6 +35,7 @@ typedef struct cf_span {
 // unless it is `independent`. It cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
+// It grows only at its end, and what an older program leaves out is zero.
 typedef struct cf_fuse_config {
     const char *name; // for messages and traces, "mlp.fc2"; must outlive the operation
     const cf_group *group;
@@ -43,8 +44,8 @@ typedef struct cf_fuse_config {
     // A row of the table (schedule.h); NULL: chosen (choice.h). If it is not in the table, create makes
     // the schedules of all ranks and checks them (cf_schedule_check).
     const cf_algorithm *algorithm;
-    int slices; // of each rank's shard
-    cf_dtype dtype;
+    int slices;        // of each rank's shard
+    cf_dtype dtype;    // of a reduce-scatter: not CF_BYTE
     int64_t capacity;  // of one rank's shard, elements
     bool result_given; // all-to-all: the caller sets the place of the result before every begin
     bool folds;        // reduce-scatter: the computation can add to existing values, and writes others without reading them
@@ -57,8 +58,12 @@ typedef struct cf_fuse_config {
 
 typedef struct cf_fuse cf_fuse;
 
-cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config); // NULL on an error
-bool cf_fuse_free(cf_fuse *fuse);                                    // NULL is allowed; false on an error: it is running
+// NULL on an error, which names the field of the config. If context.compare is set, one in which ranks differ is an error, too.
+cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *config, size_t bytes);
+static inline cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config) {
+    return cf_fuse_create_sized(context, &config, sizeof config);
+}
+bool cf_fuse_free(cf_fuse *fuse); // NULL is allowed; false on an error: it is running
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
 const cf_fuse_config *cf_fuse_get_config(const cf_fuse *fuse); // with algorithm and slices of the current choice
 cf_work cf_fuse_work(const cf_fuse *fuse);

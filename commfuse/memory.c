@@ -63,6 +63,8 @@ static void *reserve(int64_t bytes) {
     return bytes > END_PLANNED - PAGE - next ? NULL : (void *)next;
 }
 
+const char *cf_memory_hint = "work on less at a time, use more ranks, or raise a limit that is named";
+
 // "; ulimit -v or -d allows 976.6 MiB in all", if one of them does.
 static const char *limit_text(void) {
     static __thread char text[64];
@@ -80,8 +82,7 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     block *b = malloc(sizeof *b);
     void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_malloc(bytes);
     if (!address)
-        cf_die("lower --micro-batch or --seq, use more ranks, or raise a limit that is named; --dry-run prints memory per purpose",
-               "no memory: %.1f MiB for %s; %.1f MiB are allocated already%s", (double)bytes / 1048576, purpose,
+        cf_die(cf_memory_hint, "no memory: %.1f MiB for %s; %.1f MiB are allocated already%s", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576, limit_text());
     *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.plan_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);

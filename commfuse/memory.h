@@ -21,6 +21,7 @@ bool cf_memory_is_reserved(const void *address);
 
 // Zeroed, 256-byte aligned; NULL on an error, which names purpose and size. bytes = 0 gives a valid pointer.
 // The host must not touch it (device.h).
+extern const char *cf_memory_hint; // for the message that there is too little; a program may say it in its own words
 void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
 

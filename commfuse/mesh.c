@@ -13,9 +13,8 @@ static cf_group make_group(const char *name, int size, int rank, int first, int 
 
 void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp) {
     if (tp < 1 || dp < 1 || (long long)tp * dp != world_size)
-        cf_die_together("start tp x dp ranks: mpirun -np N ./train_gpt --tp T --dp D with T x D = N",
-                        "--tp %d x --dp %d = %lld, but there %s %d rank%s", tp, dp, (long long)tp * dp,
-                        world_size == 1 ? "is" : "are", world_size, world_size == 1 ? "" : "s");
+        cf_die_together("start as many ranks as tp x dp: mpirun -np N", "tp %d x dp %d = %lld, but there %s %d rank%s", tp, dp,
+                        (long long)tp * dp, world_size == 1 ? "is" : "are", world_size, world_size == 1 ? "" : "s");
     int tp_rank = world_rank % tp, dp_rank = world_rank / tp;
     mesh->tp = tp;
     mesh->dp = dp;

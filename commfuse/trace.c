@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char purpose[] = "the trace; --trace-steps A:B makes it shorter";
+static const char purpose[] = "the trace; fewer steps make it shorter";
 enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024 };
 
 typedef struct span {

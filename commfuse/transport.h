@@ -53,9 +53,10 @@ typedef struct cf_request {
     // (On GPUs the requests of a group run in the order posted, and groups at the same time.)
     bool bulk;
     const struct cf_request *after[2]; // send only when the data of these has arrived; NULL: none
-    // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
+    // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1; a hash of the operation's config
     const char *label;
     int layer, step;
+    uint32_t config;
     cf_event posted; // on the stream on which it is posted, for traces; or zero
     // Set by the transport
     void *to;                // GPUs of one host: where the peer receives it

@@ -167,7 +167,7 @@ void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
     const cf_costs *costs = &t->context->transport->costs;
     cf_choice list[CF_CHOICES];
     double ms[CF_CHOICES], best = INFINITY;
-    const int count = cf_choices(&work, costs, list);
+    const int count = cf_choices(&work, costs, list, CF_CHOICES - 1);
     for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
     const cf_choice first = {config->algorithm, config->slices};
     add_choice(o, first, cf_choice_ms(first, &work, costs));

@@ -1,13 +1,13 @@
-// GELU (tanh approximation) and residual additions.
+// The activation (activation.h) and residual additions.
 #pragma once
 
 #include "real.h"
 
 CF_EXTERN_C_BEGIN
 
-void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream);
-// dx = dy · gelu'(x); dx may be dy or x
-void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream);
+void activation_forward(real *out, const real *x, int64_t count, cf_stream *stream);
+// dx = dy · activation_slope(x); dx may be dy or x
+void activation_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream);
 // out (R, C) = x + y + bias (C); out may be x
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream);
 

@@ -87,8 +87,8 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_layernorm_forward          moves("layer norm", R * C, 2 * E)
 #define RECORDED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 2 * C
 #define RECORDED_layernorm_backward         moves("layer norm backward", R * C, 4 * E)
-#define RECORDED_gelu_forward               moves("GELU", count, 2 * E)
-#define RECORDED_gelu_backward              moves("GELU backward", count, 3 * E)
+#define RECORDED_activation_forward         moves("GELU", count, 2 * E)
+#define RECORDED_activation_backward        moves("GELU backward", count, 3 * E)
 #define RECORDED_residual_forward           moves("residual", R * C, 3 * E)
 #define RECORDED_embedding_forward          moves("lookup", R * C, 2 * E)
 #define RECORDED_embedding_backward         moves("lookup backward", R * C, E + 2 * P)

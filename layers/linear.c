@@ -59,7 +59,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
             gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, OC + GAP, bias || add ? 1 : 0, to, OC,
                          stream);
         }
-        if (pre) gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream); // while the block is in the cache
+        if (pre) activation_forward(out + i * r.out * OC, block, r.rows * OC, stream); // while the block is in the cache
     }
 }
 
@@ -68,7 +68,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     for (int64_t i = 0; i < r.blocks; i++) {
         real *block = dx + i * r.out * IC;
         gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, IC + GAP, add, block, IC, stream);
-        if (pre) gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
+        if (pre) activation_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
     }
 }
 

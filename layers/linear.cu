@@ -25,6 +25,7 @@
 #include "../commfuse/gpu/cuda.h"
 #include "elementwise.h"
 #include "kernel.h"
+#include "activation.h"
 
 enum { CANDIDATES = 8, TIMES = 3 };
 static const double WORTH = 0.99;          // another algorithm is used if it takes less than this times the first one's time
@@ -328,7 +329,7 @@ const real *linear_prepare_dgrad(real *, const real *w, int64_t, int64_t, cf_str
 
 // cuBLASLt's conditions for GELU's input. Its documentation does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
-    return !pre || (REAL_TYPE == CUDA_R_16BF && packable(row, pre));
+    return !pre || (ACTIVATION_IN_EPILOGUE && REAL_TYPE == CUDA_R_16BF && packable(row, pre));
 }
 
 // First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
@@ -348,7 +349,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                            linear_all(r.rows), IC, OC, stream);
     } else if (pre) {
         linear_forward(pre, NULL, x, w, bias, add, r, IC, OC, stream);
-        gelu_forward(out, pre, r.rows * OC, stream);
+        activation_forward(out, pre, r.rows * OC, stream);
     } else {
         const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
         if (bias) cf_launch(fill_with_bias, grid, dim3(THREADS), stream, out, bias, r.rows * OC, OC);
@@ -369,7 +370,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                          OC, stream);
     } else {
         multiply(of, dy, w, dx, PLAIN, stream);
-        if (pre) gelu_backward(dx, dx, pre, r.rows * IC, stream);
+        if (pre) activation_backward(dx, dx, pre, r.rows * IC, stream);
     }
 }
 

@@ -74,7 +74,7 @@ static bool is_up(const gpt *g) {
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
 //   recompute: the MLP's       output of the MLP's norm    norm_forward(), gpt_norm_again()  fc's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
-//   recompute: hidden          GELU's output of a layer    forward, gelu_again()             fcproj's product, weight gradient
+//   recompute: hidden          GELU's output of a layer    forward, activation_again()             fcproj's product, weight gradient
 //   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
 //                              the gradient of QKV         attention's backward              QKV's weight gradient
 //   sums                       the result of an operation  its begin                         the kernel that reads it next
@@ -320,11 +320,11 @@ void gpt_attend_backward_whole(gpt *g, int layer) {
 }
 
 // After dgrad of these rows; the weight gradient reads the GELU's output.
-static void gelu_again(void *model, int layer, real *dhidden, int64_t t0, int64_t n, cf_stream *stream) {
+static void activation_again(void *model, int layer, real *dhidden, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
     (void)dhidden;
     const int64_t row = g->pass.B * g->fcproj.IC;
-    gelu_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, stream);
+    activation_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, stream);
 }
 
 // --- loss ---
@@ -395,7 +395,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         begin = trace_begin(g);
         linear_job job = {.x = g->acts.hidden[l],
                           .pre = g->acts.fch[l],
-                          .rows = g->setup.recompute ? gelu_again : NULL,
+                          .rows = g->setup.recompute ? activation_again : NULL,
                           .argument = g};
         row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);

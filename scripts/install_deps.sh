@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install missing packages for building, testing and the demo, on Debian, Ubuntu and similar systems.
 #
-#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, matplotlib
+#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --log-to       also build/venv with tensorboardX, for scripts/log_to.py
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
@@ -48,6 +48,7 @@ libcmocka-dev|header cmocka.h|cmocka: the C tests
 pkg-config|program pkg-config|the test of the library's examples
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
+python3-mpi4py|module mpi4py|the test of the library beside another user of MPI
 python3-matplotlib|module matplotlib|plots"
 # Where the lab can run (root, and namespaces may be made), demo.sh and the tests show steps over a slow link.
 unshare --net true 2>/dev/null && needed="$needed

@@ -121,6 +121,11 @@ def select(programs, only, quick, sanitizers, alone):
         return [essence(p) for p in programs if p.quick != ("none",)]
     if not only:
         return programs
+    # As failures print a case of a Python file: "test_meshes.Matrix.test_4x1".
+    of_file = [p for p in programs if p.python and only.startswith(os.path.basename(p.name) + ".")]
+    if of_file:
+        return [dataclasses.replace(p, cases=(only,)) for p in of_file]
+
     # By the file's name, so that "fuse" is test_fuse and not all of commfuse/; by the path if it has a slash. A whole name
     # is that program, and not those whose names begin with it.
     def name(program):
@@ -497,7 +502,7 @@ def main():
     parser = argparse.ArgumentParser("scripts/test.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="everything, sanitizer builds included")
     parser.add_argument("--only", metavar="PATTERN", help="programs whose name contains or matches it (fuse, layers/, gradient_*), "
-                        "or else single cases")
+                        "or else single cases, also by the name that a failure prints (test_meshes.Matrix.test_4x1)")
     parser.add_argument("--san", metavar="LIST", help="all of a sanitizer build: address,undefined; or thread, which runs "
                         "tests/commfuse alone")
     parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),

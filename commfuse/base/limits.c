@@ -11,6 +11,8 @@
 #include <omp.h>
 #endif
 
+struct cf_host cf_host;
+
 static struct {
     bool found, unbind;
     cpu_set_t own;
@@ -111,7 +113,8 @@ void cf_limits_cores(cpu_set_t *cores) {
     const bool bound = add_places(&places), asked = cf_getenv("OMP_PLACES") || cf_getenv("GOMP_CPU_AFFINITY");
     // More than places that nobody asked for: they were a launcher's binding, which has been widened since (transport_mpi.c).
     limits.unbind = bound && !asked && CPU_COUNT(cores) > CPU_COUNT(&places);
-    if (bound && !limits.unbind) *cores = places, sched_setaffinity(0, sizeof *cores, cores);
+    if (bound && !limits.unbind) *cores = places;
+    if (bound && !limits.unbind && !cf_host.keeps_cores) sched_setaffinity(0, sizeof *cores, cores);
     limits.own = *cores;
     limits.by = bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows";
 }
@@ -131,13 +134,14 @@ void cf_limits_unbind(void) {
 
 int cf_limits_threads(int share) {
 #ifdef _OPENMP
+    if (share == 0) return omp_get_max_threads();
     const int asked = cf_getenv("OMP_NUM_THREADS") ? omp_get_max_threads() : INT_MAX, most = omp_get_thread_limit();
     const int least = asked < most ? asked : most;
     if (!limits.found || least >= share) return share; // a prediction is for another machine
     snprintf(limits.text, sizeof limits.text, " (%s)", asked < most ? "OMP_NUM_THREADS" : "OMP_THREAD_LIMIT");
     return least;
 #else
-    return share;
+    return share > 0 ? share : 1;
 #endif
 }
 

@@ -8,6 +8,12 @@
 
 CF_EXTERN_C_BEGIN
 
+// What belongs to a program that uses this folder as a library (cf_open_on); empty in others.
+extern struct cf_host {
+    const void *comm; // MPI_Comm
+    bool keeps_cores; // affinity stays as it is
+} cf_host;
+
 int64_t cf_limits_memory(void); // bytes
 // Raises the limit of open files as far as this process may. False: it has been there already.
 bool cf_limits_more_files(void);
@@ -19,7 +25,8 @@ void cf_limits_cores(cpu_set_t *cores);
 // processes have cores of this one, so that cf_limits_unbind() frees a thread of OpenMP from the place that theirs has, too.
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared);
 void cf_limits_unbind(void);
-// Compute threads of a process whose part of the cores is `share`: as many, or fewer by OMP_NUM_THREADS or OMP_THREAD_LIMIT.
+// Compute threads of a process whose part of the cores is `share`: as many, or fewer by OMP_NUM_THREADS or OMP_THREAD_LIMIT. 0: as
+// many as OpenMP starts.
 int cf_limits_threads(int share);
 // " (a control group's quota allows 1 of 2 cores)", " (OMP_NUM_THREADS)"; "": nothing limits cores or threads.
 const char *cf_limits_text(void);

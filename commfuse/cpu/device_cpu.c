@@ -76,7 +76,7 @@ static void start_threads(int threads) {
         least = stack_of_this_thread(), started = 1;
     }
     if (started < threads)
-        cf_die_together("lower --threads, or raise OMP_THREAD_LIMIT", "OpenMP starts %d threads of %d", started, threads);
+        cf_die_together("use fewer threads, or raise OMP_THREAD_LIMIT", "OpenMP starts %d threads of %d", started, threads);
     if (least < STACK_MIN)
         cf_die_together(
             "OMP_STACKSIZE and GOMP_STACKSIZE give threads their stacks, ulimit -s the first one: unset them, or ask for 8 MiB",

@@ -29,7 +29,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     if (m.bytes >= bytes) return m;
     free(m.at);
     m = (cf_memory){.at = malloc((size_t)bytes + 1), .bytes = bytes}; // malloc(0) may return NULL
-    if (!m.at) cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes, r->label);
+    if (!m.at) cf_die(cf_memory_hint, "out of memory: %lld bytes for %s", (long long)bytes, r->label);
     return m;
 }
 
@@ -135,7 +135,7 @@ static void start_collective(cf_inflight *all, cf_flight *f, cf_request *r) {
         return;
     }
     if (r->send_count > INT_MAX)
-        cf_die("use --overlap commfuse, or slice:M with more slices",
+        cf_die("use ring, or slice with more slices",
                "%s: a native collective of %lld elements per rank exceeds MPI's int limit, %d", r->label, (long long)r->send_count,
                INT_MAX);
     const int64_t element = cf_dtype_size(r->dtype);

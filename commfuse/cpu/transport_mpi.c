@@ -23,6 +23,7 @@
 #include "../transport.h"
 #include "../launch/bootstrap.h"
 #include "../base/die.h"
+#include "../base/limits.h"
 #include "inflight_mpi.h"
 #include "../launch/watch.h"
 #include <math.h>
@@ -64,7 +65,7 @@ typedef struct mpi_state {
     bool never_block;    // ranks > cores, on any host: all ranks must call the same function
     cf_bootstrap *ranks;
     cf_watch *watch;
-    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the bound groups
+    MPI_Comm comm[GROUPS_MAX]; // of the bound groups
     int comms;
     cf_group all; // for gather()
     // Used by the progress thread alone:
@@ -215,7 +216,7 @@ static cf_wait wait_for(const cf_request *r) {
         if (!cf_reached(late->after[i], CF_ARRIVED)) late = late->after[i], i = -1;
     const bool received = late->recv_from < 0 || cf_reached(late, CF_ARRIVED);
     const int peer = received ? late->send_to : late->recv_from;
-    return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step};
+    return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step, r->config};
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
@@ -255,11 +256,11 @@ static void bind_group(cf_transport *t, cf_group *group) {
     mpi_state *s = (mpi_state *)t->state;
     MPI_Group all, members;
     if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
-    MPI_Comm *comm = &s->comm[s->comms++];
+    MPI_Comm *comm = &s->comm[s->comms++], *world = s->ranks->comm;
     cf_deadline_begin("MPI makes a group", s->ranks->timeout_s);
-    cf_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
+    cf_mpi_check(MPI_Comm_group(*world, &all), "MPI_Comm_group", NULL);
     cf_mpi_check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
-    cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group", NULL);
+    cf_mpi_check(MPI_Comm_create_group(*world, members, group->world[0], comm), "MPI_Comm_create_group", NULL);
     cf_mpi_check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
@@ -271,7 +272,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
 // asked; other bindings stay.
 static void widen_binding(void) {
     cpu_set_t mine, launcher;
-    if (!getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) return;
+    if (cf_host.keeps_cores || !getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) return;
     if (sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) > HWTHREADS_OF_ONE_CORE) return;
     if (sched_getaffinity(getppid(), sizeof launcher, &launcher) != 0) return;
     if (CPU_COUNT(&launcher) > CPU_COUNT(&mine)) sched_setaffinity(0, sizeof launcher, &launcher);
@@ -340,12 +341,12 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .wait = wait,
                         .close = close_transport};
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
-        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
+        cf_die_together("use transport mpi or auto", "transport %s needs a GPU; this program is for CPUs", name);
     cf_inflight_open(&s->flights, t->size);
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
-    s->world = MPI_COMM_WORLD;
-    s->all = (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = &s->world}; // no exchanges, so no members
+    s->all =
+        (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = ranks->comm}; // no exchanges, so no members
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

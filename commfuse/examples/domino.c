@@ -82,14 +82,9 @@ int main(void) {
         check_and_replay("direct", cf_algorithm_find("direct"), 2, false);
         check_and_replay("domino without a wait", &domino_row, 2, true);
     }
-    cf_fuse_config config = {.name = "product",
-                             .group = all,
-                             .operation = CF_REDUCE_SCATTER,
-                             .side = CF_COMPUTE_BEFORE,
-                             .algorithm = &domino_row,
-                             .slices = 2,
-                             .dtype = CF_FP32,
-                             .capacity = ROWS * COLUMNS};
+    cf_fuse_config config = {.name = "product", .group = all, .algorithm = &domino_row, .slices = 2, .dtype = CF_FP32};
+    config.operation = CF_REDUCE_SCATTER, config.side = CF_COMPUTE_BEFORE;
+    config.capacity = ROWS * COLUMNS;
     cf_fuse *product = all ? cf_fuse_create(context, config) : NULL;
     float *full = product ? calloc((size_t)all->size * ROWS * COLUMNS, sizeof *full) : NULL;
     float *mine = full ? cf_fuse_run(product, full, ROWS, COLUMNS, compute, &all->rank, -1) : NULL;

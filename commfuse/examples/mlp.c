@@ -79,28 +79,17 @@ static void *must(void *made) { // functions of the library return NULL or false
     exit(1);
 }
 
-static cf_fuse *create(cf_context *context, const cf_group *group, const char *name, cf_operation operation, int64_t rows,
-                       cf_choice choice) {
-    const cf_fuse_config config = {
-        .name = name,
-        .group = group,
-        .operation = operation,
-        .side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE,
-        .algorithm = choice.algorithm,
-        .slices = choice.slices,
-        .dtype = CF_FP32,
-        .capacity = rows * C,
-    };
-    return must(cf_fuse_create(context, config));
-}
-
 // Computes Y a few times by one schedule, prints what is exposed, and returns the largest error. The first run warms up; the others
 // are one step of the trace. X and Y have `rows` rows of each rank.
 static double run(cf_context *context, const cf_group *group, mlp *m, float *X, float *Y, int64_t rows, const char *schedule) {
     cf_choice choice;
     if (!cf_choice_parse(schedule, &choice)) exit(2);
-    cf_fuse *gather = create(context, group, "up", CF_ALLGATHER, rows, choice);
-    cf_fuse *scatter = create(context, group, "down", CF_REDUCE_SCATTER, rows, choice);
+    cf_fuse_config config = {.group = group, .algorithm = choice.algorithm, .slices = choice.slices, .capacity = rows * C};
+    config.dtype = CF_FP32;
+    config.name = "up", config.operation = CF_ALLGATHER, config.side = CF_COMPUTE_AFTER;
+    cf_fuse *gather = must(cf_fuse_create(context, config));
+    config.name = "down", config.operation = CF_REDUCE_SCATTER, config.side = CF_COMPUTE_BEFORE;
+    cf_fuse *scatter = must(cf_fuse_create(context, config));
     const float *mine = NULL; // this rank's rows of Y
     for (int i = 0; i <= RUNS; i++) {
         if (i < 2) cf_trace_step(context->trace, i, context->stream);

@@ -1,11 +1,16 @@
 """The MLP of mlp.c from Python: Y = max(0, X · A) · B on several ranks, with numpy and ctypes.
 
     LD_LIBRARY_PATH=$(pkg-config --variable=libdir commfuse) mpirun -np 2 python3 mlp.py
+
+Beside mpi4py, on the ranks of a communicator of its: lib.cf_open_on(MPI._addressof(comm), b"auto", 0, 60).
 """
 import ctypes
 import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(f"{sys.executable} has no numpy: /usr/bin/python3 has it after apt-get install python3-numpy")
 
 lib = ctypes.CDLL("libcommfuse.so", mode=ctypes.RTLD_GLOBAL)
 P, I, L, D, B = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_bool
@@ -29,10 +34,10 @@ class Config(ctypes.Structure):
 COMPUTE = ctypes.CFUNCTYPE(None, P, ctypes.POINTER(Span), P)
 ALLGATHER, REDUCE_SCATTER, BEFORE, AFTER, FP32 = 0, 1, 1, 2, 0
 for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.c_char_p), ("errors_return", None, B),
-                                 ("open", P, ctypes.c_char_p, I, D), ("close", B, P),
+                                 ("open", P, ctypes.c_char_p, I, D), ("open_on", P, P, ctypes.c_char_p, I, D), ("close", B, P),
                                  ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
                                  ("algorithm_find", P, ctypes.c_char_p),
-                                 ("fuse_create", P, P, Config), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
+                                 ("fuse_create_sized", P, P, ctypes.POINTER(Config), ctypes.c_size_t), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
     function = getattr(lib, f"cf_{name}")
     function.restype, function.argtypes = result, arguments
 
@@ -52,7 +57,7 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.7."), "structs of another version"
+assert lib.cf_version().startswith(b"0.8."), "structs of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))
@@ -82,9 +87,9 @@ def down(_, span, __):  # rows of Y are to be sent
 exact = np.maximum(0, X[own_rows].astype(float) @ A) @ W
 for name, slices in ("none", 1), ("slice", 4), ("ring", 1):
     config = Config(b"up", tp, ALLGATHER, AFTER, lib.cf_algorithm_find(name.encode()), slices, FP32, rows * C)
-    gather = must(lib.cf_fuse_create(context, config))
+    gather = must(lib.cf_fuse_create_sized(context, config, ctypes.sizeof(config)))
     config.name, config.operation, config.side = b"down", REDUCE_SCATTER, BEFORE
-    scatter = must(lib.cf_fuse_create(context, config))
+    scatter = must(lib.cf_fuse_create_sized(context, config, ctypes.sizeof(config)))
     gathered, partial = np.zeros((N * rows, C), np.float32), np.empty((N * rows, C), np.float32)
     gathered[own_rows] = X[own_rows]
     must(lib.cf_fuse_run(gather, gathered.ctypes.data, rows, C, up, None, -1))

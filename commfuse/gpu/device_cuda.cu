@@ -73,7 +73,7 @@ int cf_cuda_left;
 static const char *hint_for(cudaError_t code) {
     switch (code) {
     case cudaErrorMemoryAllocation:
-        return "lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose";
+        return cf_memory_hint;
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
         return "look at nvidia-smi and CUDA_VISIBLE_DEVICES; ./train_gpt is the CPU program";

@@ -44,6 +44,7 @@ static const char *const CONNECTIONS = "32";
 typedef struct flight { // a copy of a request's facts: its own memory may hold another request by now
     char label[64];
     int layer, step;
+    uint32_t config;
     int send_to, recv_from; // world ranks; -1: none
     cf_event begin, arrival, end;
     int64_t launches;
@@ -118,7 +119,7 @@ static void look(void *argument) {
         if (news) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
         return;
     }
-    const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
+    const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step, f->config};
     char either[64];
     snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
     s->waits = true;
@@ -147,7 +148,7 @@ static void keep_pace(cuda_state *s, int64_t launches) {
 
 // Returns when all peers have come to the same request. A look finds it as if it had been posted.
 static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
-    flight f = {{0}, r->layer, r->step, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
+    flight f = {{0}, r->layer, r->step, r->config, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
     for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
         if (cf_now_ms() - begin_ms < AWAKE_MS) {
@@ -171,7 +172,7 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
     goes_on(s); // the label that the watch has may be overwritten here
     cf_watch_posted(s->watch, r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
-    *f = {{0}, r->layer, r->step, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
+    *f = {{0}, r->layer, r->step, r->config, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
     snprintf(f->label, sizeof f->label, "%s", r->label);
     s->launches += launches;
 }
@@ -197,8 +198,8 @@ static cf_wire *wire_for(const cf_request *r) {
     const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
     cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
     if (wire) return wire;
-    cf_die_together("use --overlap commfuse, or --transport nccl",
-                    "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
+    cf_die_together("use ring, or transport nccl", "%s: native collectives need NCCL, which does not serve the %s group", r->label,
+                    r->group->name);
 }
 
 // Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
@@ -285,7 +286,7 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
     const bool shared = n.one_gpu && !getenv("NCCL_HOSTID"); // which hides that from NCCL
     if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
     if (s->ipc && !s->nccl && !wires[EXCHANGE])
-        cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
+        cf_die_together("use transport auto or nccl", "transport ipc cannot serve the %s group: %s", group->name, why);
     if (s->nccl && shared && !wires[EXCHANGE])
         cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
                         "different NCCL_HOSTID",
@@ -310,7 +311,7 @@ static void check_arrivals(const cf_group *group, const int64_t *in, int64_t *se
     cf_stream_sync(stream);
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && seen[i] != group->world[i])
-            cf_die("try --transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
+            cf_die("try transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
                    "data does not arrive from rank %d: it sent %d, %lld came", group->world[i], group->world[i],
                    (long long)seen[i]);
 }
@@ -403,7 +404,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)
-        cf_die_together("use --transport auto, nccl or ipc", "--transport %s moves nothing between GPUs; this is the GPU program",
+        cf_die_together("use transport auto, nccl or ipc", "transport %s moves nothing between GPUs; this program is for GPUs",
                         name);
     cf_device_open(bootstrap->local_rank);
     cf_transport *t = (cf_transport *)cf_host_alloc(1, sizeof *t, "the transport");

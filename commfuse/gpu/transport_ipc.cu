@@ -175,7 +175,7 @@ static int meet(cf_wire *wire, cf_request *r, int count) {
 static void word(ipc_wire *w, stream_word *operation, cf_stream *stream, uint32_t *at, uint32_t value, unsigned flags) {
     CUresult code = operation((CUstream)cf_cuda_stream(stream), (CUdeviceptr)(uintptr_t)at, value, flags);
     if (code != CUDA_SUCCESS)
-        cf_die("use --transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d", w->wire.group->name,
+        cf_die("use transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d", w->wire.group->name,
                operation == w->wait_value ? "wait for" : "write", (int)code);
 }
 

@@ -17,6 +17,7 @@ struct cf_bootstrap {
     int local_cores;            // that these ranks may use together: launchers may bind them to the same cores or to different ones
     int ranks_per_host;         // as many neighbours are on each host; 0: they are not
     double timeout_s;           // longest wait for a rank; 0: for ever
+    void *comm;                 // "mpi": the MPI_Comm of these ranks, for its messages alone
     // all (size, bytes) = `mine` of every rank, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap
@@ -24,7 +25,8 @@ struct cf_bootstrap {
 
 // Calls cf_die_setup(). timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
-// The ranks of MPI_COMM_WORLD. NULL if the program was built without MPI, or without `or_alone` if MPI did not start it.
+// The ranks of cf_host.comm, else of MPI_COMM_WORLD. Starts MPI unless the program has; close ends only what was started here. NULL
+// if the program was built without MPI, or without `or_alone` if MPI did not start it.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone);
 // Ends the run unless code is MPI_SUCCESS. r: the request that the call belongs to, or NULL.
 struct cf_request;

@@ -7,6 +7,7 @@
 
 #ifdef CF_WITH_MPI
 #include "../base/die.h"
+#include "../base/limits.h"
 #include "../memory.h"
 #include "../transport.h"
 #include "watch.h"
@@ -22,6 +23,8 @@
 #endif
 // Time for MPI's start, in timeouts: its launcher watches the ranks too, and all start at once, on hosts that may be busy.
 enum { START_TIMEOUTS = 10 };
+static bool started_here; // MPI was, in this process
+static MPI_Comm ours;     // a copy, so that messages of the program do not mix with the library's
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
                            "Slurm with " SRUN " (srun --mpi=list prints the choices)";
 
@@ -31,7 +34,8 @@ void cf_mpi_check(int code, const char *call, const cf_request *r) {
     int length = 0;
     MPI_Error_string(code, text, &length);
     if (r) cf_operation_text(of, r->label, r->layer, r->step);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s)", call, text, of);
+    cf_die("see the messages of the other ranks; a rank may have died, or has another config: COMMFUSE_COMPARE=1 compares them",
+           "%s failed: %s (%s)", call, text, of);
 }
 
 static bool started_by_mpi(void) {
@@ -62,34 +66,48 @@ static void abort_all(int status) {
 
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     cf_deadline_begin("MPI gathers reports of all ranks", b->timeout_s);
-    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), "MPI_Allgather", NULL);
+    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, ours), "MPI_Allgather", NULL);
     cf_deadline_end();
 }
 
 static void close_mpi(cf_bootstrap *b) {
     cf_die_setup(b->rank, b->size, NULL);
     cf_deadline_begin("MPI ends", b->timeout_s);
-    MPI_Finalize();
+    MPI_Comm_free(&ours);
+    if (started_here) MPI_Finalize();
     cf_deadline_end();
     free(b);
 }
 
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
     if (!or_alone && !started_by_mpi()) return NULL;
-    if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
-    int provided = 0;
-    cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
-    int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
-    cf_deadline_end();
-    if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
-        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, the program needs %d", provided,
-                        MPI_THREAD_SERIALIZED);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    const MPI_Comm *given = cf_host.comm;
+    int running = 0, ended = 0, level = MPI_THREAD_SINGLE;
+    MPI_Initialized(&running);
+    MPI_Finalized(&ended);
+    if (ended) cf_die("let the program call MPI_Init_thread before cf_open()", "MPI has ended, and starts only once in a process");
+    if (!running) {
+        if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
+        cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
+        started_here = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS;
+        cf_deadline_end();
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_SERIALIZED)
+        cf_die_together(running ? "start MPI by MPI_Init_thread(…, MPI_THREAD_SERIALIZED or MULTIPLE, …)"
+                                : "use an MPI library built with thread support",
+                        "MPI has thread level %d, and the library's thread needs %d", level, MPI_THREAD_SERIALIZED);
+    if (given && *given == MPI_COMM_NULL) cf_die("only its ranks open a communicator", "the communicator is MPI_COMM_NULL");
     cf_bootstrap *b = cf_host_alloc(1, sizeof *b, "the start");
-    *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s};
-    MPI_Comm_rank(MPI_COMM_WORLD, &b->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &b->size);
-    if (b->size == 1) refuse_strays();
+    cf_deadline_begin("MPI copies the communicator", timeout_s);
+    cf_mpi_check(MPI_Comm_dup(given ? *given : MPI_COMM_WORLD, &ours), "MPI_Comm_dup", NULL);
+    cf_deadline_end();
+    MPI_Comm_set_errhandler(ours, MPI_ERRORS_RETURN);
+    *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s, .comm = &ours};
+    MPI_Comm_rank(ours, &b->rank);
+    MPI_Comm_size(ours, &b->size);
+    if (b->size == 1 && started_here) refuse_strays();
     cf_die_setup(b->rank, b->size, b->size > 1 ? abort_all : NULL);
     cf_bootstrap_find_neighbours(b);
     return b;

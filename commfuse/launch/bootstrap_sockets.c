@@ -197,7 +197,7 @@ static void expect(sockets *s, int from, uint32_t kind, void *to, int64_t bytes,
     if (how == WHOLE && h.kind == LOST && from == 0 && h.from >= 0 && h.from < s->base.size) lost(s, h.from);
     if (how == CLOSED) lost(s, from);
     if (how == LATE)
-        cf_die("that rank may be frozen or slow; see its messages, or allow more time with --timeout",
+        cf_die("that rank may be frozen or slow; see its messages, or allow a longer timeout",
                "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank, from,
                s->base.timeout_s);
     if (how == FALSE_FRAME || h.from != from)
@@ -387,7 +387,7 @@ static void accept_ranks(sockets *s, double deadline_s) {
     for (int count; (count = missing_ranks(s, missing, sizeof missing)) > 0;) {
         const double begin_s = now_s();
         if (begin_s > deadline_s)
-            cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow more time with --timeout",
+            cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
                    "%d of %d ranks have not connected to port %s within %g s: rank %s%s", count, s->ranks, s->port,
                    s->base.timeout_s, missing, strlen(missing) + 16 < sizeof missing ? "" : ", …");
         for (int i = 0; i < polled; i++) // poll() ignores those without a descriptor
@@ -472,7 +472,7 @@ static void join_rank_0(sockets *s, double deadline_s) {
         if (!why) return;
         poll(NULL, 0, RETRY_MS);
     } while (now_s() < deadline_s);
-    cf_die("was rank 0 started there? can this host reach it? or allow more time with --timeout",
+    cf_die("was rank 0 started there? can this host reach it? or allow a longer timeout",
            "rank %d cannot reach rank 0 at %s port %s within %g s: %s", s->base.rank, s->address, s->port, s->base.timeout_s, why);
 }
 

@@ -19,6 +19,7 @@ typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"
     int layer, step;   // -1: none
+    unsigned config;   // of cf_request
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
 

@@ -61,6 +61,7 @@ typedef struct position {    // of a rank in the program
     int32_t waits;           // 1: for peer; 0: it computes
     int32_t peer;            // world rank; -1: several
     int32_t layer, step;     // of the operation it waits for, or posted last; -1: none
+    uint32_t config, unused; // of the operation it waits for
     double since_s;          // how long it has waited or computed
     char label[LABEL_BYTES]; // of that operation; "": none yet
 } position;
@@ -116,7 +117,7 @@ static void print_rank(FILE *out, int rank, const rank_state *r) {
     else if (r->is == SILENT)
         fprintf(out, "does not answer: frozen, or its host is dead or cut off");
     else if (at->waits)
-        fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step}, NULL));
+        fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step, 0}, NULL));
     else
         fprintf(out, "answers: it computes, for %.3g s now, %s%s: it is slow, or stuck there", at->since_s,
                 *at->label ? "after " : "and has not begun any operation",
@@ -132,28 +133,32 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
     if (!out) cf_die(NULL, "out of memory for an inquiry among %d ranks", size);
     enum { GONE, COMPUTES, APART, KINDS } kind = GONE;
     int named = 0;
-    bool dead = false;
+    bool dead = false, same = false; // same: APART in its config alone
     for (; kind < KINDS && named == 0; kind += named == 0)
         for (int rank = 0; rank < size; rank++) {
             const rank_state *r = &ranks[rank];
             const position *at = &r->at, *here = &ranks[me].at;
             const bool answers = r->is == ANSWERED, waits = answers && at->waits;
-            const bool apart = waits && (at->layer != here->layer || at->step != here->step || strcmp(at->label, here->label) != 0);
+            const bool there = at->layer == here->layer && at->step == here->step && strcmp(at->label, here->label) == 0;
+            const bool apart = waits && (!there || at->config != here->config);
             const bool is[KINDS] = {!answers, answers && !waits, apart && named == 0}; // of APART, naming one is enough
             if (rank == me || !is[kind]) continue;
-            dead |= r->is == DEAD;
+            dead |= r->is == DEAD, same = there;
             if (++named <= NAMED_MAX) print_rank(out, rank, r);
         }
     if (named > NAMED_MAX) fprintf(out, "; and %d more", named - NAMED_MAX);
-    if (kind == APART) fprintf(out, ": the ranks are not at the same operation (desynchronised)");
+    if (kind == APART)
+        fprintf(out,
+                same ? ": it has another config of that operation" : ": the ranks are not at the same operation (desynchronised)");
     if (kind == KINDS) fprintf(out, "; they wait for each other in the same operation: messages are lost or late");
     fclose(out);
     text[bytes - 1] = 0;
     static const char *const hints[] = {
         [GONE] = "look at that process and its host: stopped, swapping, off the network? (or UDP does not get through)",
-        [COMPUTES] = "look at what that rank does and at its host's load, or allow more time with --timeout",
+        [COMPUTES] = "look at what that rank does and at its host's load, or allow a longer timeout",
         [APART] = "all ranks need the same program, options and data; if they have them, the program has a bug",
-        [KINDS] = "look at the network between these ranks, or allow more time with --timeout"};
+        [KINDS] = "look at the network between these ranks, or allow a longer timeout"};
+    if (kind == APART && same) return "COMMFUSE_COMPARE=1 in the environment of all ranks compares configs and says what differs";
     return dead ? "see that rank's last message, and its host's log: was it killed, out of memory?" : hints[kind];
 }
 
@@ -338,7 +343,7 @@ static void ask(cf_watch *w) {
 CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
     char what[CF_WAIT_TEXT], nothing[64], found[1536] = "";
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
-    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
+    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow a longer timeout";
     if (w->socket >= 0) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
@@ -361,7 +366,7 @@ void cf_watch_waits(cf_watch *w, cf_wait wait, const char *peers, double waited_
     if (!w) return;
     pthread_mutex_lock(&w->lock);
     if (!w->here.waits) w->since_ms = cf_now_ms();
-    w->here.waits = true, w->here.peer = wait.peer;
+    w->here.waits = true, w->here.peer = wait.peer, w->here.config = wait.config;
     set_operation(&w->here, wait.label, wait.layer, wait.step);
     const bool follows = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
     pthread_mutex_unlock(&w->lock);
@@ -435,7 +440,7 @@ static void *end_at_deadline(void *unused) {
         poll(NULL, 0, DEADLINE_POLL_MS); // cf_deadline_end() cancels it here
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
-           "NCCL_DEBUG=INFO), or allow more time with --timeout",
+           "NCCL_DEBUG=INFO), or allow a longer timeout",
            "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what, deadline.timeout_s);
     return unused;
 }

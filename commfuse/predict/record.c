@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char purpose[] = "a record; predict fewer ranks or a smaller --batch";
+static const char purpose[] = "a record; predict fewer ranks or a smaller batch";
 
 cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
     r->entry = cf_host_grow(r->entry, &r->room[0], r->entries + 1, sizeof *r->entry, purpose);

@@ -142,17 +142,18 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
-                                        "positions", "seq",          "batch",         "lr",           "min-lr",
-                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
-                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
-                                        "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
+static const char *const must_stay[] = {"layers",      "channels",     "heads", "vocab",        "padded-vocab",  "positions",
+                                        "seq",         "batch",        "lr",    "min-lr",       "warmup",        "schedule",
+                                        "decay-steps", "weight-decay", "beta1", "beta2",        "eps",           "clip",
+                                        "seed",        "dtype",        "steps", "train-tokens", "train-samples", "train-blocks",
+                                        "train-hash",  "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
                                              {"train-tokens", "tokens of --train"},
                                              {"train-samples", "samples of --train"},
                                              {"train-blocks", "content of --train"},
-                                             {"train-hash", "content of --train, by --verify-data"}};
+                                             {"train-hash", "content of --train, by --verify-data"},
+                                             {"define", "make DEFINE="}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     const tokens none = {0}, *t = facts->train ? facts->train : &none;
@@ -171,7 +172,9 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
     manifest_add(all, "skipped", "%ld", facts->skipped);
     manifest_add(all, "watched", "%d", facts->evaluated);
+    const char *define = strchr(facts->version, ' '); // see the Makefile
     manifest_add(all, "version", "%s", facts->version);
+    manifest_add(all, "define", "%s", define ? define + 1 : "none");
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
     return all;
@@ -203,7 +206,7 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
-        if (!saved) saved = "not recorded";
+        if (!saved) saved = strcmp(name, "define") == 0 ? "none" : "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
         if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(saved, "0") == 0))
             continue; // known only with --verify-data

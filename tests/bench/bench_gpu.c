@@ -260,11 +260,11 @@ static void norm_gradient(bench *b, const int64_t *n) {
 }
 static void gelu(bench *b, const int64_t *n) {
     (void)n;
-    gelu_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
+    activation_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
 }
 static void gelu_gradient(bench *b, const int64_t *n) {
     (void)n;
-    gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
+    activation_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
 }
 static void forward_then_gelu(bench *b, const int64_t *n) {
     linear_forward(b->wide, NULL, residual(b, 1), b->weight, b->weight, false, linear_all(b->s.R), n[0], n[1], b->stream);

@@ -120,10 +120,10 @@ static void run_layernorm_backward(bench *b) {
 }
 
 static void run_gelu_forward(bench *b) {
-    gelu_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
+    activation_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
 }
 static void run_gelu_backward(bench *b) {
-    gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
+    activation_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
 }
 static void run_residual(bench *b) {
     residual_forward(b->narrow3, b->narrow, b->narrow2, b->bias, b->s.R, b->s.C, NULL);

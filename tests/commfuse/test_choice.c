@@ -139,7 +139,7 @@ static void every_row_is_a_choice(void **state) {
             cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, row_hosts(row, 4), 1e4, 1e9, of >= 12, true, false};
             cf_choice list[CF_CHOICES];
             if (!row_serves(row, w.operation, w.side)) continue;
-            int count = cf_choices(&w, &cpu, list);
+            int count = cf_choices(&w, &cpu, list, CF_CHOICES - 1);
             for (int i = 0; i < count; i++) {
                 listed |= list[i].algorithm == row;
                 assert_true(!list[i].algorithm->levels || row->levels); // not on one host

@@ -105,6 +105,53 @@ static void refused_runs_leave_an_operation_as_it_was(void) {
     CHECK(!context->failed && cf_fuse_finish(fuse) && cf_fuse_free(fuse), "%s", cf_error());
 }
 
+static void refused(const char *field, cf_fuse_config config) {
+    char words[64];
+    snprintf(words, sizeof words, "%s: %s is ", config.name ? config.name : "an operation", field);
+    CHECK(!cf_fuse_create(context, config), "an operation with another %s", field);
+    says(words);
+}
+
+// Each field that is not what it may be, by its name.
+static void a_config_names_its_field(void) {
+    const cf_fuse_config good = plan_of("field", ring);
+    cf_fuse_config config;
+#define REFUSED(field, value)                                                                                                      \
+    do {                                                                                                                           \
+        config = good;                                                                                                             \
+        config.field = value;                                                                                                      \
+        refused(#field, config);                                                                                                   \
+    } while (0)
+    REFUSED(name, NULL);
+    REFUSED(group, NULL);
+    REFUSED(operation, (cf_operation)3);
+    REFUSED(operation, (cf_operation)-1);
+    REFUSED(side, (cf_side)99);
+    REFUSED(dtype, (cf_dtype)5);
+    REFUSED(slices, 0);
+    REFUSED(slices, INT32_MAX);
+    REFUSED(capacity, -1);
+    REFUSED(capacity, INT64_MAX / 8);
+    REFUSED(result_given, true);
+    config = good, config.operation = CF_REDUCE_SCATTER, config.side = CF_COMPUTE_BEFORE, config.dtype = CF_BYTE;
+    refused("dtype", config);
+    config = good, config.side = CF_COMPUTE_BEFORE;
+    CHECK(!cf_fuse_create(context, config), "an all-gather with computation before it");
+    says("field: all-gather has no computation on that side");
+    CHECK(!context->failed, "failed");
+}
+
+static void a_product_that_overflows_is_refused(void) {
+    cf_fuse *fuse = cf_fuse_create(context, plan_of("small", ring));
+    int64_t full[2 * ROWS * COLUMNS], total = 0;
+    CHECK(!cf_fuse_begin(fuse, full, (int64_t)1 << 62, 4, sum, &total, -1), "begun");
+    says("exceeds the capacity");
+    CHECK(!cf_fuse_begin(fuse, full, 4, (int64_t)1 << 62, sum, &total, -1), "begun");
+    CHECK(!cf_fuse_begin(fuse, full, 0, INT64_MAX, sum, &total, -1), "begun");
+    run_well(fuse);
+    CHECK(cf_fuse_free(fuse), "%s", cf_error());
+}
+
 // An error inside a callback returns to the callback, not past it.
 static void fails_within(void *argument, const cf_span *span, cf_stream *stream) {
     (void)span, (void)stream;
@@ -224,7 +271,7 @@ static void otherwise_errors_end_the_process(void) {
 
 int main(void) {
     cf_errors_return(true);
-    if (cf_open("auto", 0, 60) || !strstr(cf_error(), "0 threads")) return fprintf(stderr, "not refused: %s\n", cf_error()), 1;
+    if (cf_open("auto", -1, 60) || !strstr(cf_error(), "-1 threads")) return fprintf(stderr, "not refused: %s\n", cf_error()), 1;
     context = cf_open("auto", 1, 60);
     ring = cf_algorithm_find("ring");
     all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
@@ -233,6 +280,8 @@ int main(void) {
         RANKS_CASE(pure_functions_return_errors),
         RANKS_CASE(a_deadlock_is_no_number),
         RANKS_CASE(refused_runs_leave_an_operation_as_it_was),
+        RANKS_CASE(a_config_names_its_field),
+        RANKS_CASE(a_product_that_overflows_is_refused),
         RANKS_CASE(callbacks_have_errors_of_their_own),
         RANKS_CASE(an_algorithm_of_ones_own_is_checked),
         RANKS_CASE(an_algorithm_may_decline),

@@ -44,7 +44,7 @@ static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
     computes(1, "reduce-scatter mlp.fc2", 6, 41);
     assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, after reduce-scatter mlp.fc2, "
                                     "layer 6, step 41: it is slow, or stuck there");
-    assert_non_null(strstr(hint, "--timeout"));
+    assert_non_null(strstr(hint, "longer timeout"));
     computes(1, "", -1, -1);
     assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, and has not begun any operation: "
                                     "it is slow, or stuck there");
@@ -85,6 +85,18 @@ static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
     waits_for(1, -1, "reduce-scatter mlp.fc2", 7, 42); // the next step's
     assert_non_null(
         strstr(inquire(2), "rank 1 answers: it waits for the other ranks: reduce-scatter mlp.fc2, layer 7, step 42: the"));
+}
+
+static void one_operation_with_two_configs(void **state) {
+    (void)state;
+    ranks[2].at.config = 1;
+    assert_string_equal(inquire(4),
+                        "; rank 2 answers: it waits for rank 3: reduce-scatter mlp.fc2, layer 7, step 41: it has another "
+                        "config of that operation");
+    assert_non_null(strstr(hint, "COMMFUSE_COMPARE=1"));
+    waits_for(1, 0, "barrier", -1, 42); // elsewhere
+    assert_non_null(strstr(inquire(4), "desynchronised"));
+    assert_non_null(strstr(hint, "same program"));
 }
 
 static void of_a_circle_one_that_is_elsewhere_is_named(void **state) {
@@ -128,6 +140,7 @@ int main(void) {
         cmocka_unit_test_setup(ranks_that_are_gone_go_before_those_that_compute, setup),
         cmocka_unit_test_setup(those_that_compute_go_before_those_that_are_elsewhere, setup),
         cmocka_unit_test_setup(ranks_that_wait_for_each_other_are_desynchronised, setup),
+        cmocka_unit_test_setup(one_operation_with_two_configs, setup),
         cmocka_unit_test_setup(of_a_circle_one_that_is_elsewhere_is_named, setup),
         cmocka_unit_test_setup(a_circle_in_one_operation, setup),
         cmocka_unit_test_setup(of_many_a_few_are_named, setup),

@@ -62,7 +62,7 @@ class Messages(unittest.TestCase):
             self.run_ranks(2, EMULATED, "auto", *apart, ANOTHER_HOST=host.name)
             done = self.start(2, EMULATED, "ipc", *apart, ANOTHER_HOST=host.name)
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("--transport ipc cannot serve the world group", done.stderr)
+        self.assertIn("transport ipc cannot serve the world group", done.stderr)
         self.assertIn("on several hosts", done.stderr)
 
 

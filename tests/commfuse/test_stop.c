@@ -18,7 +18,7 @@
 
 enum { UNEXPECTED = 50, LATER_MS = 600, MOMENT_MS = 100, LIMIT_MS = 30000 };
 
-static const cf_wait awaited = {1, "reduce-scatter mlp.fc2", 7, 41};
+static const cf_wait awaited = {1, "reduce-scatter mlp.fc2", 7, 41, 0};
 
 static void rest(int ms) {
     nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
@@ -84,7 +84,7 @@ static void signalled_twice(void) {
 }
 
 static void signalled_while_it_waits_for_all(void) {
-    static const cf_wait barrier = {-1, "barrier", -1, 1234567890};
+    static const cf_wait barrier = {-1, "barrier", -1, 1234567890, 0};
     listen_as_rank_2();
     cf_stop_waits(&barrier);
     send(SIGTERM);

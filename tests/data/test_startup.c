@@ -30,6 +30,27 @@ static void what_is_not_recorded_differs(void **state) {
     cJSON_Delete(m.options);
 }
 
+// A version is "COMMIT" or "COMMIT DEFINE": another commit resumes, another DEFINE does not.
+static void another_define_differs(void **state) {
+    (void)state;
+    options o = given();
+    run_facts plain = facts, relu = facts, later = facts;
+    relu.version = "1 -DRELU2 -DX", later.version = "2 -DRELU2 -DX", plain.version = "2";
+    manifest with = {.step = 3, .ranks = 1, .options = startup_describe(&o, &relu)};
+    manifest without = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
+    startup_compare_run(&o, &later, &with);
+    startup_compare_run(&o, &plain, &without);
+    ASSERT_DIES(startup_compare_run(&o, &plain, &with), "would be changed by: make DEFINE= none (the checkpoint: -DRELU2 -DX)");
+    ASSERT_DIES(startup_compare_run(&o, &relu, &without), "would be changed by: make DEFINE= -DRELU2 -DX (the checkpoint: none)");
+    cJSON_DeleteItemFromObject(without.options, "define"); // as older checkpoints
+    startup_compare_run(&o, &plain, &without);
+    ASSERT_DIES(startup_compare_run(&o, &relu, &without), "make DEFINE= -DRELU2 -DX (the checkpoint: none)");
+    o.force = true;
+    startup_compare_run(&o, &plain, &with);
+    cJSON_Delete(with.options);
+    cJSON_Delete(without.options);
+}
+
 static void names_and_numbers(void **state) {
     (void)state;
     options o = given();
@@ -50,6 +71,7 @@ static void names_and_numbers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_not_recorded_differs),
+        cmocka_unit_test(another_define_differs),
         cmocka_unit_test(names_and_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -107,7 +107,7 @@ typedef struct gelu_problem {
 
 static double gelu_loss(void *context) {
     gelu_problem *p = context;
-    gelu_forward(p->y, p->x, p->n, NULL);
+    activation_forward(p->y, p->x, p->n, NULL);
     return dot(p->y, p->dy, p->n);
 }
 
@@ -116,9 +116,9 @@ static void gelu(void **state) {
     gelu_problem p = {37, random_buffer(37), poisoned_buffer(37), random_buffer(37)};
     p.x[3] = 6, p.x[4] = -4, p.x[5] = 0;
     real *dx = poisoned_buffer(p.n), *in_place = copy_buffer(p.dy, p.n);
-    gelu_backward(dx, p.dy, p.x, p.n, NULL);
+    activation_backward(dx, p.dy, p.x, p.n, NULL);
     assert_gradient("x", p.x, dx, p.n, MOST, gelu_loss, &p);
-    gelu_backward(in_place, in_place, p.x, p.n, NULL);
+    activation_backward(in_place, in_place, p.x, p.n, NULL);
     assert_same_bits("dx in dy's place", in_place, dx, p.n);
 }
 
@@ -221,7 +221,7 @@ static double mlp_loss(void *context) {
     layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, p->R, p->C, NULL);
     const real *w = linear_prepare_forward(p->prepared, p->w1, p->C, p->F, NULL);
     linear_forward(p->hidden, NULL, p->ln, w, p->b1, false, linear_all(p->R), p->C, p->F, NULL);
-    gelu_forward(p->gelu, p->hidden, p->R * p->F, NULL);
+    activation_forward(p->gelu, p->hidden, p->R * p->F, NULL);
     w = linear_prepare_forward(p->prepared, p->w2, p->F, p->C, NULL);
     linear_forward(p->mlp, NULL, p->gelu, w, NULL, false, linear_all(p->R), p->F, p->C, NULL);
     residual_forward(p->y, p->x, p->mlp, p->b2, p->R, p->C, NULL);
@@ -254,7 +254,7 @@ static void mlp_with_residual(void **state) {
     linear_bias_grad(parameter[6].gradient, p.dy, R, C, NULL);
     linear_wgrad(parameter[5].gradient, p.dy, C, p.gelu, R, F, C, true, NULL);
     linear_dgrad(dhidden, p.dy, linear_prepare_dgrad(p.prepared, p.w2, F, C, NULL), NULL, false, linear_all(R), F, C, NULL);
-    gelu_backward(dhidden, dhidden, p.hidden, R * F, NULL);
+    activation_backward(dhidden, dhidden, p.hidden, R * F, NULL);
     linear_bias_grad(parameter[4].gradient, dhidden, R, F, NULL);
     linear_wgrad(parameter[3].gradient, dhidden, F, p.ln, R, C, F, true, NULL);
     linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), NULL, false, linear_all(R), C, F, NULL);

@@ -45,15 +45,15 @@ static void gelu_equals_tanh_formula(void **state) {
         real *x = zero_buffer(n + 1), *dy = random_buffer(n), *y = poisoned_buffer(n + 1), *dx = poisoned_buffer(n + 1);
         double *expected = double_buffer(n), *slope = double_buffer(n);
         fill_normal(x, n, 3);
-        gelu_forward(y, x, n, NULL);
-        gelu_backward(dx, dy, x, n, NULL);
+        activation_forward(y, x, n, NULL);
+        activation_backward(dx, dy, x, n, NULL);
         for (int64_t j = 0; j < n; j++) expected[j] = gelu_exact((double)x[j]);
         for (int64_t j = 0; j < n; j++) slope[j] = (double)dy[j] * gelu_slope_exact((double)x[j]);
         assert_close("gelu", y, expected, n, 2e-6, 0.1);
         assert_close("gelu'", dx, slope, n, 4e-6, 1);
         assert_untouched("after gelu", y + n, 1);
         assert_untouched("after gelu'", dx + n, 1);
-        gelu_backward(dy, dy, x, n, NULL);
+        activation_backward(dy, dy, x, n, NULL);
         assert_same_bits("in place", dy, dx, n);
     }
 }
@@ -62,8 +62,8 @@ static void gelu_far_out(void **state) {
     (void)state;
     real x[] = {40, -40, 1e18f, -1e18f, 3e38f, -3e38f, 0, (real)NAN}, one[8], y[8], dx[8];
     for (int i = 0; i < 8; i++) one[i] = 1;
-    gelu_forward(y, x, 8, NULL);
-    gelu_backward(dx, one, x, 8, NULL);
+    activation_forward(y, x, 8, NULL);
+    activation_backward(dx, one, x, 8, NULL);
     for (int i = 0; i < 6; i++) {
         assert_true(y[i] == (x[i] > 0 ? x[i] : 0));
         assert_true(dx[i] == (x[i] > 0 ? 1 : 0));

@@ -354,13 +354,13 @@ static void run_elementwise(tool *t, const int64_t *n) {
     tensor *x = randoms(t, OF_REAL, count, 0, 2), *y = randoms(t, OF_REAL, count, 0, 1), *bias = randoms(t, OF_REAL, C, 0, 1),
            *out = poisoned(t, OF_REAL, count), *dx = poisoned(t, OF_REAL, count), *dy = copy_of(t, y), *over = copy_of(t, x),
            *sum = poisoned(t, OF_REAL, count), *in_place = copy_of(t, x);
-    gelu_forward(reals(out), reals(x), count, t->stream);
+    activation_forward(reals(out), reals(x), count, t->stream);
     keep(t, "gelu_forward", "out", out);
-    gelu_backward(reals(dx), reals(y), reals(x), count, t->stream);
+    activation_backward(reals(dx), reals(y), reals(x), count, t->stream);
     keep(t, "gelu_backward", "dx", dx);
-    gelu_backward(reals(dy), reals(dy), reals(x), count, t->stream);
+    activation_backward(reals(dy), reals(dy), reals(x), count, t->stream);
     keep(t, "gelu_backward", "dx is dy", dy);
-    gelu_backward(reals(over), reals(y), reals(over), count, t->stream);
+    activation_backward(reals(over), reals(y), reals(over), count, t->stream);
     keep(t, "gelu_backward", "dx is x", over);
     residual_forward(reals(sum), reals(x), reals(y), reals(bias), R, C, t->stream);
     keep(t, "residual_forward", "out", sum);

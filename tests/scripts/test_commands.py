@@ -124,6 +124,17 @@ class Commands(unittest.TestCase):
                 ran += 1
         self.assertGreater(ran, 8)
 
+    def test_a_case_is_run_by_the_name_that_its_failure_prints(self):
+        for name, program in (("test_meshes.Matrix.test_4x1", "train/test_meshes"),  # in no text: made by a loop
+                              ("test_tree.Arrows.test_they_point_down", "scripts/test_tree")):
+            done = subprocess.run([sys.executable, "tests/run.py", "--list", "--only", name], cwd=ROOT, capture_output=True, text=True)
+            self.assertRegex(done.stdout, rf"^{program} +ranks 1  cases {re.escape(name)}\n$")
+        done = subprocess.run([sys.executable, "tests/run.py", "--only", name], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(done.stdout.splitlines()[-1], "1 passed, 0 failed")
+        done = subprocess.run([sys.executable, "tests/run.py", "--only", "test_tree.Arrows.test_of_no_name"], cwd=ROOT,
+                              capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -55,13 +55,20 @@ class Processor(Copy):
         self.assertEqual(self.compiled(), ["native"] * n)
 
 
+class Version(Copy):
+    def test_define_belongs_to_it(self):
+        for words, expected in (((), ""), (("DEFINE=-DRELU2 -DX=\"a\"",), " -DRELU2 -DX=a"), ((), "")):
+            self.make(*words, "build/release/version")
+            self.assertRegex((self.folder / "build/release/version").read_text(), rf"^\S+{re.escape(expected)}\n$")
+
+
 class Users(Copy):
     GIVEN = dict(CFLAGS="-O2 -DMY=1", CPPFLAGS="-DPRE=2", LDFLAGS="-Lmine", LDLIBS="-lmine", CXXFLAGS="-DPLUS=3",
                  NVCCFLAGS="-DCUDA=4")
 
     def built(self, *words):
         """Commands by what they make, with and without the user's flags."""
-        targets = [*(f"build/{kind}/commfuse/base/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.7",
+        targets = [*(f"build/{kind}/commfuse/base/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.8",
                    "build/emulated-fp32/commfuse/gpu/device_cuda.cuda.o", "build/cuda-bf16/commfuse/gpu/device_cuda.cuda.o"]
         commands = self.make("NVCC=./cc", "CXX=./cc", "program=", *words, *targets)
         return {re.search(r"-o (\S+)", line)[1]: line.split() for line in commands}
@@ -82,8 +89,8 @@ class Users(Copy):
                     self.assertLess(words.index("-O3"), words.index("-O2"))
 
     def test_their_flags_come_after_what_is_needed(self):
-        (self.folder / "commfuse/gpu").mkdir()
         for name in "train_gpt.cu", "commfuse/gpu/device_cuda.cu":
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.folder / name)
         plain = self.built()
         self.assertIn("-std=gnu11", plain["build/release/train_gpt"])
@@ -111,7 +118,7 @@ class Library(Copy):
 
     def test_what_includes_it_is_compiled_anew_for_another(self):
         for noun in ("cpu/transport_mpi", "launch/bootstrap_mpi"):
-            (self.folder / f"commfuse/{noun}.c").parent.mkdir()
+            (self.folder / f"commfuse/{noun}.c").parent.mkdir(parents=True, exist_ok=True)
             (self.folder / f"commfuse/{noun}.c").touch()
         mine = ["transport_mpi.c", "bootstrap_mpi.c", "bootstrap_mpi.c"]
         self.assertEqual(self.compiled("one"), ["die.c", *mine])

@@ -98,6 +98,13 @@ class Twins(unittest.TestCase):
                 with self.subTest(layer=name):
                     self.assertTrue(os.path.exists(ROOT / f"{name[:-2]}.cu"))
 
+    def test_one_place_for_the_activation(self):
+        users = [name for name in sources("layers") if re.search(r"0\.044715|1\.59576", code(name))]
+        self.assertEqual(users, ["layers/activation.h"])
+        for twin in "layers/elementwise.c", "layers/elementwise.cu":
+            for function in "activation", "activation_slope":
+                self.assertEqual(len(re.findall(rf"\b{function}\(", code(twin))), 1, f"{twin} calls {function}() once")
+
     def test_devices(self):
         self.check("commfuse/device.h", "commfuse/cpu/device_cpu.c", "commfuse/gpu/device_cuda.cu")
         recorded = re.findall(r"^#define RECORDED_(\w+)", (ROOT / "commfuse/predict/recorder.c").read_text(), re.MULTILINE)
@@ -119,6 +126,15 @@ class Arrows(unittest.TestCase):
         for pattern, allowed in LIBRARIES.items():
             users = {name for name in [*sources(*FOLDERS), "train_gpt.cu"] if re.search(pattern, code(name))}
             self.assertEqual(users, allowed, pattern)
+
+    def test_messages_of_the_library_name_no_option_of_the_trainer(self):
+        options = set(re.findall(r'^[A-Z]+\(\w+, "([a-z0-9-]+)"', (ROOT / "data/run/option_list.h").read_text(), re.MULTILINE))
+        self.assertGreater(len(options), 40)
+        for name in sources("commfuse", *(f"commfuse/{room}" for room in ROOMS["commfuse"])):
+            text = re.sub(r"//[^\n]*", "", (ROOT / name).read_text())
+            said = {option for string in re.findall(r'"((?:\\.|[^"\\\n])*)"', text) for option in re.findall(r"--([a-z-]+)", string)}
+            with self.subTest(file=name):
+                self.assertEqual(said & options, set())
 
     def test_what_is_printed_goes_through_one_filter(self):
         for name in [*sources("data", "data/run"), "train_gpt.cu"]:

@@ -47,7 +47,7 @@ class Program(harness.Case):
 
     def test_mpi_is_not_a_way_between_gpus(self):
         result = self.start(PROGRAMS[0], "--transport", "mpi")
-        self.assertFails(result, "--transport mpi" if "mpi moves" in result.err else "no CUDA device")
+        self.assertFails(result, "transport mpi" if "mpi moves" in result.err else "no CUDA device")
 
 
 if __name__ == "__main__":

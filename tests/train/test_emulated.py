@@ -95,7 +95,7 @@ class Emulated(meshes.Training):
         self.doCleanups()
         self.environment(CUDA_DEVICE_MAX_CONNECTIONS="8")
         result = harness.run(self.arguments(tp=4, transport="ipc"), 4)
-        self.assertFails(result, "9 streams need queues", "--transport auto or nccl")
+        self.assertFails(result, "9 streams need queues", "transport auto or nccl")
 
     def test_nothing_computed_again(self):
         """Nor gathered again, so that weight gradients are not added up slice by slice as it arrives; here they never are."""
