@@ -14,13 +14,11 @@
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
 
-// b (k, n) of elements `real`, or its transpose, in the layout that products read fastest. Pass ldb = GEMM_PACKED with it, and no
-// transposition, in the thread that packed it.
+// packed: b (k, n), or the transpose of b (n, k), in the layout that products read fastest. A product gets it with ldb =
+// GEMM_PACKED, in the thread that packed it, and an a and a c without gaps after their rows.
 enum { GEMM_PACKED = -1 };
 int64_t gemm_packed_size(int64_t n, int64_t k); // elements, enough for the transpose, too
 void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb);
-// to (columns, rows) = from (rows, columns) transposed, by all threads
-void gemm_transpose(real *to, int64_t to_row, const real *from, int64_t from_row, int64_t rows, int64_t columns);
 
 // Threads of a product that is called from here.
 static inline int64_t gemm_threads(void) {

@@ -6,8 +6,6 @@
 
 // Rows of out at once: bias, product and GELU find them in the cache.
 enum { ROW_BLOCK = 512 };
-// A weight gradient in bf16: dyᵀ is copied, so many of its rows at a time, and x packed, for so many rows of both.
-enum { COPIES = sizeof(real) == 2, DW_ROWS = 1024, DEPTH = 4096 };
 // Bias gradient: columns at once, and blocks of rows with a sum each.
 enum { COLUMNS = 1024, BLOCKS = 16 };
 
@@ -55,34 +53,10 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     }
 }
 
-// dw (rows, IC) in bf16: dyᵀ and x as products read them fastest.
-static void wgrad_of_copies(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
-                            bool add, cf_stream *stream) {
-    static real *scratch;
-    static int64_t room;
-    const int64_t packed = gemm_packed_size(IC, R);
-    const int64_t wanted = packed + R * smaller(rows, DW_ROWS);
-    if (wanted > room) {
-        cf_free(scratch);
-        scratch = cf_alloc(wanted * (int64_t)sizeof(real), "factors of a weight gradient");
-        room = wanted;
-    }
-    gemm_pack(scratch, false, IC, R, x, IC);
-    for (int64_t first = 0; first < rows; first += DW_ROWS) {
-        const int64_t count = smaller(rows - first, DW_ROWS);
-        gemm_transpose(scratch + packed, R, dy + first, dy_row, R, count);
-        gemm_to_precise(false, false, count, IC, R, scratch + packed, R, scratch, GEMM_PACKED, add, dw + first * IC, IC, stream);
-    }
-}
-
+// Of plain factors: on a Zen 4 neither packing x nor copying dyᵀ gained what it took (tests/bench/README.md).
 void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                   cf_stream *stream) {
-    if (!COPIES || R == 0) {
-        gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
-        return;
-    }
-    for (int64_t r = 0; r < R; r += DEPTH)
-        wgrad_of_copies(dw, dy + r * dy_row, dy_row, x + r * IC, smaller(R - r, DEPTH), IC, rows, add || r > 0, stream);
+    gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
