@@ -14,7 +14,11 @@
 #include <dnnl_debug.h>
 #include "../commfuse/base/die.h"
 
-enum { PACKED_BLOCK = 64 /* to a multiple of this oneDNN fills rows and columns, at most */, USUAL_ROWS = 1024, ASKED = 0 /* a row length: the layout is oneDNN's choice */ };
+enum {
+    PACKED_BLOCK = 64 /* to a multiple of this oneDNN fills rows and columns, at most */,
+    USUAL_ROWS = 1024,
+    ASKED = 0 /* a row length: the layout is oneDNN's choice */
+};
 
 // One kind of product. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {
@@ -49,21 +53,21 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 // --- differences between oneDNN 2 and 3 ---
 
 #if DNNL_VERSION_MAJOR >= 3 // a description is a pointer and must be freed
-#define describe           dnnl_memory_desc_create_with_strides
-#define describe_asked     dnnl_memory_desc_create_with_tag
-#define copy(to, from)     dnnl_memory_desc_clone(to, from)
-#define address(x)         (x)
-#define forget(x)          dnnl_memory_desc_destroy(x)
-#define add_to(after)      dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
+#define describe       dnnl_memory_desc_create_with_strides
+#define describe_asked dnnl_memory_desc_create_with_tag
+#define copy(to, from) dnnl_memory_desc_clone(to, from)
+#define address(x)     (x)
+#define forget(x)      dnnl_memory_desc_destroy(x)
+#define add_to(after)  dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
 #define create_operation(operation, x, attributes)                                                                                 \
     dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], NULL, x[2], attributes)
 #else // it is a value
-#define describe           dnnl_memory_desc_init_by_strides
-#define describe_asked     dnnl_memory_desc_init_by_tag
-#define copy(to, from)     (*(to) = *(from), dnnl_success)
-#define address(x)         (&(x))
-#define forget(x)          dnnl_success
-#define add_to(after)      dnnl_post_ops_append_sum(after, 1)
+#define describe       dnnl_memory_desc_init_by_strides
+#define describe_asked dnnl_memory_desc_init_by_tag
+#define copy(to, from) (*(to) = *(from), dnnl_success)
+#define address(x)     (&(x))
+#define forget(x)      dnnl_success
+#define add_to(after)  dnnl_post_ops_append_sum(after, 1)
 static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dnnl_memory_desc_t *x,
                                       dnnl_primitive_attr_t attributes) {
     dnnl_matmul_desc_t matmul;

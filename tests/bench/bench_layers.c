@@ -190,7 +190,8 @@ static void run_crossentropy_combine(bench *b) {
 
 static void run_adamw(bench *b) {
     adamw a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
-    adamw_update(b->table, sizeof(real) < sizeof(precise) ? b->master : NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a, NULL);
+    adamw_update(b->table, sizeof(real) < sizeof(precise) ? b->master : NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable,
+                 b->s.V * b->s.C, a, NULL);
 }
 static volatile double keep; // results nobody reads must still be computed
 static void run_sum_of_squares(bench *b) {
@@ -348,8 +349,8 @@ int main(int count, char **words) {
     bench_buffers(&b);
     b.peak = gemm_peak(&b);
     printf("%s, C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n",
-           sizeof(real) == 2 ? "bf16" : "fp32", (long long)b.s.C, (long long)b.s.H,
-           (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, (long long)b.s.repetitions, b.peak);
+           sizeof(real) == 2 ? "bf16" : "fp32", (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T,
+           (long long)b.s.V, (long long)b.s.repetitions, b.peak);
     report_all(&b);
     report_all_cuts(&b);
     return 0;
