@@ -16,7 +16,8 @@
    how many transfers a step of d12 posts, for 2 to 512 replicas (--dry-run).
 8. PyTorch beside one process, eager and compiled, in turns with this program; skipped where the interpreter of --torch
    has no torch.
-9. The MPI library's collectives, which the baselines use, beside a plain exchange of the same bytes (bench_collectives).
+9. A step beside busy processes, more of them than cores.
+10. The MPI library's collectives, which the baselines use, beside a plain exchange of the same bytes (bench_collectives).
    Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
 """
 import argparse
@@ -48,7 +49,7 @@ def run_ranks(ranks, *command, stdout=None, **options):
                           stdout=stdout, text=True, env=dict(os.environ, OMP_NUM_THREADS="1")).stdout
 
 
-def log_of_one_process(build, steps, dtype, **options):
+def log_of_one_process(build, steps, dtype, spin=None, **options):
     """The log of d12's steps, or with other options."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = f"{folder}/tokens.bin", f"{folder}/log.jsonl"
@@ -56,7 +57,7 @@ def log_of_one_process(build, steps, dtype, **options):
         options = dict(dict(model="d12", batch=B, micro_batch=B, seq=T), **options)
         command = [f"{build}/train_gpt", *words_of(vocab=VOCAB, train=tokens, steps=steps, dtype=dtype, log=log, **options)]
         print("$", " ".join(command).replace(folder, "TMP"), flush=True)
-        done = subprocess.run(command)
+        done = subprocess.run(command, env=dict(os.environ, **({"GOMP_SPINCOUNT": spin} if spin else {})))
         if done.returncode != 0:
             sys.exit(f"error: this run ended with status {done.returncode}")
         return list(run_log.events(log))
@@ -113,6 +114,27 @@ def bench_torch(build, steps, interpreter, model, batch, seq):
             middle = statistics.median(ms)
             print(f"  {dtype}  {name:18}{middle:10.1f} ms  ({1e5 * flops / middle / peak:5.1f} %)  this program takes "
                   f"{ours / middle:.2f} of it", flush=True)
+
+
+def bench_busy(build, steps):
+    """Beside as many busy processes and one more, with this program's wait for work and with gcc's, in turns."""
+    times, spins = {}, {"this program's wait": None, "gcc's wait": "300000"}
+    for _ in range(3):
+        for others in (0, os.cpu_count() + 1):
+            for name, spin in spins.items():
+                busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(others)]
+                try:
+                    log = log_of_one_process(build, steps, "fp32", spin, model="d6", layers=2, channels=256, heads=4, batch=1,
+                                             micro_batch=1, seq=256)
+                finally:
+                    for process in busy:
+                        process.kill()
+                times.setdefault((name, others), []).extend(line["step_ms"] for line in log
+                                                            if line["event"] == "step" and line["step"] > 0)
+    for name in spins:
+        alone, beside = (statistics.median(times[name, others]) for others in (0, os.cpu_count() + 1))
+        print(f"  {name:20} alone {alone:8.1f} ms, beside {os.cpu_count() + 1} busy processes {beside:8.1f} ms: "
+              f"{beside / alone:.2f} times", flush=True)
 
 
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
@@ -216,7 +238,7 @@ def bench_counts(build):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="folder of the programs")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "torch", "collectives"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "torch", "busy", "collectives"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--torch", default=sys.executable, help="an interpreter that has torch")
@@ -229,6 +251,7 @@ def main():
              "causal": lambda: [run_ranks(ranks, f"{bench}causal") for ranks in (1, o.ranks)],
              "train": lambda: [bench_train(o.build, o.steps), bench_tail(o.build)], "bytes": lambda: bench_bytes(o.build),
              "ranks": lambda: [bench_ranks(o.build, o.steps), bench_counts(o.build)],
+             "busy": lambda: bench_busy(o.build, o.steps),
              "torch": lambda: bench_torch(o.build, o.steps, o.torch, o.torch_model[0], *map(int, o.torch_model[1:])),
              "collectives": lambda: run_ranks(o.ranks, f"{bench}collectives")}
     for part in [o.only] if o.only else parts:

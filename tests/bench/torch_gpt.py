@@ -105,11 +105,11 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
-def gradients(run, inputs, targets, bf16=True):
+def gradients(run, inputs, targets, bf16=True, device="cuda"):
     """Of the mean over all micro-batches, left in the parameters; and that mean."""
     total = 0
     for x, y in zip(inputs, targets):
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             loss = run(x, y) / len(inputs)
         loss.backward()
         total += loss.detach()
@@ -125,14 +125,13 @@ class Moment:
         return 1e3 * (later.s - self.s)
 
 
-def train(model, run, inputs, targets, steps, bf16=True):
+def train(model, run, inputs, targets, steps, bf16=True, cuda=True):
     """Times of the steps in ms, and the last loss."""
     optimizer = optimizer_of(model)
-    cuda = inputs.is_cuda
     marks = [torch.cuda.Event(enable_timing=True) if cuda else Moment() for _ in range(steps + 1)]
     marks[0].record()
     for step in range(steps):
-        loss = gradients(run, inputs, targets, bf16)
+        loss = gradients(run, inputs, targets, bf16, "cuda" if cuda else "cpu")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -167,11 +166,11 @@ def main():
     run = compiled(model, o.compile)
     inputs, targets = draw_tokens(o.vocab, o.accumulate, o.batch, o.seq, o.device)
     begin = time.monotonic()
-    train(model, run, inputs, targets, 1, bf16)
+    train(model, run, inputs, targets, 1, bf16, cuda)
     first_s = time.monotonic() - begin
     if not o.steps:
         return
-    ms, loss = train(model, run, inputs, targets, o.warmup + o.steps, bf16)
+    ms, loss = train(model, run, inputs, targets, o.warmup + o.steps, bf16, cuda)
     ms = ms[o.warmup:]
     median = statistics.median(ms)
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
