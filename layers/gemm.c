@@ -4,6 +4,40 @@
 #include <dnnl.h>
 #include <string.h>
 
+#ifndef REAL_IS_BF16
+// A tile of a transposition: as many rows as fill a cache line of the result, and a few lines of columns.
+enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
+// After each row of a packed matrix: rows a power of two apart would map to the same few sets of the cache.
+enum { GAP = 16 };
+
+// to (columns, rows) = from (rows, columns)ᵀ, both within larger matrices
+static void transpose_tile(real *restrict to, int64_t to_row, const real *restrict from, int64_t from_row, int64_t rows,
+                           int64_t columns) {
+    for (int64_t c = 0; c < columns; c++) {
+#pragma omp simd
+        for (int64_t r = 0; r < rows; r++) to[c * to_row + r] = from[r * from_row + c];
+    }
+}
+
+int64_t gemm_packed_size(int64_t n, int64_t k) {
+    return n * k + GAP * larger(n, k);
+}
+
+void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb) {
+    const int64_t row = n + GAP;
+    if (!transpose_b) {
+#pragma omp parallel for
+        for (int64_t r = 0; r < k; r++) memcpy(packed + r * row, b + r * ldb, (size_t)n * sizeof *b);
+        return;
+    }
+#pragma omp parallel for
+    for (int64_t r = 0; r < n; r += TILE_ROWS) {
+        int64_t rows = smaller(n - r, TILE_ROWS);
+        for (int64_t c = 0; c < k; c += TILE_COLUMNS)
+            transpose_tile(packed + c * row + r, row, b + r * ldb + c, ldb, rows, smaller(k - c, TILE_COLUMNS));
+    }
+}
+
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
     if (m == 0 || n == 0) return;
@@ -11,6 +45,7 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
         for (int64_t i = 0; beta == 0 && i < m; i++) memset(c + i * ldc, 0, (size_t)n * sizeof *c);
         return;
     }
+    if (ldb == GEMM_PACKED) ldb = n + GAP;
     dnnl_status_t status =
         dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
     if (status != dnnl_success)
@@ -18,3 +53,4 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
                "dnnl_sgemm failed with status %d: op(a) %ld x %ld (row length %ld), op(b) %ld x %ld (%ld), c row length %ld",
                (int)status, m, k, lda, k, n, ldb, ldc);
 }
+#endif

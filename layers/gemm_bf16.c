@@ -5,11 +5,20 @@
 // because attention multiplies in all threads at once. (They are not freed when a thread ends: OpenMP keeps its threads.) An
 // addition to c is a "sum" that oneDNN applies before it rounds.
 //
+// A product with plain factors packs both into oneDNN's own layout, in every call. A packed b has the layout that oneDNN asks for
+// in a product of USUAL_ROWS rows; oneDNN itself brings it there, by an operation that is kept like a product, with m = 0.
+//
 // Of what is used here, oneDNN 2 and 3 differ only in how memory and operations are described.
 #include "gemm.h"
 #include <dnnl.h>
 #include <dnnl_debug.h>
 #include "../commfuse/base/die.h"
+
+enum {
+    PACKED_BLOCK = 64 /* to a multiple of this oneDNN fills rows and columns, at most */,
+    USUAL_ROWS = 1024,
+    ASKED = 0 /* a row length: the layout is oneDNN's choice */
+};
 
 // One kind of product. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {
@@ -22,8 +31,8 @@ typedef struct product {
 
 typedef struct plan {
     product of;
-    dnnl_primitive_t matmul;
-    dnnl_memory_t memory[3]; // a, b, c
+    dnnl_primitive_t run;
+    dnnl_memory_t memory[3]; // a, b, c; of packing: b, packed
 } plan;
 
 static _Thread_local struct {
@@ -44,17 +53,21 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 // --- differences between oneDNN 2 and 3 ---
 
 #if DNNL_VERSION_MAJOR >= 3 // a description is a pointer and must be freed
-#define describe      dnnl_memory_desc_create_with_strides
-#define address(x)    (x)
-#define forget(x)     dnnl_memory_desc_destroy(x)
-#define add_to(after) dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
+#define describe       dnnl_memory_desc_create_with_strides
+#define describe_asked dnnl_memory_desc_create_with_tag
+#define copy(to, from) dnnl_memory_desc_clone(to, from)
+#define address(x)     (x)
+#define forget(x)      dnnl_memory_desc_destroy(x)
+#define add_to(after)  dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
 #define create_operation(operation, x, attributes)                                                                                 \
     dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], NULL, x[2], attributes)
 #else // it is a value
-#define describe      dnnl_memory_desc_init_by_strides
-#define address(x)    (&(x))
-#define forget(x)     dnnl_success
-#define add_to(after) dnnl_post_ops_append_sum(after, 1)
+#define describe       dnnl_memory_desc_init_by_strides
+#define describe_asked dnnl_memory_desc_init_by_tag
+#define copy(to, from) (*(to) = *(from), dnnl_success)
+#define address(x)     (&(x))
+#define forget(x)      dnnl_success
+#define add_to(after)  dnnl_post_ops_append_sum(after, 1)
 static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dnnl_memory_desc_t *x,
                                       dnnl_primitive_attr_t attributes) {
     dnnl_matmul_desc_t matmul;
@@ -65,20 +78,27 @@ static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dn
 
 // --- plans ---
 
-static void make(plan *p) {
-    const product *of = &p->of;
-    const struct {
-        int64_t rows, columns, transpose, ld;
-        dnnl_data_type_t type;
-    } side[] = {{of->m, of->k, of->transpose_a, of->lda, dnnl_bf16},
-                {of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16},
-                {of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16}};
-    dnnl_memory_desc_t x[3];
-    for (int i = 0; i < 3; i++) {
-        const dnnl_dims_t size = {side[i].rows, side[i].columns},
-                          steps = {side[i].transpose ? 1 : side[i].ld, side[i].transpose ? side[i].ld : 1};
-        CHECK(describe(&x[i], 2, size, side[i].type, steps), of);
-    }
+static void describe_side(dnnl_memory_desc_t *x, const product *of, int64_t rows, int64_t columns, bool transpose, int64_t ld,
+                          dnnl_data_type_t type) {
+    const dnnl_dims_t size = {rows, columns}, steps = {transpose ? 1 : ld, transpose ? ld : 1};
+    if (ld == ASKED)
+        CHECK(describe_asked(x, 2, size, type, dnnl_format_tag_any), of);
+    else
+        CHECK(describe(x, 2, size, type, steps), of);
+}
+
+static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k);
+
+static void describe_product(dnnl_memory_desc_t x[3], const product *of) {
+    describe_side(&x[0], of, of->m, of->k, of->transpose_a, of->lda, dnnl_bf16);
+    if (of->ldb == GEMM_PACKED)
+        packed_layout(&x[1], of->n, of->k);
+    else
+        describe_side(&x[1], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
+    describe_side(&x[2], of, of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16);
+}
+
+static dnnl_primitive_desc_t operation_of(const product *of, const dnnl_memory_desc_t x[3]) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t after;
     CHECK(dnnl_primitive_attr_create(&attributes), of);
@@ -92,10 +112,37 @@ static void make(plan *p) {
         cf_die("use --dtype fp32",
                "--dtype bf16: oneDNN has no matrix product of bf16 for this processor, only for those with AVX-512");
     CHECK(status, of);
-    CHECK(dnnl_primitive_create(&p->matmul, operation), of);
-    CHECK(dnnl_primitive_desc_destroy(operation), of);
     CHECK(dnnl_primitive_attr_destroy(attributes), of);
-    for (int i = 0; i < 3; i++) {
+    return operation;
+}
+
+// It depends on n and k alone, so all products with this b read the same.
+static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k) {
+    const product usual = {.m = USUAL_ROWS, .n = n, .k = k, .lda = k, .ldb = ASKED, .ldc = n};
+    dnnl_memory_desc_t x[3];
+    describe_product(x, &usual);
+    dnnl_primitive_desc_t operation = operation_of(&usual, x);
+    CHECK(copy(packed, dnnl_primitive_desc_query_md(operation, dnnl_query_weights_md, 0)), &usual);
+    CHECK(dnnl_primitive_desc_destroy(operation), &usual);
+    for (int i = 0; i < 3; i++) CHECK(forget(x[i]), &usual);
+}
+
+static void make(plan *p) {
+    const product *of = &p->of;
+    const bool packing = of->m == 0;
+    dnnl_memory_desc_t x[3];
+    dnnl_primitive_desc_t operation;
+    if (packing) {
+        describe_side(&x[0], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
+        packed_layout(&x[1], of->n, of->k);
+        CHECK(dnnl_reorder_primitive_desc_create(&operation, address(x[0]), onednn.engine, address(x[1]), onednn.engine, NULL), of);
+    } else {
+        describe_product(x, of);
+        operation = operation_of(of, x);
+    }
+    CHECK(dnnl_primitive_create(&p->run, operation), of);
+    CHECK(dnnl_primitive_desc_destroy(operation), of);
+    for (int i = 0; i < 3 - packing; i++) {
         CHECK(dnnl_memory_create(&p->memory[i], address(x[i]), onednn.engine, DNNL_MEMORY_NONE), of);
         CHECK(forget(x[i]), of);
     }
@@ -115,6 +162,17 @@ static plan *plan_for(const product *of) {
     return p;
 }
 
+static void execute(const product *of, const int *roles, const void *const *data, int count) {
+    plan *p = plan_for(of);
+    dnnl_exec_arg_t arguments[3];
+    for (int i = 0; i < count; i++) {
+        CHECK(dnnl_memory_set_data_handle(p->memory[i], (void *)data[i]), of);
+        arguments[i] = (dnnl_exec_arg_t){roles[i], p->memory[i]};
+    }
+    CHECK(dnnl_primitive_execute(p->run, onednn.stream, count, arguments), of);
+    CHECK(dnnl_stream_wait(onednn.stream), of);
+}
+
 static void multiply(const product *of, const real *a, const real *b, void *c) {
     if (of->m == 0 || of->n == 0) return;
     if (of->k == 0) { // oneDNN may not take it
@@ -122,14 +180,18 @@ static void multiply(const product *of, const real *a, const real *b, void *c) {
         for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
         return;
     }
-    plan *p = plan_for(of);
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->memory[0]},
-                                         {DNNL_ARG_WEIGHTS, p->memory[1]},
-                                         {DNNL_ARG_DST, p->memory[2]}};
-    void *const data[] = {(void *)a, (void *)b, c};
-    for (int i = 0; i < 3; i++) CHECK(dnnl_memory_set_data_handle(p->memory[i], data[i]), of);
-    CHECK(dnnl_primitive_execute(p->matmul, onednn.stream, 3, arguments), of);
-    CHECK(dnnl_stream_wait(onednn.stream), of);
+    const void *const data[] = {a, b, c};
+    execute(of, (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST}, data, 3);
+}
+
+int64_t gemm_packed_size(int64_t n, int64_t k) {
+    return ceil_div(n, PACKED_BLOCK) * ceil_div(k, PACKED_BLOCK) * PACKED_BLOCK * PACKED_BLOCK;
+}
+
+void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb) {
+    const product of = {.transpose_b = transpose_b, .n = n, .k = k, .ldb = ldb, .threads = gemm_threads()};
+    const void *const data[] = {b, packed};
+    if (n > 0 && k > 0) execute(&of, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, data, 2);
 }
 
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,

@@ -66,7 +66,7 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define attention(...) (attention)(stream, __VA_ARGS__)
 #define moves(...)     (moves)(stream, __VA_ARGS__)
 // clang-format off
-#define RECORDED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
+#define RECORDED_linear_prepared_size       gpu() ? 0 : E == 2 ? ceil_div(IC, 64) * ceil_div(OC, 64) * 64 * 64 : IC * OC + 16 * larger(IC, OC)
 #define RECORDED_linear_prepare_forward     (gpu() ? (void)0 : moves("weights, prepared", IC * OC, 2 * E)), w
 #define RECORDED_linear_prepare_dgrad       linear_prepare_forward(prepared, w, IC, OC, stream)
 #define RECORDED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)

@@ -6,9 +6,9 @@
 CF_EXTERN_C_BEGIN
 
 // Brings w (OC, IC) into the layout that products read fastest, once per operation, whatever its number of slices. Returns the
-// w to pass to these products: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, because a product with
-// w reorders it in every call (bench_fuse, chunking). Valid until w or `prepared` is written. prepared: linear_prepared_size()
-// elements, enough for either copy; none on a GPU.
+// w to pass to these products: on the CPU a copy in `prepared`, on a GPU w itself. Otherwise a product reorders it in every call
+// (bench_fuse, chunking). Valid until w or `prepared` is written. prepared: linear_prepared_size() elements, enough for either
+// copy; none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
 typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
 const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);

@@ -23,11 +23,12 @@ static double processor_ms(void) {
 }
 
 // flop/s of a core, by the calling thread. The first product is not counted.
-static double core_flops(int64_t n, const real *a, const real *b, real *c, cf_stream *stream) {
+static double core_flops(int64_t n, const real *a, real *b, real *c, cf_stream *stream) {
+    gemm_pack(b, true, n, n, a, n);
     double begin = 0, start = cf_now_ms();
     int64_t products = -1;
     for (; products < PRODUCTS_MIN || cf_now_ms() - start < TIME_MIN_MS; products++) {
-        gemm_to_real(false, true, n, n, n, a, n, b, n, 0, c, n, stream);
+        gemm_to_real(false, false, n, n, n, a, n, b, GEMM_PACKED, 0, c, n, stream);
         if (products < 0) begin = processor_ms();
     }
     return 2.0 * (double)(n * n * n) * (double)products / ((processor_ms() - begin) * 1e-3);
@@ -38,7 +39,8 @@ double peak_flops(const char **source, double cores, cf_transport *transport, cf
     const int64_t elements = (int64_t)LARGEST * LARGEST;
     const int threads = (int)ceil(cores);
     *source = "all cores, best of matrix products of 512, 1024 and 1536 cubed on each";
-    real *a = cf_alloc((2 + threads) * elements * (int64_t)sizeof(real), "peak measurement");
+    const int64_t packed = gemm_packed_size(LARGEST, LARGEST), of_thread = packed + elements;
+    real *a = cf_alloc((elements + threads * of_thread) * (int64_t)sizeof(real), "peak measurement");
     double best = 0;
     for (int i = 0; i < SHAPES; i++) {
         double mine = 0;
@@ -49,8 +51,10 @@ double peak_flops(const char **source, double cores, cf_transport *transport, cf
             omp_set_num_threads(1); // in this region: a single thread would start others for its product
 #endif
 #pragma omp for schedule(static, 1)
-            for (int thread = 0; thread < threads; thread++)
-                mine += core_flops(shapes[i], a, a + elements, a + (2 + thread) * elements, stream);
+            for (int thread = 0; thread < threads; thread++) {
+                real *b = a + elements + thread * of_thread;
+                mine += core_flops(shapes[i], a, b, b + packed, stream);
+            }
         }
         best = fmax(best, cf_allreduce_sum(transport, mine / threads * cores));
     }

@@ -57,7 +57,7 @@ build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -shared -fPIC -o $@ $<
 
-bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
+bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_layers bench/bench_train)
 cuda-tests: $(if $(NVCC),cuda cuda-tools)
 cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
                                    build/cuda-bf16/$(tool))
@@ -68,7 +68,7 @@ emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/too
 build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run
 tests: build-tests
 
-bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
+bench: all $(benches) $(B)/bf16/tests/bench/bench_layers ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
 imagined: build/emulated-bf16/tests/bench/bench_train ## steps of the GPU program on four and eight GPUs that are imagined (five to ten minutes)
 	@$(PYTHON) tests/bench/imagined.py

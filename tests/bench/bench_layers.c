@@ -1,8 +1,11 @@
-// Every CPU kernel at the sizes of one layer: time, rate, and share of the GEMM peak of the same run.
+// Every CPU kernel at the sizes of one layer: time, rate, and share of the GEMM peak of the same run. In fp32, and in bf16 as
+// build/release/bf16/tests/bench/bench_layers.
 //
 //     bench_layers [C H B T V] [repetitions]        default 768 12 4 1024 50304 15: d12, four sequences
 //
-// Time is the median, spread the distance from the fastest to the slowest repetition in percent of it.
+// Time is the processor time of all threads divided by their number: on a quiet machine that of the clock, and where other
+// programs use the cores still that of the work, if waiting threads do not spin (OMP_WAIT_POLICY=passive). It is the median; spread
+// is the distance from the fastest to the slowest repetition in percent of it.
 // GFLOP/s of attention counts causal work alone: half of T × T. GB/s counts each tensor once per pass over
 // memory that the algorithm needs; `add` is the plain y += x to compare with. A row with both counts is
 // bound by arithmetic. Threads: OMP_NUM_THREADS.
@@ -12,6 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "layers/adamw.h"
 #include "layers/attention.h"
 #include "layers/crossentropy.h"
@@ -34,16 +38,20 @@ typedef struct sizes {
 typedef struct bench {
     sizes s;
     double peak; // GFLOP/s
-    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *dweight, *bias, *row_stats, *scratch, *logits, *table;
-    real *dtable, *lse, *moments;
+    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *prepared_head, *bias, *logits, *table;
+    accum *dweight, *row_stats, *scratch, *dtable, *lse, *moments, *master;
     int32_t *tokens;
 } bench;
 
 static real *normal_buffer(int64_t n) {
     real *x = cf_alloc(n * (int64_t)sizeof(real), "bench");
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) x[i] = (real)(0.1 * random_normal(1, (uint64_t)n, (uint64_t)i));
+    for (int64_t i = 0; i < n; i++) x[i] = real_of(0.1 * random_normal(1, (uint64_t)n, (uint64_t)i));
     return x;
+}
+
+static accum *precise_buffer(int64_t n) {
+    return cf_alloc(n * (int64_t)sizeof(accum), "bench");
 }
 
 static int64_t max(int64_t a, int64_t b) {
@@ -59,15 +67,17 @@ static void bench_buffers(bench *b) {
     b->narrow3 = normal_buffer(s->R * s->C);
     b->weight = normal_buffer(4 * s->C * s->C);
     b->prepared = normal_buffer(linear_prepared_size(s->C, 4 * s->C));
-    b->dweight = normal_buffer(4 * s->C * s->C);
+    b->dweight = precise_buffer(4 * s->C * s->C);
     b->bias = normal_buffer(4 * s->C);
-    b->row_stats = normal_buffer(s->R * 8);
-    b->scratch = normal_buffer(max(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->row_stats = precise_buffer(s->R * 8);
+    b->scratch = precise_buffer(max(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
     b->logits = normal_buffer(s->R * s->V);
     b->table = normal_buffer(s->V * s->C);
-    b->dtable = normal_buffer(s->V * s->C);
-    b->moments = cf_alloc(s->V * s->C * 2 * (int64_t)sizeof(real), "bench");
-    b->lse = normal_buffer(s->R * s->H);
+    b->dtable = precise_buffer(s->V * s->C);
+    b->prepared_head = normal_buffer(linear_prepared_size(s->C, s->V));
+    b->moments = precise_buffer(s->V * s->C * 2);
+    b->master = precise_buffer(s->V * s->C);
+    b->lse = precise_buffer(s->R * s->H);
     b->tokens = cf_alloc(s->R * 4, "bench");
     for (int64_t r = 0; r < s->R; r++) b->tokens[r] = (int32_t)((double)s->V * random_uniform(2, 0, (uint64_t)r));
 }
@@ -108,7 +118,7 @@ static void run_fc_wgrad(bench *b) {
     cut_fc_wgrad(b, b->s.R);
 }
 static void run_bias_grad(bench *b) {
-    linear_bias_grad(b->bias, b->wide, b->s.R, 4 * b->s.C, NULL);
+    linear_bias_grad(b->dweight, b->wide, b->s.R, 4 * b->s.C, NULL);
 }
 
 static void run_layernorm_forward(bench *b) {
@@ -119,7 +129,7 @@ static void run_layernorm_backward(bench *b) {
                        b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
 }
 
-static void run_gelu_forward(bench *b) {
+static void run_activation_forward(bench *b) {
     activation_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
 }
 static void run_gelu_backward(bench *b) {
@@ -139,7 +149,7 @@ static void run_position_forward(bench *b) {
     position_forward(b->narrow, b->wide2, 0, b->s.T, b->s.B, b->s.C, NULL);
 }
 static void run_position_backward(bench *b) {
-    position_backward(b->wide2, b->narrow, 0, b->s.T, b->s.B, b->s.C, NULL);
+    position_backward(b->dweight, b->narrow, 0, b->s.T, b->s.B, b->s.C, NULL);
 }
 
 static void run_attention_forward(bench *b) { // qkv: three quarters of wide
@@ -148,6 +158,26 @@ static void run_attention_forward(bench *b) { // qkv: three quarters of wide
 static void run_attention_backward(bench *b) {
     attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
                        true, NULL);
+}
+
+// The head's three products, and two of a block's.
+static void run_head_forward(bench *b) {
+    const real *w = linear_prepare_forward(b->prepared_head, b->table, b->s.C, b->s.V, NULL);
+    linear_forward(b->logits, NULL, b->narrow, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, NULL);
+}
+static void run_head_dgrad(bench *b) {
+    const real *w = linear_prepare_dgrad(b->prepared_head, b->table, b->s.C, b->s.V, NULL);
+    linear_dgrad(b->narrow2, b->logits, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, NULL);
+}
+static void run_head_wgrad(bench *b) {
+    linear_wgrad(b->dtable, b->logits, b->s.V, b->narrow, b->s.R, b->s.C, b->s.V, false, NULL);
+}
+static void run_projection_forward(bench *b) {
+    const real *w = linear_prepare_forward(b->prepared, b->weight, b->s.C, b->s.C, NULL);
+    linear_forward(b->narrow2, NULL, b->narrow, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.C, NULL);
+}
+static void run_fcproj_wgrad(bench *b) {
+    linear_wgrad(b->dweight, b->narrow, b->s.C, b->wide, b->s.R, 4 * b->s.C, b->s.C, false, NULL);
 }
 
 static void run_crossentropy_stats(bench *b) {
@@ -160,12 +190,13 @@ static void run_crossentropy_combine(bench *b) {
 
 static void run_adamw(bench *b) {
     adamw a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
-    adamw_update(b->table, NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a, NULL);
+    adamw_update(b->table, sizeof(real) < sizeof(accum) ? b->master : NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable,
+                 b->s.V * b->s.C, a, NULL);
 }
 static volatile double keep; // results nobody reads must still be computed
 static void run_sum_of_squares(bench *b) {
     double scratch[SQUARES_SCRATCH], sum = 0;
-    sum_of_squares(&sum, scratch, b->table, b->s.V * b->s.C, NULL);
+    sum_of_squares(&sum, scratch, b->dtable, b->s.V * b->s.C, NULL);
     keep = sum;
 }
 
@@ -179,6 +210,12 @@ static double median_of(double *ms, int64_t count) {
     return ms[count / 2];
 }
 
+static double threads_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return ((double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6) / (double)gemm_threads();
+}
+
 typedef struct timing {
     double median, fastest, slowest; // ms
 } timing;
@@ -187,42 +224,45 @@ static timing time_of(void (*run)(bench *), bench *b) {
     static double ms[REPETITIONS_MAX];
     for (int64_t i = 0; i < WARM_UP; i++) run(b);
     for (int64_t i = 0; i < b->s.repetitions; i++) {
-        double start = cf_now_ms();
+        double start = threads_ms();
         run(b);
-        ms[i] = cf_now_ms() - start;
+        ms[i] = threads_ms() - start;
     }
     double median = median_of(ms, b->s.repetitions);
     return (timing){median, ms[0], ms[b->s.repetitions - 1]};
 }
 
-// The fastest of some large products: what "100 %" means below.
+// The fastest of some large products, with prepared weights: what "100 %" means below.
 static double gemm_peak(bench *b) {
     const int64_t shapes[][3] = {{2048, 2048, 2048}, {4096, 3072, 768}, {1024, 1024, 1024}, {4096, 768, 3072}};
     double peak = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
         real *x = normal_buffer(m * k), *y = normal_buffer(k * n), *z = normal_buffer(m * n);
+        real *ready = normal_buffer(linear_prepared_size(k, n));
+        const real *w = linear_prepare_forward(ready, y, k, n, NULL);
         for (int64_t j = 0; j < b->s.repetitions; j++) {
-            double start = cf_now_ms();
-            gemm(false, true, m, n, k, x, k, y, k, 0, z, n, NULL);
-            peak = fmax(peak, 2e-6 * (double)(m * n * k) / (cf_now_ms() - start));
+            double start = threads_ms();
+            linear_forward(z, NULL, x, w, NULL, false, linear_all(m), k, n, NULL);
+            peak = fmax(peak, 2e-6 * (double)(m * n * k) / (threads_ms() - start));
         }
         cf_free(x);
         cf_free(y);
         cf_free(z);
+        cf_free(ready);
     }
     return peak;
 }
 
-// flops and elements moved; 0: not the bound, left out
-static void report(bench *b, const char *name, void (*run)(bench *), double flops, double elements) {
+// flops and bytes moved; 0: not the bound, left out
+static void report(bench *b, const char *name, void (*run)(bench *), double flops, double bytes) {
     timing t = time_of(run, b);
     printf("%-24s %9.3f %7.0f%%", name, t.median, 100 * (t.slowest - t.fastest) / t.median);
     if (flops > 0)
         printf(" %9.1f %6.1f%%", flops / t.median * 1e-6, 100 * flops / t.median * 1e-6 / b->peak);
     else
         printf(" %9s %7s", "", "");
-    if (elements > 0) printf(" %8.1f", elements * sizeof(real) / t.median * 1e-6);
+    if (bytes > 0) printf(" %8.1f", bytes / t.median * 1e-6);
     printf("\n");
     fflush(stdout);
 }
@@ -230,36 +270,42 @@ static void report(bench *b, const char *name, void (*run)(bench *), double flop
 static void report_all(bench *b) {
     const double R = (double)b->s.R, C = (double)b->s.C, V = (double)b->s.V, T = (double)b->s.T;
     const double linear = 8 * R * C * C, causal = R * (T + 1) / 2 * C, n = V * C;
+    const double E = sizeof(real), P = sizeof(accum), head = 2 * R * C * V;
     printf("%-24s %9s %8s %9s %7s %8s\n", "kernel", "ms", "spread", "GFLOP/s", "peak", "GB/s");
-    report(b, "add", run_add, 0, 3 * R * 4 * C);
+    report(b, "add", run_add, 0, 3 * E * R * 4 * C);
     report(b, "linear forward C→4C", run_fc_forward, linear, 0);
     report(b, "linear dgrad 4C→C", run_fc_dgrad, linear, 0);
-    report(b, "linear wgrad", run_fc_wgrad, linear, 0);
-    report(b, "bias gradient 4C", run_bias_grad, 0, R * 4 * C);
-    report(b, "layernorm forward", run_layernorm_forward, 0, 2 * R * C);
-    report(b, "layernorm backward", run_layernorm_backward, 0, 4 * R * C);
-    report(b, "gelu forward 4C", run_gelu_forward, 0, 2 * R * 4 * C);
-    report(b, "gelu backward 4C", run_gelu_backward, 0, 3 * R * 4 * C);
-    report(b, "residual", run_residual, 0, 3 * R * C);
-    report(b, "embedding forward", run_embedding_forward, 0, 2 * R * C);
-    report(b, "embedding backward", run_embedding_backward, 0, 3 * R * C);
-    report(b, "position forward", run_position_forward, 0, 2 * R * C + T * C);
-    report(b, "position backward", run_position_backward, 0, R * C + 2 * T * C);
+    report(b, "linear wgrad C→4C", run_fc_wgrad, linear, 0);
+    report(b, "linear wgrad 4C→C", run_fcproj_wgrad, linear, 0);
+    report(b, "projection forward C→C", run_projection_forward, 2 * R * C * C, 0);
+    report(b, "head forward", run_head_forward, head, 0);
+    report(b, "head dgrad", run_head_dgrad, head, 0);
+    report(b, "head wgrad", run_head_wgrad, head, 0);
+    report(b, "bias gradient 4C", run_bias_grad, 0, E * R * 4 * C);
+    report(b, "layernorm forward", run_layernorm_forward, 0, 2 * E * R * C);
+    report(b, "layernorm backward", run_layernorm_backward, 0, 4 * E * R * C);
+    report(b, "gelu forward 4C", run_activation_forward, 0, 2 * E * R * 4 * C);
+    report(b, "gelu backward 4C", run_gelu_backward, 0, 3 * E * R * 4 * C);
+    report(b, "residual", run_residual, 0, 3 * E * R * C);
+    report(b, "embedding forward", run_embedding_forward, 0, 2 * E * R * C);
+    report(b, "embedding backward", run_embedding_backward, 0, (E + 2 * P) * R * C);
+    report(b, "position forward", run_position_forward, 0, E * (2 * R * C + T * C));
+    report(b, "position backward", run_position_backward, 0, E * R * C + 2 * P * T * C);
     report(b, "attention forward", run_attention_forward, 4 * causal, 0);
     report(b, "attention backward", run_attention_backward, 10 * causal, 0);
-    report(b, "crossentropy stats", run_crossentropy_stats, 0, R * V);
-    report(b, "crossentropy combine", run_crossentropy_combine, 0, 2 * R * V);
-    report(b, "adamw", run_adamw, 0, 7 * n);
-    report(b, "sum of squares", run_sum_of_squares, 0, n);
+    report(b, "crossentropy stats", run_crossentropy_stats, 0, E * R * V);
+    report(b, "crossentropy combine", run_crossentropy_combine, 0, 2 * E * R * V);
+    report(b, "adamw", run_adamw, 0, (E < P ? E + 7 * P : 7 * P) * n);
+    report(b, "sum of squares", run_sum_of_squares, 0, P * n);
 }
 
 static void report_cuts(bench *b, const char *name, void (*run)(bench *, int64_t), int cuts) {
     static double ms[CUTS_MAX][REPETITIONS_MAX];
     for (int64_t i = -WARM_UP; i < b->s.repetitions; i++)
         for (int c = 0; c < cuts; c++) {
-            double start = cf_now_ms();
+            double start = threads_ms();
             run(b, (b->s.R + (1 << c) - 1) >> c);
-            if (i >= 0) ms[c][i] = cf_now_ms() - start;
+            if (i >= 0) ms[c][i] = threads_ms() - start;
         }
     printf("%-24s", name);
     double whole = 0;
@@ -302,8 +348,9 @@ int main(int count, char **words) {
     bench b = {.s = sizes_from(count, words)};
     bench_buffers(&b);
     b.peak = gemm_peak(&b);
-    printf("C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n", (long long)b.s.C, (long long)b.s.H,
-           (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, (long long)b.s.repetitions, b.peak);
+    printf("%s, C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n",
+           sizeof(real) == 2 ? "bf16" : "fp32", (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T,
+           (long long)b.s.V, (long long)b.s.repetitions, b.peak);
     report_all(&b);
     report_all_cuts(&b);
     return 0;

@@ -3,7 +3,7 @@
 
 1. One process, d12, B 4, T 1024, all cores, fp32 and bf16 in turns: step time, share of the GEMM peak measured in the
    same run, memory.
-2. The layers one by one (bench_layers).
+2. The layers one by one (bench_layers), in fp32 and bf16.
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
 4. How causal attention changes what is hidden, over links of several speeds (bench_causal, simulated from measured slices),
    and the same for the ranks of this machine, real and simulated. With a real slow link:
@@ -14,10 +14,14 @@
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 7. Many ranks with little work each: the default, --overlap auto, beside its baselines, modes take turns (bench_train); and
    how many transfers a step of d12 posts, for 2 to 512 replicas (--dry-run).
-8. The MPI library's collectives, which the baselines use, beside a plain exchange of the same bytes (bench_collectives).
+8. PyTorch beside one process, eager and compiled, in turns with this program; skipped where the interpreter of --torch
+   has no torch.
+9. A step beside busy processes, more of them than cores.
+10. The MPI library's collectives, which the baselines use, beside a plain exchange of the same bytes (bench_collectives).
    Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
 """
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -45,15 +49,15 @@ def run_ranks(ranks, *command, stdout=None, **options):
                           stdout=stdout, text=True, env=dict(os.environ, OMP_NUM_THREADS="1")).stdout
 
 
-def log_of_one_process(build, steps, dtype):
-    """The log of d12's steps."""
+def log_of_one_process(build, steps, dtype, spin=None, **options):
+    """The log of d12's steps, or with other options."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = f"{folder}/tokens.bin", f"{folder}/log.jsonl"
         write_tokens(tokens, 8 * B * T + 1, VOCAB)
-        command = [f"{build}/train_gpt", *words_of(model="d12", vocab=VOCAB, train=tokens, batch=B, micro_batch=B, seq=T,
-                                                   steps=steps, dtype=dtype, log=log)]
+        options = dict(dict(model="d12", batch=B, micro_batch=B, seq=T), **options)
+        command = [f"{build}/train_gpt", *words_of(vocab=VOCAB, train=tokens, steps=steps, dtype=dtype, log=log, **options)]
         print("$", " ".join(command).replace(folder, "TMP"), flush=True)
-        done = subprocess.run(command)
+        done = subprocess.run(command, env=dict(os.environ, **({"GOMP_SPINCOUNT": spin} if spin else {})))
         if done.returncode != 0:
             sys.exit(f"error: this run ended with status {done.returncode}")
         return list(run_log.Lines(log))
@@ -82,6 +86,55 @@ def bench_step(build, steps):
     row("share of it", "%", of_steps("mfu", 100), 1)
     row("peak memory", "MiB", lambda runs: [log[-1]["peak_rss_mib"] for log in runs])
     print(f"GEMM peak: {config['peak_source']}\n", flush=True)
+
+
+def bench_torch(build, steps, interpreter, model, batch, seq):
+    """Step times in turns: the ratio is of medians; the share is of the peak that this program measured."""
+    if subprocess.run([interpreter, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode != 0:
+        return print(f"PyTorch: skipped, {interpreter} has no torch (--torch names another)", flush=True)
+    layers, channels, heads = {"d12": (12, 768, 12), "d6": (6, 384, 6)}[model]
+    print(f"{model}, B {batch}, T {seq}, {os.cpu_count()} threads, {steps} steps a turn, two turns: median ms (share of the peak)")
+    for dtype in ("bf16", "fp32"):
+        times, peak, flops = {}, 0, 0
+        for _ in range(2):
+            log = log_of_one_process(build, steps + 1, dtype, model=model, batch=batch, micro_batch=batch, seq=seq)
+            peak = log[0]["peak_tflops_all_ranks"] * 1e12
+            times.setdefault("this program", []).extend(line["step_ms"] for line in log
+                                                        if line["event"] == "step" and line["step"] > 0)
+            for compile in ("no", "model"):
+                done = subprocess.run([interpreter, ROOT / "tests/bench/torch_gpt.py", *map(str, (layers, channels, heads, batch,
+                                       seq)), *words_of(compile=compile, device="cpu", dtype=dtype, steps=steps, warmup=1)],
+                                      check=True, text=True, stdout=subprocess.PIPE,
+                                      env=dict(os.environ, OMP_NUM_THREADS=str(os.cpu_count())))
+                found = json.loads(done.stdout.splitlines()[-1])
+                flops = found["flops_per_token"] * batch * seq
+                times.setdefault({"no": "PyTorch eager", "model": "PyTorch compiled"}[compile], []).append(found["step_ms"])
+        ours = statistics.median(times["this program"])
+        for name, ms in times.items():
+            middle = statistics.median(ms)
+            print(f"  {dtype}  {name:18}{middle:10.1f} ms  ({1e5 * flops / middle / peak:5.1f} %)  this program takes "
+                  f"{ours / middle:.2f} of it", flush=True)
+
+
+def bench_busy(build, steps):
+    """Beside as many busy processes and one more, with this program's wait for work and with gcc's, in turns."""
+    times, spins = {}, {"this program's wait": None, "gcc's wait": "300000"}
+    for _ in range(3):
+        for others in (0, os.cpu_count() + 1):
+            for name, spin in spins.items():
+                busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(others)]
+                try:
+                    log = log_of_one_process(build, steps, "fp32", spin, model="d6", layers=2, channels=256, heads=4, batch=1,
+                                             micro_batch=1, seq=256)
+                finally:
+                    for process in busy:
+                        process.kill()
+                times.setdefault((name, others), []).extend(line["step_ms"] for line in log
+                                                            if line["event"] == "step" and line["step"] > 0)
+    for name in spins:
+        alone, beside = (statistics.median(times[name, others]) for others in (0, os.cpu_count() + 1))
+        print(f"  {name:20} alone {alone:8.1f} ms, beside {os.cpu_count() + 1} busy processes {beside:8.1f} ms: "
+              f"{beside / alone:.2f} times", flush=True)
 
 
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
@@ -185,16 +238,21 @@ def bench_counts(build):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="folder of the programs")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "collectives"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "torch", "busy", "collectives"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--torch", default=sys.executable, help="an interpreter that has torch")
+    parser.add_argument("--torch-model", nargs=3, default=("d12", str(B), str(T)), metavar=("d12|d6", "B", "T"))
     o = parser.parse_args()
     bench = f"{o.build}/tests/bench/bench_"
-    parts = {"step": lambda: bench_step(o.build, o.steps), "layers": lambda: subprocess.run([f"{bench}layers"], check=True),
+    parts = {"step": lambda: bench_step(o.build, o.steps),
+             "layers": lambda: [subprocess.run([f"{o.build}/{of}tests/bench/bench_layers"], check=True) for of in ("", "bf16/")],
              "fuse": lambda: run_ranks(o.ranks, f"{bench}fuse"),
              "causal": lambda: [run_ranks(ranks, f"{bench}causal") for ranks in (1, o.ranks)],
              "train": lambda: [bench_train(o.build, o.steps), bench_tail(o.build)], "bytes": lambda: bench_bytes(o.build),
              "ranks": lambda: [bench_ranks(o.build, o.steps), bench_counts(o.build)],
+             "busy": lambda: bench_busy(o.build, o.steps),
+             "torch": lambda: bench_torch(o.build, o.steps, o.torch, o.torch_model[0], *map(int, o.torch_model[1:])),
              "collectives": lambda: run_ranks(o.ranks, f"{bench}collectives")}
     for part in [o.only] if o.only else parts:
         parts[part]()

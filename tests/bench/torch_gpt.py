@@ -2,7 +2,7 @@
 """The same GPT-2 in PyTorch, for a comparison of step times, as a user would write it today.
 
     torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--accumulate 1]
-                 [--compile blocks|model|no]
+                 [--compile blocks|model|no] [--device cuda|cpu] [--dtype bf16|fp32]
 
 fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
 gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt. A
@@ -17,7 +17,8 @@ in both.
 Attention's backward adds in the order in which blocks finish, which is PyTorch's default; train_gpt's gives the same bits in
 every run, which costs time, see layers/attention_cudnn.cu.
 
-Times are between two CUDA events around a step. Prints one JSON object: median step_ms of the timed steps and their
+Times are between two CUDA events around a step, on CPUs by the clock. --device cpu computes in as many threads as
+OMP_NUM_THREADS says; --dtype fp32 is without autocast. Prints one JSON object: median step_ms of the timed steps and their
 spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position
 embedding, peak memory as the allocator counts it, seconds of the first step with compiling, how many graphs were
 compiled, the last loss.
@@ -104,29 +105,39 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
-def gradients(run, inputs, targets):
+def gradients(run, inputs, targets, bf16=True, device="cuda"):
     """Of the mean over all micro-batches, left in the parameters; and that mean."""
     total = 0
     for x, y in zip(inputs, targets):
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             loss = run(x, y) / len(inputs)
         loss.backward()
         total += loss.detach()
     return total
 
 
-def train(model, run, inputs, targets, steps):
+class Moment:
+    """What a CUDA event is, on CPUs."""
+    def record(self):
+        self.s = time.monotonic()
+
+    def elapsed_time(self, later):
+        return 1e3 * (later.s - self.s)
+
+
+def train(model, run, inputs, targets, steps, bf16=True, cuda=True):
     """Times of the steps in ms, and the last loss."""
     optimizer = optimizer_of(model)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) if cuda else Moment() for _ in range(steps + 1)]
     marks[0].record()
     for step in range(steps):
-        loss = gradients(run, inputs, targets)
+        loss = gradients(run, inputs, targets, bf16, "cuda" if cuda else "cpu")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         marks[step + 1].record()
-    torch.cuda.synchronize()
+    if cuda:
+        torch.cuda.synchronize()
     return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])], float(loss)
 
 
@@ -139,34 +150,37 @@ def parse():
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches a step")
     parser.add_argument("--compile", choices=("blocks", "model", "no"), default="blocks")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     return parser.parse_args()
 
 
 def main():
     o = parse()
-    if not torch.cuda.is_available():
+    cuda, bf16 = o.device == "cuda", o.dtype == "bf16"
+    if cuda and not torch.cuda.is_available():
         sys.exit("torch sees no GPU")
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")  # what is left in fp32 may use TF32
-    model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).cuda()
+    model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).to(o.device)
     run = compiled(model, o.compile)
-    inputs, targets = draw_tokens(o.vocab, o.accumulate, o.batch, o.seq, "cuda")
+    inputs, targets = draw_tokens(o.vocab, o.accumulate, o.batch, o.seq, o.device)
     begin = time.monotonic()
-    train(model, run, inputs, targets, 1)
+    train(model, run, inputs, targets, 1, bf16, cuda)
     first_s = time.monotonic() - begin
     if not o.steps:
         return
-    ms, loss = train(model, run, inputs, targets, o.warmup + o.steps)
+    ms, loss = train(model, run, inputs, targets, o.warmup + o.steps, bf16, cuda)
     ms = ms[o.warmup:]
     median = statistics.median(ms)
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
     print(json.dumps({
-        "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name(), "layers": o.layers,
+        "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name() if cuda else "cpu", "layers": o.layers,
         "channels": o.channels, "heads": o.heads, "batch": o.batch, "accumulation": o.accumulate, "seq": o.seq,
         "vocab": o.vocab, "compiled": o.compile, "graphs": graphs(), "steps": len(ms), "step_ms": median,
         "spread": (max(ms) - min(ms)) / median, "tokens_per_s": o.accumulate * o.batch * o.seq / median * 1e3,
         "flops_per_token": 6 * parameters + 6 * o.layers * o.channels * o.seq,
-        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20, "first_step_s": first_s, "loss": loss}))
+        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20 if cuda else None, "first_step_s": first_s, "loss": loss}))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,20 @@ static accum dot(const accum *a, int64_t a_step, const accum *b, int64_t k) {
     return sum;
 }
 
+int64_t gemm_packed_size(int64_t n, int64_t k) {
+    return n * k;
+}
+
+void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb) {
+    for (int64_t p = 0; p < k; p++)
+        for (int64_t j = 0; j < n; j++) packed[p * n + j] = transpose_b ? b[j * ldb + p] : b[p * ldb + j];
+}
+
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     (void)stream;
+    if (ldb == GEMM_PACKED) ldb = n;
     for (int64_t i = 0; i < m; i++) {
         accum *row = c + i * ldc;
         for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];

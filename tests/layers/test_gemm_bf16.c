@@ -15,7 +15,7 @@
     if ((dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) != dnnl_cpu_isa_avx512_core) skip()
 
 typedef struct product {
-    bool transpose_a, transpose_b, wide, add;
+    bool transpose_a, transpose_b, wide, add, packed;
     int64_t m, n, k, lda, ldb, ldc;
 } product;
 
@@ -70,10 +70,20 @@ static void check(product of, int64_t stride) {
     real *before = integers(of.m, of.n, of.ldc), *rounded = integers(of.m, of.add ? of.n : 0, of.ldc);
     for (int64_t i = 0; of.add && i < of.m * of.ldc; i++) rounded[i] = before[i];
     float *wide = widened(rounded, of.m * of.ldc);
+    const real *factor = b;
+    bool transpose = of.transpose_b;
+    int64_t ldb = of.ldb;
+    if (of.packed) {
+        real *packed = integers(1, gemm_packed_size(of.n, of.k), gemm_packed_size(of.n, of.k));
+        gemm_pack(packed, transpose, of.n, of.k, b, ldb);
+        factor = packed;
+        transpose = false;
+        ldb = GEMM_PACKED;
+    }
     if (of.wide)
-        gemm_to_accum(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, wide, of.ldc, NULL);
+        gemm_to_accum(of.transpose_a, transpose, of.m, of.n, of.k, a, of.lda, factor, ldb, of.add, wide, of.ldc, NULL);
     else
-        gemm_to_real(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, rounded, of.ldc, NULL);
+        gemm_to_real(of.transpose_a, transpose, of.m, of.n, of.k, a, of.lda, factor, ldb, of.add, rounded, of.ldc, NULL);
     for (int64_t i = 0; i < of.m; i++) {
         for (int64_t j = 0; j < of.ldc; j++) {
             const int64_t at = i * of.ldc + j;
@@ -84,15 +94,18 @@ static void check(product of, int64_t stride) {
                 check_element(&of, found, expected_at(&of, a, b, before, i, j), i, j);
         }
     }
+    if (of.packed) free((real *)factor);
     free(a), free(b), free(before), free(rounded), free(wide);
 }
 
 static void check_all(int64_t m, int64_t n, int64_t k, int64_t stride) {
-    for (int i = 0; i < 16; i++) {
-        product of = {.transpose_a = i & 1, .transpose_b = i & 2, .wide = i & 4, .add = i & 8, .m = m, .n = n, .k = k};
-        of.lda = (of.transpose_a ? m : k) + random_int(0, 3);
+    for (int i = 0; i < 32; i++) {
+        product of = {.transpose_a = i & 1, .transpose_b = i & 2, .wide = i & 4, .add = i & 8, .packed = i & 16};
+        of.m = m, of.n = n, of.k = k;
+        const int gap = of.packed ? 0 : 3; // at most, after the rows of a and c
+        of.lda = (of.transpose_a ? m : k) + random_int(0, gap);
         of.ldb = (of.transpose_b ? k : n) + random_int(0, 3);
-        of.ldc = n + random_int(0, 3);
+        of.ldc = n + random_int(0, gap);
         check(of, stride);
     }
 }
