@@ -144,12 +144,13 @@ static int shifted(const cf_group *g, int rank, int offset) {
 }
 
 // Adds `bytes` from each rank to the member `offset` places after it: to mine[] for this rank, to block[] for all ranks of its
-// block of the level below, which share a link.
-static void add_bytes(const cf_group *g, int offset, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
+// block of the level below, which share a link. reach: the highest level on which this exchange sends or receives; places may be a
+// circle within each of its blocks.
+static void add_bytes(const cf_group *g, int offset, int reach, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int me = g->world[g->rank];
     mine[level_of(me, shifted(g, me, offset))] += bytes;
-    for (int level = 0; level < h->links; level++) {
+    for (int level = 0; level <= reach; level++) {
         int size = level > 0 ? h->link[level - 1].ranks : 1, first = me / size * size;
         for (int q = first; h->link[level].block_bytes_per_s > 0 && q < first + size && q < record.world; q++)
             if (level_of(q, shifted(g, q, offset)) == level) block[level] += bytes;
@@ -191,8 +192,10 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
         if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
         if (r->send_to < 0) return;
-        const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[r->send_to])];
-        add_bytes(g, r->send_to - g->rank, bytes, mine, block);
+        const int level = level_of(g->world[g->rank], g->world[r->send_to]);
+        const int back = r->recv_from < 0 ? 0 : level_of(g->world[g->rank], g->world[r->recv_from]);
+        const cf_link *l = &h->link[level];
+        add_bytes(g, r->send_to - g->rank, level > back ? level : back, bytes, mine, block);
         u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
         if (!h->gpu)
             u->taken = fmax(u->taken, l->taken);
@@ -209,7 +212,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     for (int peer = 0; peer < g->size; peer++) {
         if (ring || peer == g->rank) continue;
         const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
-        add_bytes(g, peer - g->rank, bytes, mine, block);
+        add_bytes(g, peer - g->rank, h->links - 1, bytes, mine, block);
         u->taken = fmax(u->taken, l->taken);
         if (!h->gpu) latency_s = fmax(latency_s, l->latency_s);
     }
@@ -224,12 +227,10 @@ static int lane_of(const cf_transport *t, const cf_request *r) {
     return 2 * lane + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
-// Exchanges that are joined wait for none.
-static void add_after(cf_record_unit *u, const cf_request *r, int count) {
-    for (int i = 0; i < 2 * count; i++) {
-        const cf_request *after = r[i / 2].after[i % 2];
-        if (after) u->after[i] = (int)after->end.number - 1;
-    }
+// Joined exchanges wait for the same ones.
+static void add_after(cf_record_unit *u, const cf_request *r) {
+    for (int i = 0; i < 2; i++)
+        if (r->after[i]) u->after[i] = (int)r->after[i]->end.number - 1;
 }
 
 static void post(cf_transport *t, cf_request *request, int count, cf_stream *stream) {
@@ -238,7 +239,7 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     int messages = 0;
     cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(t, request));
     u->layer = request->layer, u->bulk = request->bulk;
-    add_after(u, request, count);
+    add_after(u, request);
     for (cf_request *r = request; r < request + count; r++) {
         r->end.number = record.units, r->state = 0;
         u->bytes += cf_request_bytes(r);
