@@ -19,6 +19,7 @@ static const double SMALL_BYTES = 32 << 10;
 typedef struct estimate {
     const cf_work *work;
     const cf_costs *costs;
+    int places; // of a host
 } estimate;
 
 static double compute_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -29,26 +30,57 @@ static double compute_ms(const void *argument, const cf_schedule *s, const cf_st
     return 1e3 * (share * e->work->flops / e->costs->flops_per_s + e->costs->piece_s);
 }
 
+enum { IN_HOST, NETWORK, LINKS };
+static int link_of(const void *argument, const cf_schedule *s, int from, int to) {
+    const estimate *e = argument;
+    (void)s;
+    return from / e->places == to / e->places ? IN_HOST : NETWORK;
+}
+
+// Of a rank between hosts, where so many of its group's ranks on each send at the same time.
+static double network_rate(const estimate *e, int senders) {
+    return fmin(e->costs->network_bytes_per_s, e->costs->shared_bytes_per_s * e->places / senders);
+}
+
+// A library's ring sends a shard to a host once; MPI sends one to each rank.
+static double collective_s(const estimate *e, const cf_schedule *s) {
+    const cf_costs *c = e->costs;
+    const bool ring = c->in_order && s->operation != CF_ALLTOALL;
+    const double shard = e->work->bytes / s->slices, others = s->ranks - 1, far = s->ranks - e->places;
+    const double host_s = (ring ? others : e->places - 1) * shard / c->bytes_per_s;
+    const double network_s = (!ring ? far : far > 0 ? others / e->places : 0) * shard / network_rate(e, e->places);
+    return 2 * ceil(log2(s->ranks)) * c->message_s + fmax(host_s, network_s);
+}
+
 static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
     const estimate *e = argument;
     const cf_costs *c = e->costs;
-    double wire = e->work->bytes / s->slices / c->bytes_per_s;
-    if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
-    return 1e3 * (wire + (c->in_order && !step->joined ? c->latency_s : c->message_s));
+    if (step->kind == CF_COLLECTIVE) return 1e3 * collective_s(e, s);
+    const bool far = link_of(e, s, s->rank, step->send_to) == NETWORK;
+    int senders = abs(step->send_to - s->rank); // of a host, as many ranks further on the circle
+    if (senders > s->ranks - senders) senders = s->ranks - senders;
+    const double rate = far ? network_rate(e, senders < e->places ? senders : e->places) : c->bytes_per_s;
+    const double begin_s = !c->in_order || step->joined ? c->message_s : far ? c->network_latency_s : c->latency_s;
+    return 1e3 * (e->work->bytes / s->slices / rate + begin_s);
 }
 
 static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
     return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, w->hosts, rank, choice.slices, w->folds);
 }
 
-// One rank stands for all if the exchanges of others are its own, shifted. Else all are replayed, or the choice counts as endless.
+// One rank stands for all if the exchanges of others are its own, shifted: the last of a host, which a ring leaves there. Else all
+// are replayed, or the choice counts as endless.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    const estimate e = {w, c};
-    const cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
-    cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, 0)};
+    const estimate e = {w, c, w->ranks / (w->hosts > 1 ? w->hosts : 1)};
+    const double latency_s = c->in_order ? 0 : w->hosts > 1 ? c->network_latency_s : c->latency_s;
+    const cf_machine machine = {compute_ms, transfer_ms, &e, 1e3 * latency_s, c->in_order, LINKS, link_of};
+    cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, e.places - 1)};
     const int ranks = all[0]->algorithm->shifted ? 1 : w->ranks;
     const bool few = ranks <= REPLAYED_RANKS;
-    for (int r = 1; r < ranks && few; r++) all[r] = schedule_of(choice, w, r);
+    for (int r = 0; r < ranks && few && ranks > 1; r++) {
+        cf_schedule_free(all[r]);
+        all[r] = schedule_of(choice, w, r);
+    }
     const double ms = few ? cf_replay(all, ranks, &machine).finished_ms : INFINITY;
     for (int r = 0; r < REPLAYED_RANKS; r++) cf_schedule_free(all[r]);
     return ms;
@@ -130,6 +162,9 @@ void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         c->latency_s = fmax(c->latency_s, all[i].latency_s);
+        c->network_latency_s = fmax(c->network_latency_s, all[i].network_latency_s);
+        c->network_bytes_per_s = fmin(c->network_bytes_per_s, all[i].network_bytes_per_s);
+        c->shared_bytes_per_s = fmin(c->shared_bytes_per_s, all[i].shared_bytes_per_s);
         c->message_s = fmax(c->message_s, all[i].message_s);
         c->piece_s = fmax(c->piece_s, all[i].piece_s);
         c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);

@@ -88,11 +88,13 @@ typedef struct cf_costs {
     double latency_s;   // of an exchange: from its post until its arrival is noticed
     double message_s;   // each further message of a unit, for a rank
     double piece_s;     // overhead of each further partial computation
-    double bytes_per_s; // of a rank's link, in each direction
+    double bytes_per_s; // of a rank's link within its host, in each direction
     double flops_per_s; // of a rank
     const char *rounds; // the algorithm (schedule.h) whose rounds suit it
     bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
     bool in_order;      // each exchange waits for the one before it, except within a unit
+    // Between hosts: of an exchange; of a rank, alone and while all ranks of its host send
+    double network_latency_s, network_bytes_per_s, shared_bytes_per_s;
 } cf_costs;
 
 typedef struct cf_transport cf_transport;

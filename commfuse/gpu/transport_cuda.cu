@@ -364,11 +364,12 @@ static void bind_group(cf_transport *t, cf_group *group) {
 
 // --- start and end ---
 
-// Those of an H100 with NVLink.
+// Those of H100s with NVLink and a network card each.
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)t, (void)threads;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
+    c.network_latency_s = 20e-6, c.network_bytes_per_s = c.shared_bytes_per_s = 46e9;
     c.rounds = "direct", c.spare = true, c.in_order = true;
     return c;
 }

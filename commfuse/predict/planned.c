@@ -275,14 +275,20 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
+    const cf_link *network = &h->link[level_of(0, record.world - 1)];
+    const int host = network > h->link ? network[-1].ranks : 1;
+    const double all = network->block_bytes_per_s > 0 ? network->block_bytes_per_s : INFINITY;
     return (cf_costs){.latency_s = h->link[0].latency_s,
                       .message_s = h->message_s,
                       .piece_s = h->kernel_s + 2 * h->call_s,
-                      .bytes_per_s = h->link[h->gpu ? 0 : level_of(0, record.world - 1)].bytes_per_s,
+                      .bytes_per_s = h->link[0].bytes_per_s,
                       .flops_per_s = h->product.y[h->product.points - 1],
                       .rounds = h->gpu ? "direct" : "ring",
                       .spare = true,
-                      .in_order = h->gpu};
+                      .in_order = h->gpu,
+                      .network_latency_s = network->latency_s,
+                      .network_bytes_per_s = fmin(network->bytes_per_s, all),
+                      .shared_bytes_per_s = fmin(network->bytes_per_s, all / host)};
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {

@@ -27,14 +27,16 @@ static inline int next_exchange(const cf_schedule *s, int i) {
 
 // The exchanges of b are those of a, another rank's, with all ranks shifted.
 static inline bool is_shifted(const cf_schedule *a, const cf_schedule *b) {
-    const int N = a->ranks, m = a->slices, by = b->rank - a->rank + N;
+    const int m = a->slices;
     int i = next_exchange(a, 0), j = next_exchange(b, 0);
     for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
         const cf_step *x = &a->step[i], *y = &b->step[j];
         const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
-        if (y->send_to != (sends ? (x->send_to + by) % N : -1) || y->recv_from != (receives ? (x->recv_from + by) % N : -1) ||
-            (sends && y->send_slice != (x->send_slice + by * m) % (N * m)) ||
-            (receives && y->recv_slice != (x->recv_slice + by * m) % (N * m)))
+        if (sends != (y->send_to >= 0) || receives != (y->recv_from >= 0) ||
+            (sends && y->send_to != cf_schedule_shifted(a, x->send_to, a->rank, b->rank)) ||
+            (receives && y->recv_from != cf_schedule_shifted(a, x->recv_from, a->rank, b->rank)) ||
+            (sends && y->send_slice != cf_schedule_shifted(a, x->send_slice / m, a->rank, b->rank) * m + x->send_slice % m) ||
+            (receives && y->recv_slice != cf_schedule_shifted(a, x->recv_slice / m, a->rank, b->rank) * m + x->recv_slice % m))
             return false;
     }
     return i == a->count && j == b->count;
