@@ -53,6 +53,7 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
         if (world[i] == t->rank) group->rank = i;
     }
     if (group->rank < 0) cf_die("only its members make a group", "group %s without this rank, %d", name, t->rank);
+    group->hosts = cf_group_hosts(group, t->ranks_per_host);
     t->bind(t, group);
     return group;
 }

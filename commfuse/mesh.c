@@ -25,6 +25,23 @@ void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp)
     mesh->self_group = make_group("self", 1, 0, world_rank, 1);
 }
 
+int cf_group_hosts(const cf_group *group, int ranks_per_host) {
+    const int N = group->size, R = ranks_per_host, *world = group->world;
+    int P = 1;
+    while (R > 0 && P < N && world[P] / R == world[0] / R) P++;
+    bool even = R > 0 && N % P == 0;
+    for (int i = P; i < N && even; i++) even = world[i] / R == world[i - i % P] / R && world[i] / R > world[i - P] / R;
+    return even ? N / P : 1;
+}
+
+// Where a tp group begins or ends within a host, groups of one name differ.
+void cf_mesh_set_hosts(cf_mesh *mesh, int ranks_per_host) {
+    const int R = ranks_per_host, alike = R > 0 && (R % mesh->tp == 0 || mesh->tp % R == 0) ? R : 0;
+    mesh->tp_group.hosts = cf_group_hosts(&mesh->tp_group, alike);
+    mesh->dp_group.hosts = cf_group_hosts(&mesh->dp_group, alike);
+    mesh->world_group.hosts = cf_group_hosts(&mesh->world_group, R);
+}
+
 void cf_mesh_free(cf_mesh *mesh) {
     free(mesh->tp_group.world);
     free(mesh->dp_group.world);

@@ -11,11 +11,10 @@ typedef struct cf_group {
     const char *name; // "tp", "dp", "world", "self"
     int size;         // ranks in the group
     int rank;         // this process's rank in it
-    int hosts;        // as many neighbouring members are on each; 1: one host, or they are not even; set by cf_transport.bind
+    int hosts;        // as many neighbouring members are on each; 1: one host, or they are not even (cf_group_hosts)
     int *world;       // world[i]: world rank of member i
     bool slack;       // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
     bool collectives; // native collectives may be chosen for it; set by cf_transport.bind
-    bool hierarchy;   // these send a shard to a host once, exchanges to each of several members there; set by bind
     void *native;     // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 
@@ -27,6 +26,10 @@ typedef struct cf_mesh {
 
 // Fills *mesh for one rank. Dies (together) unless tp, dp >= 1 and tp · dp = world_size.
 void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp);
+// Sets cf_group.hosts of all groups, alike in groups of one name, where so many neighbouring world ranks are on each host; 0: hosts
+// have different numbers of ranks, or ranks that are not neighbours.
+void cf_mesh_set_hosts(cf_mesh *mesh, int ranks_per_host);
+int cf_group_hosts(const cf_group *group, int ranks_per_host); // of one group
 void cf_mesh_free(cf_mesh *mesh);
 
 CF_EXTERN_C_END

@@ -103,6 +103,8 @@ struct cf_transport {
     int rank, size;             // in the world
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
+    int ranks_per_host;         // as many neighbours are on each host; 0: they are not. May be set before groups are bound: to
+                                // schedule containers of one host as one host, or one host as several
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
@@ -170,14 +172,19 @@ static inline int64_t cf_root_host(cf_transport *t, int64_t mine) {
     return cf_min_host(t, t->rank == 0 ? mine : INT64_MAX);
 }
 
+// The library's collectives send a shard to a host once, exchanges to each of several members there.
+static inline bool cf_hierarchy(const cf_transport *t, const cf_group *group) {
+    return t && t->in_order && group->collectives && group->hosts > 1 && group->hosts < group->size;
+}
+
 // Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first, because
 // it moves the most bytes and queues may run out.
 static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
     cf_group *groups[] = {&mesh->tp_group, &mesh->dp_group, &mesh->world_group};
+    cf_mesh_set_hosts(mesh, t->ranks_per_host);
     for (int i = 0; i < 3; i++) {
         t->bind(t, groups[i]);
         groups[i]->collectives = cf_min_host(t, groups[i]->collectives) != 0;
-        groups[i]->hierarchy = cf_min_host(t, groups[i]->hierarchy) != 0;
     }
 }
 

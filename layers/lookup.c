@@ -49,7 +49,7 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     // row once.
     const cf_transport *t = context->transport;
     const bool hides = t && (t->costs.spare || t->local_size < t->size);
-    const bool few = l->owners->hierarchy ? 2 * tokens <= l->owned : tokens <= 8 * l->owned;
+    const bool few = cf_hierarchy(t, l->owners) ? 2 * tokens <= l->owned : tokens <= 8 * l->owned;
     l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? hides && few : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }

@@ -317,7 +317,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .spare = turns <= 1,
                       .network_latency_s = 30e-6 * turns,
                       .network_bytes_per_s = 1.25e9 / turns, // 10 Gbit/s
-                      .shared_bytes_per_s = 1.25e9 / turns / t->local_size};
+                      .shared_bytes_per_s = 1.25e9 / turns / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size)};
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
@@ -331,6 +331,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_rank = ranks->local_rank,
                         .local_size = ranks->local_size,
                         .local_cores = ranks->local_cores,
+                        .ranks_per_host = ranks->ranks_per_host,
                         .collectives = true, // MPI connects them by itself, whatever the caller sets
                         .state = s,
                         .timeout_s = &ranks->timeout_s,

@@ -297,7 +297,6 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);
     group->collectives = is_nccl(wires[EXCHANGE]);
-    group->hierarchy = group->collectives && n.hosts > 1 && n.hosts < group->size;
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
@@ -420,6 +419,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
     t->local_cores = bootstrap->local_cores;
+    t->ranks_per_host = bootstrap->ranks_per_host;
     t->in_order = true;
     t->collectives = true;
     t->state = s;

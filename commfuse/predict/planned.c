@@ -298,10 +298,7 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 static void bind_group(cf_transport *t, cf_group *group) {
     t->in_order = record.hardware->gpu;
     const cf_link *link = record.hardware->link;
-    const int first = group->world[0], level = level_of(first, group->world[group->size - 1]);
-    group->collectives = !link[level].copied;
-    group->hierarchy = record.hardware->gpu && level > 0 && group->size > 1 &&
-                       group->world[1] / link[level - 1].ranks == first / link[level - 1].ranks;
+    group->collectives = !link[level_of(group->world[0], group->world[group->size - 1])].copied;
 }
 
 static void close_transport(cf_transport *t) {

@@ -35,6 +35,8 @@ INT(dp, "dp", "0", 0, 65536, "replicas (data parallel); 0: ranks / tp; tp x dp i
 CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
     "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads")
 CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves bytes between ranks")
+INT(ranks_per_host, "ranks-per-host", "0", 0, 65536,
+    "neighbouring ranks that schedules of two levels take for one host; 0: those of each host, of a prediction's machine, or all")
 TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
     "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
 CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",

@@ -167,6 +167,11 @@ void predict_options(options *o, cf_hardware *h) {
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
                         "--predict reads and saves no model and has no data to check, but --%s is given", other);
     o->dry_run = true;
+    if (o->ranks_per_host > 0 && h->link[1].ranks % o->ranks_per_host != 0)
+        cf_die_together("let it divide them", "--ranks-per-host %ld, but %s joins blocks of %d ranks in %s", o->ranks_per_host,
+                        h->link[1].name, h->link[1].ranks, o->predict);
+    if (o->ranks_per_host > 0 && h->links > 1) h->link[0].ranks = (int)o->ranks_per_host;
+    if (o->ranks_per_host == 0) o->ranks_per_host = h->link[0].ranks;
     if (strcmp(o->dtype, "auto") == 0) o->dtype = dtype;
     if (strcmp(o->dtype, dtype) != 0)
         cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",

@@ -94,9 +94,14 @@ void recipe_mesh(options *o, cf_transport *t, cf_mesh *mesh) {
     const int ranks = o->dry_run && here == 1 ? (int)(o->tp * o->dp) : here;
     cf_mesh_init(mesh, ranks, t->rank, (int)o->tp, (int)o->dp);
     choose_batch(o);
-    if (here < ranks && !*o->predict) return;
+    if (o->ranks_per_host > 0 && ranks % o->ranks_per_host != 0 && !*o->predict)
+        cf_die_together("let it divide them", "--ranks-per-host %ld with %d ranks", o->ranks_per_host, ranks);
+    if (o->ranks_per_host > 0 || here < ranks) t->ranks_per_host = o->ranks_per_host > 0 ? (int)o->ranks_per_host : ranks;
     t->collectives = schedule && schedule->native;
-    cf_mesh_bind(t, mesh);
+    if (here == ranks || *o->predict)
+        cf_mesh_bind(t, mesh);
+    else
+        cf_mesh_set_hosts(mesh, t->ranks_per_host);
 }
 
 // With three or more cores per rank, one is left to the thread that moves bytes. A dry run of a mesh that is not here assumes hosts

@@ -89,6 +89,17 @@ static void print_shared_cores(const run_report *r) {
                  r->transport->local_cores, r->transport->local_size);
 }
 
+// Where groups span hosts.
+static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
+    const int R = ranks_per_host, tp = mesh->tp;
+    if (R == 0 || (R % tp != 0 && tp % R != 0))
+        cf_print(stdout, "hosts     %s: schedules of two levels are direct\n",
+                 R == 0 ? "have different numbers of ranks, or ranks that are not neighbours" : "hold parts of tp groups");
+    else if (R < mesh->world_group.size)
+        cf_print(stdout, "hosts     %d, of %d ranks each; a tp group is on %d of them, a dp group on %d\n", mesh->world_group.hosts,
+                 R, mesh->tp_group.hosts, mesh->dp_group.hosts);
+}
+
 // A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
     if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
@@ -108,6 +119,7 @@ void report_banner(const run_report *r) {
              o->threads == 1 ? "" : "s", cf_limits_text());
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
              o->strategy, r->transport->name);
+    print_hosts(r->mesh, r->transport->ranks_per_host);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_shared_cores(r);
     if (!schedule.algorithm)
