@@ -29,7 +29,7 @@ enum {
     // in NCCL. Transfers between replicas have a whole pass to hide in.
     CHANNELS = 16,
     CHANNELS_WITH_SLACK = 4,
-    BLOCKS_MAX = 64, // of an NCCL kernel
+    BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of one whose exchanges have slack
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -206,7 +206,7 @@ static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
     for (int i = 0; i < s->bound; i++) {
         const cf_wire *wire = s->wires[i];
-        if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
+        if (wire && wire->posted > wire->waited) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
     cf_cuda_left = blocks < most ? blocks : most;
@@ -292,7 +292,8 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
     int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
-    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    const int most = group->slack ? COLLECTIVE_BLOCKS : BLOCKS_MAX;
+    if (blocks > most) blocks = most;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);

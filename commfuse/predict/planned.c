@@ -13,7 +13,7 @@
 
 enum { PAGE = 4096 };
 static const double MS = 1e3;
-// As in transport_cuda.cu: the share of multiprocessors that a unit takes at most, and how much less replicas' exchanges take.
+// As in transport_cuda.cu: the share of multiprocessors that a unit takes at most, and how much less an exchange of replicas takes.
 static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4;
 
 static cf_record record;
@@ -27,8 +27,10 @@ struct cf_stream {
 
 int cf_record_multiprocessors(void) {
     const cf_hardware *h = record.hardware;
-    double taken = h->gpu && record.posted > record.done[0] ? record.unit[record.posted - 1].taken : 0;
-    return h->multiprocessors - (int)lround(taken * h->multiprocessors);
+    double taken = 0;
+    for (int lane = 0; lane < CF_LANES && h->gpu; lane++)
+        if (record.posted[lane] > record.done[lane]) taken += record.unit[record.posted[lane] - 1].taken;
+    return h->multiprocessors - (int)lround(fmin(TAKEN_MAX, taken) * h->multiprocessors);
 }
 
 static cf_record_entry *add(const cf_stream *stream, cf_record_kind kind) {
@@ -200,7 +202,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         if (!h->gpu)
             u->taken = fmax(u->taken, l->taken);
         else if (!l->copied)
-            u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->lane == 0 ? 1 : REPLICAS_LESS));
+            u->taken = fmin(u->lane == 0 ? TAKEN_MAX : l->taken, u->taken + l->taken / (u->lane == 0 ? 1 : REPLICAS_LESS));
         return;
     }
     double latency_s = 0; // of messages on CPUs: a GPU's library starts them together
@@ -251,7 +253,7 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
         if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
-    if (messages > 0 && u->taken > 0 && u->lane == 0) record.posted = record.units;
+    if (u->taken > 0 && (messages > 0 || !t->collectives)) record.posted[u->lane] = record.units; // baselines get no room
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
