@@ -97,6 +97,14 @@ typedef struct cf_costs {
     double network_latency_s, network_bytes_per_s, shared_bytes_per_s;
 } cf_costs;
 
+// Of the slowest link that joins the members of a group, while all ranks of a host send.
+static inline double cf_latency_s(const cf_costs *c, const cf_group *group) {
+    return group->hosts > 1 ? c->network_latency_s : c->latency_s;
+}
+static inline double cf_bytes_per_s(const cf_costs *c, const cf_group *group) {
+    return group->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
+}
+
 typedef struct cf_transport cf_transport;
 struct cf_transport {
     const char *name;

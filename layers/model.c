@@ -168,6 +168,13 @@ static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_
     return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
+// Between GPUs a bucket's transfer takes at least this many times its latency.
+static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
+    const double times = 6;
+    if (!t || !t->costs.in_order) return 0;
+    return times * cf_latency_s(&t->costs, &mesh->dp_group) * cf_bytes_per_s(&t->costs, &mesh->dp_group);
+}
+
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
     const int64_t T = setup->T, B = setup->B;
     const gpt_shape shape = setup->shape;
@@ -180,7 +187,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
-    params_create(&g->params, shape, mesh, setup->strategy);
+    params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
