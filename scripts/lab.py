@@ -6,7 +6,7 @@
 A host is a network, UTS and mount namespace with its name, eth0 and /dev/shm, so Open MPI moves every byte between two hosts
 through a TCP socket. A bridge connects the hosts; a token bucket on each eth0 limits what the host sends, so both directions of a
 link have the full rate at the same time. mpirun runs on host 0 and starts its daemons on the others through an agent that enters
-their namespaces.
+their namespaces. A host has one rank, or as many as --ranks-per-host says, which share memory and the link.
 
 Nothing remains: everything lives in one PID namespace, whose first process the kernel kills when this script ends, even by SIGKILL;
 with it go all processes, namespaces, links, mounts and files. The machine's network, mounts and files are not changed.
@@ -77,7 +77,7 @@ for cores in $LAB_CORES; do
         tc qdisc add dev eth0 root tbf rate $LAB_RATE burst $LAB_BURST limit 67108864' # nothing is dropped
     first=${first:-$!}
     echo $name $! $cores >>/dev/shm/table
-    echo $name slots=1 >>/dev/shm/slots
+    echo $name slots=$LAB_EACH >>/dev/shm/slots
     host=$((host + 1))
 done
 cat >/dev/shm/agent <<'END'
@@ -97,8 +97,8 @@ at=/proc/1/root/dev/shm # as hosts see it
 # Entering a mount namespace changes to /, but the program's path may be relative to the user's directory.
 nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/shm OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 taskset -c ${LAB_CORES%% *} \
-    mpirun -np $host --hostfile $at/slots --bind-to none \
-    --mca plm_rsh_agent $at/agent --mca pml ob1 --mca btl tcp,self \
+    mpirun -np $((host * LAB_EACH)) --hostfile $at/slots --bind-to none \
+    --mca plm_rsh_agent $at/agent --mca pml ob1 --mca btl tcp,self,vader \
     --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca btl_tcp_links 1 --mca btl_tcp_flags 9 \
     --mca btl_tcp_eager_limit 4194304 --mca btl_tcp_sndbuf 0 --mca btl_tcp_rcvbuf 0 --mca orte_tmpdir_base /dev/shm \
     sh -c "$LAB_RANK" rank "$@"
@@ -107,7 +107,9 @@ exit $?
 # A rank: its main thread, which computes, gets one core, its other threads, those of the transport, the other. Repeated for some
 # seconds, while the program may still start threads.
 RANK = r"""
-cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK + 1)))
+cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK / LAB_EACH + 1)))
+at=$((2 * OMPI_COMM_WORLD_LOCAL_RANK + 1))
+cores=$(echo $cores | cut -d , -f $at-$((at + 1)))
 (for pause in 0.2 0.3 0.5 1 2 4; do
     sleep $pause
     for task in /proc/$$/task/*; do
@@ -158,6 +160,7 @@ def shortage(ranks, cores):
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}), default=1e9,
                         help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
@@ -169,16 +172,19 @@ def main():
         parser.error("no program given")
     if not 1 <= o.hosts <= HOSTS_MAX:
         parser.error(f"--hosts {o.hosts}: 1 to {HOSTS_MAX}")
+    if o.ranks_per_host < 1:
+        parser.error(f"--ranks-per-host {o.ranks_per_host}")
     if not o.rate:
         parser.error("--rate is 0")
     if reason := obstacle():
         raise Problem(reason)
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    if why := shortage(o.hosts, len(cores)):  # one core for both, and perhaps for other hosts
+    each = CORES_PER_RANK * o.ranks_per_host
+    if why := shortage(o.hosts * o.ranks_per_host, len(cores)):  # one core for both, and perhaps for other hosts
         print(f"lab: {why}: {SHARED}", file=sys.stderr)
     else:
-        cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
+        cores = [",".join(cores[first:first + each]) for first in range(0, o.hosts * each, each)]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h", "LAB_EACH": str(o.ranks_per_host),
                    "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(o.hosts)),
                    "LAB_RATE": f"{o.rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(o.rate / 8 * BURST_S))),
                    "LAB_DELAY": f"{o.delay:g}ms" if o.delay else "0", "LAB_RANK": RANK}

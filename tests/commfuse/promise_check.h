@@ -2,7 +2,8 @@
 // first of these that a set of schedules breaks; their form must be sound. (once: a tail-free row that has one slice at most.)
 //
 //   volume      exchanges: each slice is sent N − 1 times and received as often, without collectives; tail-free: by each rank
-//               (N − 1)·m of them; native: collectives cover every slice once; a bound: nothing travels
+//               (N − 1)·m of them, of two levels (H − 1)·m between hosts and (P − 1)·H·m within one; native: collectives cover
+//               every slice once; a bound: nothing travels
 //   unit        once: all exchanges of a rank are one unit
 //   own slice   tail-free. compute after: own slices first and during the first transfer; before: own slices last
 //   tail        tail-free: no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
@@ -19,13 +20,16 @@ static bool is_once(const cf_schedule *s) {
 
 static const char *check_rank_volume(const cf_schedule *s) {
     bool seen[CF_CHECKED_SLICES] = {false};
-    int units = 0, sent = 0, received = 0, collected = 0;
+    const int P = s->algorithm->levels ? s->ranks / s->hosts : s->ranks;
+    int units = 0, sent = 0, received = 0, collected = 0, left = 0, entered = 0;
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         const bool exchange = step->kind == CF_EXCHANGE;
         units += exchange && !step->joined;
         sent += exchange && step->send_to >= 0 && step->send_to != s->rank;
         received += exchange && step->recv_from >= 0 && step->recv_from != s->rank;
+        left += exchange && step->send_to >= 0 && step->send_to / P != s->rank / P;
+        entered += exchange && step->recv_from >= 0 && step->recv_from / P != s->rank / P;
         for (int k = 0; k < step->count && step->kind == CF_COLLECTIVE; k++, collected++) {
             bool *again = &seen[step->first + k * step->stride];
             if (*again) return violated("volume", s->rank, i, "slice %d a second time", step->first + k * step->stride);
@@ -36,6 +40,9 @@ static const char *check_rank_volume(const cf_schedule *s) {
     const int collectives = s->bound || !s->algorithm->native ? 0 : s->ranks * s->slices;
     const bool counted = exchanges == 0 || s->algorithm->tail_free;
     if (is_once(s) && units != (exchanges > 0)) return violated("unit", s->rank, -1, "%d of them", units);
+    const int hosts = s->ranks / P - 1;
+    if (left != hosts * s->slices || entered != hosts * s->slices)
+        return violated("volume", s->rank, -1, "%d slices leave the host, %d enter it, not %d", left, entered, hosts * s->slices);
     if ((!counted || (sent == exchanges && received == exchanges)) && collected == collectives) return NULL;
     return violated("volume", s->rank, -1, "%d slices sent, %d received, not %d; %d in collectives, not %d", sent, received,
                     exchanges, collected, collectives);

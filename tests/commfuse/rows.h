@@ -20,21 +20,27 @@ static inline bool row_is_own(const cf_algorithm *row, cf_operation operation, c
     return row_serves(row, operation, side) || (row->bound && row_leads(row, operation, side));
 }
 
+// Hosts on which a row of two levels has schedules of its own, as few as can be; 1: others, or there are none.
+static inline int row_hosts(const cf_algorithm *row, int ranks) {
+    int hosts = 2;
+    while (hosts < ranks && ranks % hosts != 0) hosts++;
+    return row->levels && hosts < ranks ? hosts : 1;
+}
+
 static inline int next_exchange(const cf_schedule *s, int i) {
     while (i < s->count && s->step[i].kind != CF_EXCHANGE) i++;
     return i;
 }
 
-// The exchanges of b are those of a, another rank's, with all ranks shifted.
+// The exchanges of b are those of a, another rank's, shifted.
 static inline bool is_shifted(const cf_schedule *a, const cf_schedule *b) {
     const int m = a->slices;
     int i = next_exchange(a, 0), j = next_exchange(b, 0);
     for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
         const cf_step *x = &a->step[i], *y = &b->step[j];
         const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
-        if (sends != (y->send_to >= 0) || receives != (y->recv_from >= 0) ||
-            (sends && y->send_to != cf_schedule_shifted(a, x->send_to, a->rank, b->rank)) ||
-            (receives && y->recv_from != cf_schedule_shifted(a, x->recv_from, a->rank, b->rank)) ||
+        if (y->send_to != (sends ? cf_schedule_shifted(a, x->send_to, a->rank, b->rank) : -1) ||
+            y->recv_from != (receives ? cf_schedule_shifted(a, x->recv_from, a->rank, b->rank) : -1) ||
             (sends && y->send_slice != cf_schedule_shifted(a, x->send_slice / m, a->rank, b->rank) * m + x->send_slice % m) ||
             (receives && y->recv_slice != cf_schedule_shifted(a, x->recv_slice / m, a->rank, b->rank) * m + x->recv_slice % m))
             return false;

@@ -150,13 +150,13 @@ static void every_row_is_a_choice(void **state) {
     for (EVERY_ROW(row)) {
         bool listed = false;
         for (int of = 0; of < 12 * 2; of++) {
-            cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, 1, 1e4, 1e9, of >= 12, true, false};
-            if (row->levels) w.hosts = 2;
+            cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, row_hosts(row, 4), 1e4, 1e9, of >= 12, true, false};
             cf_choice list[CF_CHOICES];
             if (!row_serves(row, w.operation, w.side)) continue;
             int count = cf_choices(&w, &cpu, list);
             for (int i = 0; i < count; i++) {
                 listed |= list[i].algorithm == row;
+                assert_true(!list[i].algorithm->levels || row->levels); // not on one host
                 assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->most);
                 assert_false(w.early && list[i].algorithm->blocking);
             }

@@ -6,8 +6,9 @@
 // spans: inside the payload, on a side on which the operation computes, each row once on each side; for compute after, already
 // filled; for accumulating compute before, still as the caller left it. Guards after each payload and each given result must survive.
 //
-// Every row of the table of algorithms is tested, a new one too. Rows that exchange promise the order of a sum, j+1, j+2, …, j:
-// fractions are summed and compared bit by bit with the sum made here, so they all give the same bits.
+// Every row of the table of algorithms is tested, a new one too. Rows that exchange promise the order of a sum, j+1, j+2, …, j, of two
+// levels host by host: fractions are summed and compared bit by bit with the sum made here, so they all give the same bits. Even
+// numbers of ranks are taken for two hosts.
 #include "tests/commfuse/ranks.h"
 #include "tests/commfuse/rows.h"
 #include "tests/death.h"
@@ -223,16 +224,28 @@ static int64_t part_of(const job *j, int member, int64_t row, int64_t column, fl
     return value + (j->accumulates ? old : 0);
 }
 
+// The sum so far and the next places' parts, of the host so many behind the owner's, from its place `first` on.
+static float sum_host(const job *j, int host, float running, int first, int64_t row, int64_t column, int64_t *sum) {
+    const cf_schedule *s = cf_fuse_schedule(j->fuse);
+    const int H = row_of(j)->levels ? s->hosts : 1, P = s->ranks / H;
+    for (int i = 1; i <= P; i++) {
+        float part;
+        *sum += part_of(j, cf_schedule_shifted(s, host % H * P + i % P, 0, j->plan.group->rank), row, column, &part);
+        running = i == first ? part : as_held(j, running + part);
+    }
+    return running;
+}
+
 static void check_reduced(const job *j, const char *data, int64_t row) {
-    const cf_group *g = j->plan.group;
+    const int H = row_of(j)->levels ? cf_fuse_schedule(j->fuse)->hosts : 1;
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t sum = 0;
         float running = 0; // in the promised order: the rank behind the owner first, the owner last
-        for (int i = 1; i <= g->size; i++) {
-            float part;
-            sum += part_of(j, (g->rank + i) % g->size, row, column, &part);
-            running = i == 1 ? part : as_held(j, running + part);
+        for (int host = 1; host < H; host++) {
+            const float theirs = sum_host(j, host, 0, 1, row, column, &sum);
+            running = host == 1 ? theirs : as_held(j, running + theirs);
         }
+        running = sum_host(j, H, running, H == 1 ? 1 : 0, row, column, &sum);
         bool right = j->fractions ? same_bits(get_fraction(j, data, column), running) : holds(j, data, column, sum);
         CHECK(right, "%s: row %lld column %lld is wrong", describe(j), (long long)row, (long long)column);
     }
@@ -642,7 +655,9 @@ static void begin_does_not_wait(void) {
                                      {CF_ALLTOALL, CF_COMPUTE_BOTH}};
     for (const computing *c = held; c < held + sizeof held / sizeof *held; c++)
         for (EVERY_ROW(row))
-            if (mesh.tp > 1 && row->tail_free && row_serves(row, c->operation, c->side)) hold_back(c->operation, c->side, row);
+            if (mesh.tp > 1 && row->tail_free && row_serves(row, c->operation, c->side) &&
+                !(row->levels && c->operation == CF_REDUCE_SCATTER)) // which waits for its host
+                hold_back(c->operation, c->side, row);
 }
 
 static void one_operation_many_times(void) {
@@ -860,7 +875,9 @@ int main(int argc, char **argv) {
     cf_costs_agree(transport, 1);
     cf_device_threads(1);
     ring = cf_algorithm_find("ring");
+    if (transport->size % 2 == 0) transport->ranks_per_host = transport->size / 2;
     mesh = ranks_mesh(transport, transport->size, 1);
+    CHECK(mesh.tp_group.hosts == (transport->size % 2 == 0 ? 2 : 1), "%d hosts", mesh.tp_group.hosts);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     context.second = cf_stream_create(); // so the test can distinguish the streams on a CPU too
     static const ranks_case cases[] = {

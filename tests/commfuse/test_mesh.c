@@ -58,6 +58,53 @@ static void groups_partition_the_world(void **state) {
     for (int r = 0; r < tp * dp; r++) cf_mesh_free(&mesh[r]);
 }
 
+// By the definition: the number of hosts if each has as many neighbouring members; 1: not, or they are on one.
+static int even_hosts(const cf_group *group, int ranks_per_host) {
+    int on[RANKS_MAX] = {0}, hosts = 0;
+    for (int i = 0; i < group->size; i++) hosts += on[group->world[i] / ranks_per_host]++ == 0;
+    for (int i = 0; i < group->size; i++)
+        if (on[group->world[i] / ranks_per_host] * hosts != group->size) return 1;
+    return hosts;
+}
+
+// All groups of one name have the same, and 1 unless all are even. (As many hosts as members are one level, like 1.)
+static void groups_know_their_hosts(void **state) {
+    (void)state;
+    for (int tp = 1; tp <= 24; tp++)
+        for (int dp = 1; tp * dp <= RANKS_MAX; dp++)
+            for (int per_host = 0; per_host <= tp * dp; per_host++) {
+                int least[3] = {RANKS_MAX, RANKS_MAX, RANKS_MAX}, most[3] = {0}, found[3] = {0};
+                for (int world = 0; world < tp * dp; world++) {
+                    cf_mesh mesh;
+                    cf_mesh_init(&mesh, tp * dp, world, tp, dp);
+                    cf_mesh_set_hosts(&mesh, per_host);
+                    const cf_group *group[] = {&mesh.tp_group, &mesh.dp_group, &mesh.world_group};
+                    for (int g = 0; g < 3; g++) {
+                        const int hosts = per_host > 0 ? even_hosts(group[g], per_host) : 1;
+                        if (hosts < least[g]) least[g] = hosts;
+                        if (hosts > most[g]) most[g] = hosts;
+                        assert_true(world == 0 || group[g]->hosts == found[g]);
+                        found[g] = group[g]->hosts;
+                    }
+                    cf_mesh_free(&mesh);
+                }
+                const int size[] = {tp, dp, tp * dp};
+                for (int g = 0; g < 3; g++)
+                    assert_true(found[g] == (least[g] == most[g] ? most[g] : 1) || (found[g] == 1 && most[g] == size[g]));
+            }
+}
+
+// A group of the caller's may be in any order.
+static void hosts_of_any_group(void **state) {
+    (void)state;
+    int in_order[] = {0, 1, 4, 5, 8, 9}, uneven[] = {0, 1, 4, 5, 6, 8}, scattered[] = {0, 4, 1, 5}, again[] = {0, 1, 4, 5, 2, 3};
+    assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = in_order}, 4), 3);
+    assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = uneven}, 4), 1);
+    assert_int_equal(cf_group_hosts(&(cf_group){.size = 4, .world = scattered}, 4), 1);
+    assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = again}, 4), 1);
+    assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = in_order}, 0), 1);
+}
+
 static void wrong_products_die(void **state) {
     (void)state;
     static const int wrong[][3] = {{8, 3, 2}, {8, 8, 2},   {8, 1, 1},   {1, 2, 1}, {8, 0, 8},
@@ -76,6 +123,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mesh),
         cmocka_unit_test(groups_partition_the_world),
+        cmocka_unit_test(groups_know_their_hosts),
+        cmocka_unit_test(hosts_of_any_group),
         cmocka_unit_test(wrong_products_die),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 // ranks: 1
 //
-// Schedules of every operation, side, row of the table, N = 1…64 and m = 1…4 are generated for all ranks and must have the properties
-// of commfuse/schedule_check.h and of promise_check.h. A new row is tested without a change here. Then the checks themselves are
+// Schedules of every operation, side, row of the table, N = 1…64 and m = 1…4 are generated for all ranks, those of two levels on every
+// number of hosts, and must have the properties of commfuse/schedule_check.h and of promise_check.h. A new row is tested without a change here. Then the checks themselves are
 // tested: faults of every kind are planted in good schedules, and the checks must name the violated property.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 
 // All numbers of ranks up to ALL_RANKS are tried, and some beyond; m at most; steps that a planted fault may insert.
 enum { ALL_RANKS = 64, SLICES_PER_RANK = 4, ROOM = 16 };
-static const int many[] = {127, CF_CHECKED_RANKS};
+static const int many[] = {127, CF_CHECKED_RANKS}, many_hosts[][2] = {{510, 6}, {500, 20}, {512, 2}, {512, 64}, {512, 256}};
 
 typedef struct kind {
     cf_operation operation;
@@ -41,13 +41,17 @@ static const cf_algorithm *serving(const cf_algorithm *row, kind of) { // NULL: 
     return cf_algorithm_serving(row, of.operation, of.side);
 }
 
-static set set_create(kind of, const cf_algorithm *row, int ranks, int slices) {
+static set set_create_on(int hosts, kind of, const cf_algorithm *row, int ranks, int slices) {
     set all = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
-        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, 1, r, slices, of.folds);
+        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, hosts, r, slices, of.folds);
         assert_non_null(all.of[r]);
     }
     return all;
+}
+
+static set set_create(kind of, const cf_algorithm *row, int ranks, int slices) {
+    return set_create_on(row_hosts(row, ranks), of, row, ranks, slices);
 }
 
 static void set_free(set *all) {
@@ -63,8 +67,9 @@ static void assert_property(const set *all, const char *expected, const char *wh
     if (!property) property = check_promises(all->of);
     if (property == expected || (property && expected && strcmp(property, expected) == 0)) return;
     const cf_schedule *s = all->of[0];
-    print_error("%s, %s, %s%s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side], s->algorithm->name,
-                s->bound ? " without transfers" : "", s->ranks, s->slices, what ? ", " : "", what ? what : "");
+    print_error("%s, %s, %s%s, N = %d, H = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side],
+                s->algorithm->name, s->bound ? " without transfers" : "", s->ranks, s->hosts, s->slices, what ? ", " : "",
+                what ? what : "");
     print_error("violates: %s (%s); expected: %s\n", property ? property : "nothing", property ? check_where : "",
                 expected ? expected : "nothing");
     for (int r = 0; r < all->ranks && all->ranks <= 4; r++) {
@@ -95,11 +100,14 @@ static void check_bound(kind of, const set *bound, const cf_algorithm *row, int 
     set_free(&real);
 }
 
-// An alias, or a row that does not serve this, has another row's schedules.
-static void check_all_rows(kind of, int ranks, int slices) {
+// An alias, or a row that does not serve this, has another row's schedules. On several hosts only rows of two levels have others than
+// on one: their own where there are several ranks on each.
+static void check_all_rows(kind of, int ranks, int hosts, int slices) {
     for (EVERY_ROW(row)) {
         if (!serving(row, of) || (!row->bound && serving(row, of) != row && ranks > SLICES_PER_RANK)) continue;
-        set all = set_create(of, row, ranks, slices);
+        if (hosts > 1 && (!row->levels || serving(row, of) != row)) continue;
+        set all = set_create_on(hosts, of, row, ranks, slices);
+        assert_true(hosts == 1 || (all.of[0]->algorithm == row) == (hosts < ranks));
         const cf_schedule *s = all.of[0];
         const bool cut = of.side != CF_NO_COMPUTE && ranks > 1 && slices <= s->algorithm->most;
         assert_int_equal(s->operation, of.operation);
@@ -117,12 +125,15 @@ static void check_all_rows(kind of, int ranks, int slices) {
 static void every_schedule(void **state) {
     const kind *of = *state;
     for (int ranks = 1; ranks <= ALL_RANKS; ranks++)
-        for (int slices = 1; slices <= SLICES_PER_RANK; slices++) check_all_rows(*of, ranks, slices);
+        for (int slices = 1; slices <= SLICES_PER_RANK; slices++)
+            for (int hosts = 1; hosts <= ranks; hosts++)
+                if (ranks % hosts == 0) check_all_rows(*of, ranks, hosts, slices);
 }
 
 static void many_ranks(void **state) {
     const kind *of = *state;
-    for (size_t i = 0; i < sizeof many / sizeof *many; i++) check_all_rows(*of, many[i], 1);
+    for (size_t i = 0; i < sizeof many / sizeof *many; i++) check_all_rows(*of, many[i], 1, 1);
+    for (size_t i = 0; i < sizeof many_hosts / sizeof *many_hosts; i++) check_all_rows(*of, many_hosts[i][0], many_hosts[i][1], 1);
 }
 
 static void same_call_same_schedule(void **state) {
@@ -461,6 +472,16 @@ static void transfer_behind_compute(set *all) { // early enough to be worked on,
     for (int r = 0; r < all->ranks; r++)
         move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find_compute(all->of[r], CF_COMPUTE_BEFORE, -1));
 }
+// two levels
+static void straight_between_hosts(set *all) { // a slice crosses the network for each of a host's ranks
+    for (int r = 0; r < all->ranks; r++) all->of[r]->algorithm = cf_algorithm_find("levels"), all->of[r]->hosts = 2;
+}
+static void hosts_mixed_up(set *all) { // on rank 1 the sums of two hosts land in each other's place
+    cf_step *a = nth(all->of[1], CF_EXCHANGE, 4), *b = nth(all->of[1], CF_EXCHANGE, 7);
+    cf_place kept = a->at;
+    a->at = b->at, b->at = kept;
+}
+PLANT(another_number_of_hosts, 1, s->hosts = 1)
 // begin
 PLANT(begin_less, 3, s->begin--)
 PLANT(begin_more, 3, s->begin++)
@@ -620,6 +641,34 @@ static const struct fault {
     {FAULT(fold_the_last), "fold", RS_FOLDED, "ring", 4, 2},
     {FAULT(begin_more), "begin", RS_FOLDED, "ring", 4, 2},
     {FAULT(transfer_at_end), "tail", BEFORE_A2A, "direct", 4, 2},
+    {FAULT(another_number_of_hosts), "form", AG, "levels", 4, 1},
+    {FAULT(straight_between_hosts), "volume", AG, "direct", 4, 1},
+    {FAULT(straight_between_hosts), "sum order", RS, "direct", 4, 1},
+    {FAULT(hosts_mixed_up), "sum order", RS, "levels", 9, 1},
+    {FAULT(add_twice), "sum order", RS, "levels", 6, 2},
+    {FAULT(add_twice), "sum order", RS_FOLDED, "levels", 6, 2},
+    {FAULT(add_less), "data", RS_ALONE, "levels", 9, 1},
+    {FAULT(forward_too_early), "race", AG, "levels", 6, 2},
+    {FAULT(forward_too_early), "race", AG_ALONE, "levels", 9, 1},
+    {FAULT(send_too_early), "race", RS, "levels", 6, 2},
+    {FAULT(forward_too_early), "race", RS, "levels", 9, 1},
+    {FAULT(forward_too_early), "race", RS_ALONE, "levels", 4, 1},
+    {FAULT(add_too_early), "race", RS, "levels", 9, 2},
+    {FAULT(one_stage_slot), "race", RS, "levels", 4, 1},
+    {FAULT(stage_overflow), "form", RS, "levels", 4, 1},
+    {FAULT(drop_send), "volume", AG, "levels", 6, 1},
+    {FAULT(drop_receive), "volume", RS, "levels", 6, 1},
+    {FAULT(redirect_receive), "deadlock", RS, "levels", 4, 2},
+    {FAULT(rename_send), "matching", AG, "levels", 6, 2},
+    {FAULT(all_send_first), "deadlock", AG, "levels", 6, 2},
+    {FAULT(all_send_first), "deadlock", RS_ALONE, "levels", 6, 1},
+    {FAULT(own_slice_first), "own slice", RS, "levels", 6, 1},
+    {FAULT(own_slice_last), "own slice", AG, "levels", 6, 1},
+    {FAULT(own_slice_waits), "own slice", AG, "levels", 6, 1},
+    {FAULT(later_first), "arrival", AG, "levels", 6, 2},
+    {FAULT(add_too_early), "race", RS_FOLDED, "levels", 6, 2},
+    {FAULT(transfer_at_end), "tail", RS, "levels", 6, 1},
+    {FAULT(begin_less), "begin", RS, "levels", 6, 1},
 };
 
 static void every_fault_is_named(void **state) {

@@ -38,6 +38,7 @@ int main(int argc, char **argv) {
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
+    if (transport->size % 2 == 0) transport->ranks_per_host = 2; // of four ranks two levels
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, atoi(argv[5]), atoi(argv[6]));
     cf_mesh_bind(transport, &mesh);

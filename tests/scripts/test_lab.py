@@ -2,7 +2,7 @@
 trace however the lab ends. Needs root, like the lab.
 """
 # quick: names rate_at_once losses_of_one_rank Ends
-# limit: 240
+# limit: 300
 import glob
 import json
 import os
@@ -179,7 +179,8 @@ class Hosts(unittest.TestCase):
 
     def test_labs_that_cannot_be(self):
         for options, says in ((("--rate", "0bit"), "--rate is 0"), (("--rate", "fast"), "not a number and bit, kbit"),
-                              (("--delay", "-1ms"), "--delay"), (("--hosts", "0"), "1 to 250")):
+                              (("--delay", "-1ms"), "--delay"), (("--hosts", "0"), "1 to 250"),
+                              (("--ranks-per-host", "0"), "--ranks-per-host 0")):
             done = in_lab("true", options=options)
             self.assertEqual(done.returncode, 2)
             self.assertIn(says, done.stderr)
@@ -236,6 +237,24 @@ class Hosts(unittest.TestCase):
                                      options=("--rate", "10gbit"))) for operation in ("gather_gemm", "gemm_scatter")]
             self.assertGreater(crossed[0], 10 * 4 * 512 * 512 * 4)  # T / 2, B, C floats each time
             self.assertLess(crossed[1], 1.2 * crossed[0], mode)
+
+    def test_of_two_levels_a_slice_crosses_the_link_once_for_a_host(self):
+        """Counted at the interfaces of two hosts of two ranks: the bytes of more runs. A host receives each shard of the other one
+        once; sent straight to the ranks that need it, for each of its ranks."""
+        bench = os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse")
+        shard = 1024 // 4 * 4 * 512 * 4  # T / ranks, B, C floats
+        for operation in "gather_gemm", "gemm_scatter":
+            for mode, shards in (("levels", 2), ("direct", 4)):
+                counts = []
+                for repetitions in 10, 20:
+                    text = self.run_in(*SENT, bench, "--op", operation, "--shape", "1024,4,512,64,8", "--only", mode, "--repetitions",
+                                       repetitions, options=("--ranks-per-host", "2", "--rate", "10gbit"))
+                    sent = [int(count) for count in re.findall(r"^sent (\d+)$", text, re.MULTILINE)]
+                    counts.append((min(sent), max(sent), len(re.findall(rf"^{mode}\S* .*bytes sent", text, re.MULTILINE))))
+                (_, most, slices), (least, more, _) = counts
+                self.assertEqual(slices, 4)  # 1, 2, 4 and 8 of a shard
+                for crossed in least - most, more - most:
+                    self.assertAlmostEqual(crossed / (10 * slices * shards * shard), 1, delta=0.02, msg=f"{operation} {mode}")
 
 
 def heed_interrupts():

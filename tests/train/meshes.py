@@ -5,7 +5,7 @@ The token file holds exactly one batch, so that every step sees every sample and
 the order in which the program visits them: reference.py trains the same model on its own. What all runs are compared
 with besides, more closely, is one rank that never communicates. Schedules are the rows of the table in
 commfuse/schedule.c, a new one too. Some promise more than agreement: the same bits from run to run and as the row that
-they name.
+they name. Two ranks are taken for a host, so that four are two levels.
 
 Three shapes, so that every choice in the code is taken, which --dry-run is asked to confirm:
 
@@ -54,7 +54,7 @@ class Training(harness.Case):
         micro_batch, rest = divmod(self.samples, dp * accumulate)
         self.assertEqual(rest, 0, "the batch does not divide")
         return dict(strategy=self.strategy, tp=tp, dp=dp, steps=self.steps, batch=self.samples, micro_batch=micro_batch,
-                    **RECIPE, **ADAMW) | more
+                    ranks_per_host=2 if tp * dp % 2 == 0 else None, **RECIPE, **ADAMW) | more
 
     def logged(self, tp, dp, accumulate=1, **more):
         return self.train(tp * dp, **self.recipe(tp, dp, accumulate, **more))[0]
@@ -192,6 +192,13 @@ class Matrix(Training):
     def test_two_threads(self):
         for mesh in ((2, 1), (1, 2)):
             self.check_bits(*mesh, 3, slices=2, threads=2, rerun=True)
+
+    def test_two_levels_give_the_same_bits_again(self):
+        for mesh in ((4, 1, 1), (1, 4, 3)):
+            with self.subTest(mesh=mesh):
+                first, again = (self.trained(*mesh, overlap="levels:2") for _ in range(2))
+                self.assertTrue(first == again, "losses or model.bin differ")
+                self.assertIn("2, of 2 ranks each", self.train(4, **self.recipe(*mesh, overlap="levels:2"))[1].out)
 
     def test_watching_changes_nothing(self):
         """Of the passes behind an update the first finds weights on their way, others find all of them: the first is

@@ -28,6 +28,7 @@ class Traffic(harness.Case):
 
     def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, data=None, **more):
         more.setdefault("overlap", "ring")  # what auto chooses depends on the cores of the machine
+        more.setdefault("ranks_per_host", 2 if tp * dp == 4 else None)
         tokens, model, trace = (self.fresh(name) for name in ("tokens", "model", "trace"))
         batch = micro_batch * dp * accumulation
         reference.write_tokens(tokens, self.data(shape, batch) if data is None else data)
@@ -94,6 +95,19 @@ class Bytes(Traffic):
         for row in harness.schedules("exchanges", tail_free=True):
             for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
                 self.assertBytes(WIDE, strategy, tp, dp, overlap=row.in_slices(3))
+
+    def test_of_two_levels_a_slice_crosses_the_network_once_for_a_host(self):
+        # Two hosts of two: of three shards one does, with one level two.
+        for strategy, tp, dp in (("tpsp", 1, 4), ("up", 2, 2), ("up", 4, 1)):
+            for overlap, crossing in (("levels:2", 1), ("direct:2", 2)):
+                with self.subTest(strategy=strategy, tp=tp, overlap=overlap):
+                    trace = self.traced(WIDE, strategy, tp, dp, overlap=overlap)
+                    for rank in trace.ranks:
+                        for step in trace.steps[1:]:
+                            sent = trace.bytes_sent(rank, step)
+                            left = trace.bytes_sent(rank, step, lambda e: e["args"]["peer"] // 2 != rank // 2)
+                            for kind in "gradients", "weights":
+                                self.assertEqual(3 * left[kind], crossing * sent[kind], f"{kind}, rank {rank}, step {step}")
 
 
 class Counts(unittest.TestCase):

@@ -166,10 +166,10 @@ class Trace:
     def of(self, rank, step, category):
         return [e for e in self.events if e["pid"] == rank and e["args"]["step"] == step and e["cat"] == category]
 
-    def bytes_sent(self, rank, step):
+    def bytes_sent(self, rank, step, which=lambda event: True):
         sent = dict.fromkeys(("activations", "lookup", "gradients", "weights"), 0)
         for event in self.of(rank, step, "comm"):
-            if kind(event):
+            if kind(event) and which(event):
                 sent[kind(event)] += event["args"].get("bytes", 0)
         return sent
 
