@@ -7,7 +7,10 @@
 //   none                end         all                                                          table
 //   slice, ideal        ready       all                                                          table
 //   ring, direct, …     owners      4                                                            rows
-//   auto                auto        auto: all by a native collective, 4 by exchanges             auto
+//   auto, levels        auto        auto: all by a native collective, 4 by exchanges             auto
+//
+// Between hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels what has
+// no computation to hide behind is chosen as by auto.
 #pragma once
 
 #include "../commfuse/choice.h"
@@ -34,10 +37,10 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
     static const char *const when[] = {"end", "ready", "owners", "auto"}, *const what[] = {"table", "rows", "auto"};
     if (!cf_choice_parse(schedule, &o->schedule)) return false;
     const cf_algorithm *a = o->schedule.algorithm; // NULL: auto
-    const bool native = a && (a->bound ? cf_algorithm_find(a->otherwise) : a)->native;
-    o->gradients = !a ? GRADIENTS_AUTO : a->blocking ? GRADIENTS_END : native ? GRADIENTS_READY : GRADIENTS_OWNERS;
-    o->prefetch = !a ? PREFETCH_AUTO : native ? PREFETCH_ALL : PREFETCH_SOME;
-    o->embedding = !a ? EMBEDDING_AUTO : native ? EMBEDDING_TABLE : EMBEDDING_ROWS;
+    const bool native = a && (a->bound ? cf_algorithm_find(a->otherwise) : a)->native, choose = !a || a->levels;
+    o->gradients = choose ? GRADIENTS_AUTO : a->blocking ? GRADIENTS_END : native ? GRADIENTS_READY : GRADIENTS_OWNERS;
+    o->prefetch = choose ? PREFETCH_AUTO : native ? PREFETCH_ALL : PREFETCH_SOME;
+    o->embedding = choose ? EMBEDDING_AUTO : native ? EMBEDDING_TABLE : EMBEDDING_ROWS;
     for (int i = 0; i < 4; i++)
         if (strcmp(gradients, when[i]) == 0) o->gradients = (gradients_policy)i;
     for (int i = 0; i < 3; i++)
@@ -54,6 +57,7 @@ static inline cf_fuse_plan overlap_plan(const overlap *o, const char *name, cons
     plan.name = name, plan.group = group;
     plan.operation = operation, plan.side = side;
     plan.algorithm = o->schedule.algorithm, plan.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
+    if (side == CF_NO_COMPUTE && plan.algorithm && plan.algorithm->levels && group->hosts > 1) plan.algorithm = NULL;
     plan.dtype = dtype, plan.capacity = capacity;
     return plan;
 }
