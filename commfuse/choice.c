@@ -88,9 +88,9 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
 
 // --- choices ---
 
-// The algorithm whose rounds suit the transport.
-static const cf_algorithm *first_of(const cf_work *w, const cf_costs *c) {
-    return cf_algorithm_serving(cf_algorithm_find(c->rounds ? c->rounds : "ring"), w->operation, w->side);
+const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
+    const bool levels = w->hosts > 1 && w->hosts < w->ranks && w->operation != CF_ALLTOALL;
+    return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : c->rounds ? c->rounds : "ring"), w->operation, w->side);
 }
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
@@ -99,7 +99,8 @@ static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs
     const bool collective = alone && w->native && c->in_order;
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->most)) return false;
     if (a->levels && (w->hosts <= 1 || w->hosts == w->ranks)) return false;
-    if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->most == 1 || (slices == 1 && a == first_of(w, c)));
+    if (!a->native)
+        return !collective && (w->ranks <= SLICES_RANKS || a->most == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
     return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
 }
@@ -111,7 +112,7 @@ static int kind_of(const cf_algorithm *a) {
 
 // The first is one slice in rounds.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
-    const cf_algorithm *first = first_of(w, c);
+    const cf_algorithm *first = cf_choice_rounds(w, c);
     int count = 0;
     for (int kind = ROUNDS; kind < KINDS; kind++)
         for (int m = 1; m <= SLICES_MOST; m *= 2)
@@ -123,7 +124,7 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
 }
 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
-    cf_choice list[CF_CHOICES], best = {first_of(w, c), 1};
+    cf_choice list[CF_CHOICES], best = {cf_choice_rounds(w, c), 1};
     if (w->ranks == 1) return best;
     int count = cf_choices(w, c, list);
     double best_ms = INFINITY;
