@@ -38,10 +38,11 @@ enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, LOSS_ROUNDS = 100, GPT2_VOCABULAR
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
                             "[--json]; train_gpt --help lists the names, under --overlap";
-static const char *const applies[] = {"model",   "layers",   "channels",  "heads",       "seq",      "vocab",        "tp",
-                                      "dp",      "strategy", "transport", "micro-batch", "lr",       "weight-decay", "beta1",
-                                      "beta2",   "eps",      "clip",      "seed",        "threads",  "peak-tflops",  "recompute",
-                                      "timeout", "plan",     "out",       "gradients",   "prefetch", "embedding"};
+static const char *const applies[] = {"model",        "layers",      "channels",  "heads",         "seq",         "vocab",
+                                      "tp",           "dp",          "strategy",  "transport",     "micro-batch", "lr",
+                                      "weight-decay", "beta1",       "beta2",     "eps",           "clip",        "seed",
+                                      "threads",      "peak-tflops", "recompute", "timeout",       "plan",        "out",
+                                      "gradients",    "prefetch",    "embedding", "ranks-per-host"};
 static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
@@ -166,6 +167,7 @@ static void make_mesh(bench *b) {
     int ranks = b->transport->size;
     if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
+    if (o->ranks_per_host > 0) b->transport->ranks_per_host = (int)o->ranks_per_host;
     b->transport->collectives = false; // of their own, as in train_gpt
     for (int i = 0; i < b->entrants; i++) {
         const cf_algorithm *algorithm = b->entrant[i].how.schedule.algorithm;

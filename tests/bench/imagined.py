@@ -9,10 +9,10 @@ bench_train's ranks run here, in the bf16 program for GPUs, with its streams, ev
 compute nothing and take the time that an H100 would take by tests/emulator/clock.cc. So this is arithmetic over the program's order
 of operations and over assumptions, which a table in tests/bench/README.md lists with their sources. --tflops and --gbps set the
 rates of products and links (each way); --gbps 25 is a machine without NVLink. --host-gpus 2 puts two GPUs on a host, with
---hosts-gbps between hosts for each. This machine needs memory for the weights and for one more copy of a tensor on the host.
+--hosts-gbps between hosts for each, and adds schedules of two levels. This machine needs memory for the weights and for one more copy of a tensor on the host.
 
 For each mesh and transport it prints steps as multiples of ideal, which leaves out transfers and slices, and below them the exposed
-milliseconds; s4: slice in four, r2: ring in two slices a rank, d: direct. nowire leaves out only transfers, so it shows
+milliseconds; s4: slice in four, r2: ring in two slices a rank, d: direct, l: levels. nowire leaves out only transfers, so it shows
 the cost of slices. auto is the plan that the program finds in its first steps; the last column divides it by the best fixed mode.
 """
 import argparse
@@ -26,8 +26,7 @@ from runner import ROOT, Failed, Runner
 
 FIXED = ("none", *(f"slice:{m}" for m in (1, 2, 4, 8)),
          *(f"{name}:{m}" for name in ("ring", "direct") for m in (1, 2, 4)), "once")
-SHOWN = (*FIXED, "auto")
-MODES = (*SHOWN, "nowire", "ideal")
+OTHERS = "auto", "nowire", "ideal"
 WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
@@ -43,11 +42,15 @@ CLOCK = {"tflops": "of the best products", "gbps": "GB/s of a GPU's link, each w
 COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 1 --timeout 600".split()
 
 
+def fixed(o):
+    return FIXED + tuple(f"levels:{m}" for m in (1, 2, 4) if o.host_gpus)
+
+
 def measure(o, ranks, words, transport):
     """A step of each mode, the same every time, in three runs: modes of one share the memory of the GPUs, and where no baseline
     runs auto has the communicators that it has in training."""
-    half = len(FIXED) // 2
-    return {mode: step for modes in (FIXED[:half], FIXED[half:], MODES[len(FIXED):])
+    half = len(fixed(o)) // 2
+    return {mode: step for modes in (fixed(o)[:half], fixed(o)[half:], OTHERS)
             for mode, step in measure_modes(o, ranks, words, transport, modes).items()}
 
 
@@ -56,7 +59,7 @@ def measure_modes(o, ranks, words, transport, modes):
     if not os.path.exists(f"{ROOT}/{program}"):
         sys.exit(f"error: {program} is not built\nhint:  make {program}")
     text = Runner().output(["scripts/mpirun.sh", "-np", ranks, program, *COMMON, "--transport", transport, "--modes",
-                            ",".join(modes), "--json", *words], OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
+                            ",".join(modes), "--json", *(("--ranks-per-host", o.host_gpus) if o.host_gpus else ()), *words], OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
                            **{f"EMULATOR_{name.upper()}": str(value) for name, value in vars(o).items() if name in CLOCK and value})
     (_, steps), found = run_log.turns(text), {}
     for mode in modes:
@@ -75,12 +78,12 @@ def print_line(name, cells, rest=""):
     print(f"{name:<22}" + "".join(f"{cell:>6}" for cell in cells) + rest, flush=True)
 
 
-def print_row(name, steps):
+def print_row(name, steps, modes):
     ms = {mode: step["step_ms"] for mode, step in steps.items()}
-    best = min(FIXED, key=ms.get)
-    print_line(name, (f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN),
+    best = min(modes, key=ms.get)
+    print_line(name, (f"{ms[mode] / ms['ideal']:.3f}" for mode in (*modes, "auto")),
                f"{ms['nowire'] / ms['ideal']:8.3f}{ms['ideal']:8.2f}{ms['auto'] / ms[best]:9.3f} {short(best)}")
-    print_line("  exposed, ms", (f"{steps[mode]['exposed_comm_ms']:.2f}" for mode in SHOWN))
+    print_line("  exposed, ms", (f"{steps[mode]['exposed_comm_ms']:.2f}" for mode in (*modes, "auto")))
 
 
 def ablation(o):
@@ -114,10 +117,10 @@ def main():
     print("imagined GPUs: bf16, T 1024")
     if o.ablation:
         return ablation(o)
-    print_line("", map(short, SHOWN), "  nowire   ideal  auto / best")
+    print_line("", map(short, (*fixed(o), "auto")), "  nowire   ideal  auto / best")
     for ranks, words in [(o.ranks, " ".join(o.options))] if o.ranks else MESHES:
         for transport in o.transports.split(","):
-            print_row(name_of(words, transport), measure(o, ranks, words.split(), transport))
+            print_row(name_of(words, transport), measure(o, ranks, words.split(), transport), fixed(o))
 
 
 if __name__ == "__main__":
