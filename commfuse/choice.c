@@ -49,7 +49,8 @@ static double collective_s(const estimate *e, const cf_schedule *s) {
     const double shard = e->work->bytes / s->slices, others = s->ranks - 1, far = s->ranks - e->places;
     const double host_s = (ring ? others : e->places - 1) * shard / c->bytes_per_s;
     const double network_s = (!ring ? far : far > 0 ? others / e->places : 0) * shard / network_rate(e, e->places);
-    return 2 * ceil(log2(s->ranks)) * c->message_s + fmax(host_s, network_s);
+    const double share = c->share_1mb + (c->share_100mb - c->share_1mb) * log10(fmax(others * shard, 1) / 1e6) / 2;
+    return 2 * ceil(log2(s->ranks)) * c->message_s + fmax(host_s, network_s) / fmin(1, fmax(0.1, share));
 }
 
 static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -95,8 +96,9 @@ const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE;
-    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
-    const bool collective = alone && w->native && c->in_order;
+    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels, which are as long as transfers
+    // within a host, but not as those of a member on each.
+    const bool collective = alone && w->native && c->in_order && (w->hosts <= 1 || w->hosts < w->ranks);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->most)) return false;
     if (a->levels && (w->hosts <= 1 || w->hosts == w->ranks)) return false;
     if (!a->native)
@@ -166,6 +168,8 @@ void cf_costs_agree(cf_transport *t, int threads) {
         c->network_latency_s = fmax(c->network_latency_s, all[i].network_latency_s);
         c->network_bytes_per_s = fmin(c->network_bytes_per_s, all[i].network_bytes_per_s);
         c->shared_bytes_per_s = fmin(c->shared_bytes_per_s, all[i].shared_bytes_per_s);
+        c->share_1mb = fmin(c->share_1mb, all[i].share_1mb);
+        c->share_100mb = fmin(c->share_100mb, all[i].share_100mb);
         c->message_s = fmax(c->message_s, all[i].message_s);
         c->piece_s = fmax(c->piece_s, all[i].piece_s);
         c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);

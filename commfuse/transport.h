@@ -95,6 +95,7 @@ typedef struct cf_costs {
     bool in_order;      // each exchange waits for the one before it, except within a unit
     // Between hosts: of an exchange; of a rank, alone and while all ranks of its host send
     double network_latency_s, network_bytes_per_s, shared_bytes_per_s;
+    double share_1mb, share_100mb; // of these rates, which a native collective reaches that sends so many bytes
 } cf_costs;
 
 // Of the slowest link that joins the members of a group, while all ranks of a host send.

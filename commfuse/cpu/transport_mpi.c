@@ -317,7 +317,9 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .spare = turns <= 1,
                       .network_latency_s = 30e-6 * turns,
                       .network_bytes_per_s = 1.25e9 / turns, // 10 Gbit/s
-                      .shared_bytes_per_s = 1.25e9 / turns / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size)};
+                      .shared_bytes_per_s = 1.25e9 / turns / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size),
+                      .share_1mb = 1,
+                      .share_100mb = 1};
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {

@@ -370,6 +370,7 @@ static cf_costs set_threads(cf_transport *t, int threads) {
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
     c.network_latency_s = 20e-6, c.network_bytes_per_s = c.shared_bytes_per_s = 46e9;
+    c.share_1mb = 0.5, c.share_100mb = 0.95;
     c.rounds = "direct", c.spare = true, c.in_order = true;
     return c;
 }

@@ -290,7 +290,9 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .in_order = h->gpu,
                       .network_latency_s = network->latency_s,
                       .network_bytes_per_s = fmin(network->bytes_per_s, all),
-                      .shared_bytes_per_s = fmin(network->bytes_per_s, all / host)};
+                      .shared_bytes_per_s = fmin(network->bytes_per_s, all / host),
+                      .share_1mb = cf_curve_at(&h->native, 1e6),
+                      .share_100mb = cf_curve_at(&h->native, 1e8)};
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {

@@ -14,8 +14,8 @@
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false, 60e-6, 1e9, 25e7};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true, 20e-6, 40e9, 40e9};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false, 60e-6, 1e9, 25e7, 1, 1};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true, 20e-6, 40e9, 40e9, 0.5, 0.95};
 
 // By the row whose rounds suit the transport, N − 1 transfers one after another.
 static bool is_rounds(const cf_work *w, const cf_costs *c) {
@@ -161,7 +161,8 @@ static void every_row_is_a_choice(void **state) {
                 assert_false(w.early && list[i].algorithm->blocking);
             }
             if (w.side != CF_NO_COMPUTE)
-                assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find("ring"), w.operation, w.side));
+                assert_ptr_equal(list[0].algorithm,
+                                 cf_algorithm_serving(cf_algorithm_find(row->levels ? "levels" : "ring"), w.operation, w.side));
             assert_int_equal(list[0].slices, 1);
         }
         if (row->serves && !listed) fail_msg("%s is never a choice", row->name);
@@ -226,9 +227,9 @@ static void names_of_choices(void **state) {
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false, 1e-4, 2e9, 1e9},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false, 3e-4, 1e9, 9e8},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false, 2e-4, 3e9, 7e8}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false, 1e-4, 2e9, 1e9, 1, 0.9},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false, 3e-4, 1e9, 9e8, 0.5, 1},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false, 2e-4, 3e9, 7e8, 1, 1}};
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)threads;
@@ -249,6 +250,7 @@ static void the_worst_costs_are_everybodys(void **state) {
         assert_true(c->latency_s == 3e-5 && c->message_s == 5e-6 && c->piece_s == 7e-6);
         assert_true(c->bytes_per_s == 2e9 && c->flops_per_s == 6e10);
         assert_true(c->network_latency_s == 3e-4 && c->network_bytes_per_s == 1e9 && c->shared_bytes_per_s == 7e8);
+        assert_true(c->share_1mb == 0.5 && c->share_100mb == 0.9);
         assert_false(c->spare);
     }
 }
