@@ -13,6 +13,8 @@ enum { SLICES_MOST = 4, SLICES_RANKS = 64, REPLAYED_RANKS = 64 };
 static const double WORTH = 0.9;
 // Without computation, larger messages are exchanged: unlike a collective they keep the program's order, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;
+// Bytes/s of a link beside whose transfers the additions of parts take little time.
+static const double SLOW_LINK = 50e9;
 
 // --- the predicted time of a choice ---
 
@@ -89,18 +91,23 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
 
 // --- choices ---
 
+// Several ranks on each of several hosts.
+static bool is_levelled(const cf_work *w) {
+    return w->hosts > 1 && w->hosts < w->ranks;
+}
+
 const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
-    const bool levels = w->hosts > 1 && w->hosts < w->ranks && w->operation != CF_ALLTOALL;
+    const bool levels = is_levelled(w) && w->operation != CF_ALLTOALL;
     return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : c->rounds ? c->rounds : "ring"), w->operation, w->side);
 }
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE;
-    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels, which are as long as transfers
-    // within a host, but not as those of a member on each.
-    const bool collective = alone && w->native && c->in_order && (w->hosts <= 1 || w->hosts < w->ranks);
+    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
+    const double rate = w->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
+    const bool collective = alone && w->native && c->in_order && (is_levelled(w) || rate > SLOW_LINK);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->most)) return false;
-    if (a->levels && (w->hosts <= 1 || w->hosts == w->ranks)) return false;
+    if (a->levels && !is_levelled(w)) return false;
     if (!a->native)
         return !collective && (w->ranks <= SLICES_RANKS || a->most == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
