@@ -96,7 +96,7 @@ void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     }
     b->local_cores = cf_limits_local_cores(&mine.cores, shared);
     free(all);
-    const int here = b->local_rank == b->rank % b->local_size ? b->local_size : 0;
+    const int here = b->local_size > 0 && b->local_rank == b->rank % b->local_size ? b->local_size : 0;
     int *each = cf_host_alloc(b->size, sizeof *each, "the places of ranks");
     b->allgather(b, &here, each, (int64_t)sizeof here);
     b->ranks_per_host = here;
