@@ -178,13 +178,14 @@ static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
     const int64_t T = setup->T, B = setup->B;
     const gpt_shape shape = setup->shape;
-    const overlap *how = &setup->how;
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %ld does not divide over --tp %d", T, mesh->tp);
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
     *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
+    const overlap *how = &g->setup.how;
+    g->setup.how.transport = context->transport;
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));

@@ -9,8 +9,8 @@
 //   ring, direct, …     owners      4                                                            rows
 //   auto, levels        auto        auto: all by a native collective, 4 by exchanges             auto
 //
-// Between hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels what has
-// no computation to hide behind is chosen as by auto.
+// Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels what
+// has no computation to hide behind is then chosen as by auto.
 #pragma once
 
 #include "../commfuse/choice.h"
@@ -29,6 +29,7 @@ typedef struct overlap {
     gradients_policy gradients;
     int64_t prefetch; // layers ahead of their use that weights are gathered, at most; all layers: at once, after the update
     embedding_policy embedding;
+    const cf_transport *transport; // set by gpt_create
 } overlap;
 
 // From the values of --overlap, --gradients, --prefetch and --embedding; "preset" and −1: the preset's. false: no schedule has that
@@ -57,7 +58,8 @@ static inline cf_fuse_plan overlap_plan(const overlap *o, const char *name, cons
     plan.name = name, plan.group = group;
     plan.operation = operation, plan.side = side;
     plan.algorithm = o->schedule.algorithm, plan.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
-    if (side == CF_NO_COMPUTE && plan.algorithm && plan.algorithm->levels && group->hosts > 1) plan.algorithm = NULL;
+    if (side == CF_NO_COMPUTE && plan.algorithm && plan.algorithm->levels && cf_hierarchy(o->transport, group))
+        plan.algorithm = NULL;
     plan.dtype = dtype, plan.capacity = capacity;
     return plan;
 }
