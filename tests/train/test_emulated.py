@@ -61,6 +61,14 @@ class Emulated(meshes.Training):
     def test_up(self):
         self.check_strategy("up")
 
+    def test_two_levels(self):
+        for strategy, mesh in (("tpsp", (4, 1)), ("tpsp", (1, 4)), ("up", (2, 2))):
+            found = []
+            for transport in "nccl", "ipc":
+                with self.subTest(strategy=strategy, mesh=mesh, transport=transport):
+                    found.append(self.bits(*mesh, strategy=strategy, transport=transport, overlap="levels:2"))
+            self.assertEqual(found[0], found[-1], "bits differ")
+
     def test_gradients_neither_by_slices_nor_by_owners(self):
         # What is too thin for a GPU: added when all slices are here, sent with the rest of the layer.
         self.environment(EMULATOR_DEPTH_MIN="1000000", EMULATOR_ROWS_MIN="1000000")
