@@ -292,7 +292,7 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
     int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
-    const int most = group->slack ? COLLECTIVE_BLOCKS : BLOCKS_MAX;
+    const int most = group->slack ? (int)COLLECTIVE_BLOCKS : (int)BLOCKS_MAX;
     if (blocks > most) blocks = most;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
