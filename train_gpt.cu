@@ -302,8 +302,7 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
     record->world = (int)(o->tp * o->dp), record->players = players, record->words = o->vocab;
     make_mesh(t);
     make_model(t);
-    to->left_out = to->plan > 0 && (!t->report.plan.tuner || *o->plan || !cf_tuner_take(t->report.plan.tuner, to->plan));
-    plan_start(&t->report.plan, NULL, 0);
+    to->left_out = !plan_start_whole(&t->report.plan, to->plan);
     for (int64_t step = 0; step < PREDICT_STEPS && !to->left_out; step++) {
         cf_record_add(record, CF_DO_STEP);
         t->context.step = (int)step;
