@@ -220,6 +220,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
+    if (r->kind != CF_REQUEST_EXCHANGE && !t->room) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(s);
     remember(s, r, count, launches);
