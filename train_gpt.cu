@@ -302,8 +302,8 @@ static void record_rank(void *trainer_, const options *opt, int rank, int player
     record->world = (int)(opt->tp * opt->dp), record->players = players, record->words = opt->vocab;
     make_mesh(t);
     make_model(t);
-    plan_start(&t->report.plan, NULL, 0);
-    for (int64_t step = 0; step < PREDICT_STEPS; step++) {
+    to->left_out = !plan_start_whole(&t->report.plan, to->plan);
+    for (int64_t step = 0; step < PREDICT_STEPS && !to->left_out; step++) {
         cf_record_add(record, CF_DO_STEP);
         t->context.step = (int)step;
         train_step(t);

@@ -13,12 +13,15 @@ enum { SLICES_MOST = 4, SLICES_RANKS = 64, REPLAYED_RANKS = 64 };
 static const double WORTH = 0.9;
 // Without computation, larger messages are exchanged: unlike a collective they keep the program's order, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;
+// Bytes/s of a link beside whose transfers the additions of parts take little time.
+static const double SLOW_LINK = 50e9;
 
 // --- the predicted time of a choice ---
 
 typedef struct estimate {
     const cf_work *work;
     const cf_costs *costs;
+    int places; // of a host
 } estimate;
 
 static double compute_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -29,26 +32,58 @@ static double compute_ms(const void *argument, const cf_schedule *s, const cf_st
     return 1e3 * (share * e->work->flops / e->costs->flops_per_s + e->costs->piece_s);
 }
 
+enum { IN_HOST, NETWORK, LINKS };
+static int link_of(const void *argument, const cf_schedule *s, int from, int to) {
+    const estimate *e = argument;
+    (void)s;
+    return from / e->places == to / e->places ? IN_HOST : NETWORK;
+}
+
+// Of a rank between hosts, where so many of its group's ranks on each send at the same time.
+static double network_rate(const estimate *e, int senders) {
+    return fmin(e->costs->network_bytes_per_s, e->costs->shared_bytes_per_s * e->places / senders);
+}
+
+// A library's ring sends a shard to a host once; MPI sends one to each rank.
+static double collective_s(const estimate *e, const cf_schedule *s) {
+    const cf_costs *c = e->costs;
+    const bool ring = c->serial && s->operation != CF_ALLTOALL;
+    const double shard = e->work->bytes / s->slices, others = s->ranks - 1, far = s->ranks - e->places;
+    const double host_s = (ring ? others : e->places - 1) * shard / c->bytes_per_s;
+    const double network_s = (!ring ? far : far > 0 ? others / e->places : 0) * shard / network_rate(e, e->places);
+    const double share = c->share_1mb + (c->share_100mb - c->share_1mb) * log10(fmax(others * shard, 1) / 1e6) / 2;
+    return 2 * ceil(log2(s->ranks)) * c->message_s + fmax(host_s, network_s) / fmin(1, fmax(0.1, share));
+}
+
 static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
     const estimate *e = argument;
     const cf_costs *c = e->costs;
-    double wire = e->work->bytes / s->slices / c->bytes_per_s;
-    if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
-    return 1e3 * (wire + (c->serial && !step->joined ? c->latency_s : c->message_s));
+    if (step->kind == CF_COLLECTIVE) return 1e3 * collective_s(e, s);
+    const bool far = link_of(e, s, s->rank, step->send_to) == NETWORK;
+    int senders = abs(step->send_to - s->rank); // of a host, as many ranks further on the circle
+    if (senders > s->ranks - senders) senders = s->ranks - senders;
+    const double rate = far ? network_rate(e, senders < e->places ? senders : e->places) : c->bytes_per_s;
+    const double begin_s = !c->serial || step->joined ? c->message_s : far ? c->network_latency_s : c->latency_s;
+    return 1e3 * (e->work->bytes / s->slices / rate + begin_s);
 }
 
 static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
     return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, w->hosts, rank, choice.slices, w->folds);
 }
 
-// One rank stands for all if the exchanges of others are its own, shifted. Else all are replayed, or the choice counts as endless.
+// One rank stands for all if the exchanges of others are its own, shifted: the last of a host, which a ring leaves there. Else all
+// are replayed, or the choice counts as endless.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    const estimate e = {w, c};
-    const cf_machine machine = {compute_ms, transfer_ms, &e, c->serial ? 0 : 1e3 * c->latency_s, c->serial};
-    cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, 0)};
+    const estimate e = {w, c, w->ranks / (w->hosts > 1 ? w->hosts : 1)};
+    const double latency_s = c->serial ? 0 : w->hosts > 1 ? c->network_latency_s : c->latency_s;
+    const cf_machine machine = {compute_ms, transfer_ms, &e, 1e3 * latency_s, c->serial, LINKS, link_of};
+    cf_schedule *all[REPLAYED_RANKS] = {schedule_of(choice, w, e.places - 1)};
     const int ranks = all[0]->algorithm->rank_symmetric ? 1 : w->ranks;
     const bool few = ranks <= REPLAYED_RANKS;
-    for (int r = 1; r < ranks && few; r++) all[r] = schedule_of(choice, w, r);
+    for (int r = 0; r < ranks && few && ranks > 1; r++) {
+        cf_schedule_free(all[r]);
+        all[r] = schedule_of(choice, w, r);
+    }
     const double ms = few ? cf_replay(all, ranks, &machine).finished_ms : INFINITY;
     for (int r = 0; r < REPLAYED_RANKS; r++) cf_schedule_free(all[r]);
     return ms;
@@ -56,18 +91,25 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
 
 // --- choices ---
 
-// The algorithm whose rounds suit the transport.
-static const cf_algorithm *first_of(const cf_work *w, const cf_costs *c) {
-    return cf_algorithm_serving(cf_algorithm_find(c->rounds ? c->rounds : "ring"), w->operation, w->side);
+// Several ranks on each of several hosts.
+static bool is_levelled(const cf_work *w) {
+    return w->hosts > 1 && w->hosts < w->ranks;
+}
+
+const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
+    const bool levels = is_levelled(w) && w->operation != CF_ALLTOALL;
+    return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : c->rounds ? c->rounds : "ring"), w->operation, w->side);
 }
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE;
     // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
-    const bool collective = alone && w->native && c->serial;
+    const double rate = w->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
+    const bool collective = alone && w->native && c->serial && (is_levelled(w) || rate > SLOW_LINK);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
-    if (a->levels && (w->hosts <= 1 || w->hosts == w->ranks)) return false;
-    if (!a->native) return !collective && (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == first_of(w, c)));
+    if (a->levels && !is_levelled(w)) return false;
+    if (!a->native)
+        return !collective && (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
     return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
 }
@@ -79,7 +121,7 @@ static int kind_of(const cf_algorithm *a) {
 
 // The first is one slice in rounds.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
-    const cf_algorithm *first = first_of(w, c);
+    const cf_algorithm *first = cf_choice_rounds(w, c);
     int count = 0;
     for (int kind = ROUNDS; kind < KINDS; kind++)
         for (int m = 1; m <= SLICES_MOST; m *= 2)
@@ -91,7 +133,7 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
 }
 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
-    cf_choice list[CF_CHOICES], best = {first_of(w, c), 1};
+    cf_choice list[CF_CHOICES], best = {cf_choice_rounds(w, c), 1};
     if (w->ranks == 1) return best;
     int count = cf_choices(w, c, list, CF_CHOICES - 1);
     double best_ms = INFINITY;
@@ -130,6 +172,11 @@ void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         c->latency_s = fmax(c->latency_s, all[i].latency_s);
+        c->network_latency_s = fmax(c->network_latency_s, all[i].network_latency_s);
+        c->network_bytes_per_s = fmin(c->network_bytes_per_s, all[i].network_bytes_per_s);
+        c->shared_bytes_per_s = fmin(c->shared_bytes_per_s, all[i].shared_bytes_per_s);
+        c->share_1mb = fmin(c->share_1mb, all[i].share_1mb);
+        c->share_100mb = fmin(c->share_100mb, all[i].share_100mb);
         c->message_s = fmax(c->message_s, all[i].message_s);
         c->piece_s = fmax(c->piece_s, all[i].piece_s);
         c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);

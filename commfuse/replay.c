@@ -8,19 +8,20 @@
 typedef struct transfer { // an EXCHANGE or COLLECTIVE of one rank; times are INFINITY until known
     double posted_ms, ready_ms, sent_ms, received_ms;
     int receiver, receiver_step; // player, and its step, that receive what this one sends; -1: it sends nothing
+    int link;                    // that takes it
 } transfer;
 
 typedef struct player { // a rank, or one that stands for all
     const cf_schedule *schedule;
-    transfer *transfer;                      // one per step; unused for steps on the compute stream
-    int next;                                // step
-    double stream_ms, egress_ms, ingress_ms; // compute stream and link are busy until then
+    transfer *transfer;                        // one per step; unused for steps on the compute stream
+    int next;                                  // step
+    double stream_ms, *egress_ms, *ingress_ms; // the compute stream, and each link, is busy until then
     double exposed_ms;
 } player;
 
 typedef struct replay {
     const cf_machine *machine;
-    int players;
+    int players, links;
     player *player;
     double now_ms;
 } replay;
@@ -33,6 +34,7 @@ static void find_receiver(const replay *r, const player *p, const cf_step *step,
     const int sender = cf_schedule_shifted(s, s->rank, from, s->rank);
     const int slice = cf_schedule_shifted(s, owner, from, s->rank) * m + step->send_slice % m;
     t->receiver = symmetric ? 0 : step->send_to;
+    if (r->machine->link_of) t->link = r->machine->link_of(r->machine->argument, s, s->rank, step->send_to);
     s = r->player[t->receiver].schedule;
     for (int i = 0; i < s->count && t->receiver_step < 0; i++)
         if (s->step[i].kind == CF_EXCHANGE && s->step[i].recv_from == sender && s->step[i].recv_slice == slice)
@@ -45,9 +47,10 @@ static void start(replay *r, cf_schedule *const *schedule) {
     for (int i = 0; i < r->players; i++) r->player[i].schedule = schedule[i];
     for (player *p = r->player; p < r->player + r->players; p++) {
         p->transfer = cf_host_alloc(p->schedule->count, sizeof *p->transfer, "a replay");
+        p->egress_ms = cf_host_alloc(2 * r->links, sizeof *p->egress_ms, "a replay"), p->ingress_ms = p->egress_ms + r->links;
         for (int i = 0; i < p->schedule->count; i++) {
             const cf_step *step = &p->schedule->step[i];
-            p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1};
+            p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1, 0};
             if (step->kind == CF_EXCHANGE && step->send_to >= 0) find_receiver(r, p, step, &p->transfer[i]);
         }
     }
@@ -100,42 +103,55 @@ static bool make_ready(replay *r, player *p) {
 
 // A collective has the same index in all lists.
 static bool start_collective(replay *r, int step) {
-    for (int i = 0; i < r->players; i++) {
-        const player *p = &r->player[i];
-        if (!(p->transfer[step].ready_ms <= r->now_ms) || p->egress_ms > r->now_ms) return false;
+    for (int i = 0; i < r->players * r->links; i++) {
+        const player *p = &r->player[i / r->links];
+        if (!(p->transfer[step].ready_ms <= r->now_ms) || p->egress_ms[i % r->links] > r->now_ms) return false;
     }
     for (player *p = r->player; p < r->player + r->players; p++) {
-        p->egress_ms = r->now_ms + r->machine->transfer_ms(r->machine->argument, p->schedule, &p->schedule->step[step]);
-        p->transfer[step].sent_ms = p->transfer[step].received_ms = p->egress_ms + r->machine->latency_ms;
+        const double through = r->now_ms + r->machine->transfer_ms(r->machine->argument, p->schedule, &p->schedule->step[step]);
+        for (int link = 0; link < r->links; link++) p->egress_ms[link] = through;
+        p->transfer[step].sent_ms = p->transfer[step].received_ms = through + r->machine->latency_ms;
     }
     return true;
 }
 
+// The first transfer of a sender that can start now; -1: none. since: when it became ready.
+static int startable(replay *r, const player *a, double *since) {
+    bool busy = false; // with this unit or one before it
+    for (int i = 0; i < a->schedule->count; i++) {
+        const cf_step *step = &a->schedule->step[i];
+        const transfer *from = &a->transfer[i];
+        if (!cf_is_transfer(step)) continue;
+        if (from->posted_ms == INFINITY || (busy && r->machine->coupled && !step->joined)) break;
+        busy |= !done(r, a, i);
+        if (step->kind == CF_COLLECTIVE && from->sent_ms == INFINITY && start_collective(r, i)) return i;
+        if (from->receiver < 0 || from->sent_ms < INFINITY || a->egress_ms[from->link] > r->now_ms) continue;
+        const player *b = &r->player[from->receiver];
+        const transfer *to = &b->transfer[from->receiver_step];
+        // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): start() has made the transfers of all players
+        *since = fmax(from->ready_ms, r->machine->coupled ? to->ready_ms : to->posted_ms);
+        if (*since < INFINITY && b->ingress_ms[from->link] <= r->now_ms) return i;
+    }
+    return -1;
+}
+
 // Starts one transfer: from each sender the first posted that can start now, and of these the one that has been ready longest.
 static bool start_transfer(replay *r) {
-    player *sender = NULL, *receiver = NULL;
-    transfer *send = NULL, *receive = NULL;
-    double since = INFINITY;
-    for (player *a = r->player; a < r->player + r->players; a++)
-        for (int i = 0; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
-            if (!cf_is_transfer(&a->schedule->step[i])) continue;
-            transfer *from = &a->transfer[i];
-            if (from->posted_ms == INFINITY) break;
-            if (a->schedule->step[i].kind == CF_COLLECTIVE && from->sent_ms == INFINITY && start_collective(r, i)) return true;
-            if (from->receiver < 0 || from->sent_ms < INFINITY) continue;
-            player *b = &r->player[from->receiver];
-            transfer *to = &b->transfer[from->receiver_step];
-            // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): start() has made the transfers of all players
-            double ready = fmax(from->ready_ms, r->machine->coupled ? to->ready_ms : to->posted_ms);
-            if (b->ingress_ms > r->now_ms || ready == INFINITY) continue;
-            if (ready < since) sender = a, receiver = b, send = from, receive = to, since = ready;
-            break;
-        }
+    player *sender = NULL;
+    transfer *send = NULL;
+    double earliest = INFINITY, since = INFINITY;
+    for (player *a = r->player; a < r->player + r->players; a++) {
+        const int i = startable(r, a, &since);
+        if (i < 0) continue;
+        if (a->schedule->step[i].kind == CF_COLLECTIVE) return true;
+        if (since < earliest) sender = a, send = &a->transfer[i], earliest = since;
+    }
     if (!sender) return false;
+    player *receiver = &r->player[send->receiver];
     const cf_step *step = &sender->schedule->step[send - sender->transfer];
     double through = r->now_ms + r->machine->transfer_ms(r->machine->argument, sender->schedule, step);
-    sender->egress_ms = receiver->ingress_ms = through;
-    send->sent_ms = receive->received_ms = through + r->machine->latency_ms;
+    sender->egress_ms[send->link] = receiver->ingress_ms[send->link] = through;
+    send->sent_ms = receiver->transfer[send->receiver_step].received_ms = through + r->machine->latency_ms;
     return true;
 }
 
@@ -143,9 +159,9 @@ static bool start_transfer(replay *r) {
 static double next_instant(const replay *r) {
     double next = INFINITY;
     for (const player *p = r->player; p < r->player + r->players; p++) {
-        const double busy[] = {p->stream_ms, p->egress_ms, p->ingress_ms};
-        for (int i = 0; i < 3; i++)
-            if (busy[i] > r->now_ms) next = fmin(next, busy[i]);
+        if (p->stream_ms > r->now_ms) next = fmin(next, p->stream_ms);
+        for (int i = 0; i < 2 * r->links; i++) // of egress and, behind it, ingress
+            if (p->egress_ms[i] > r->now_ms) next = fmin(next, p->egress_ms[i]);
         for (int i = 0; i < p->schedule->count; i++) {
             const transfer *t = &p->transfer[i];
             if (!cf_is_transfer(&p->schedule->step[i])) continue;
@@ -174,7 +190,7 @@ static cf_replayed result_of(const replay *r) {
 
 cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine *machine) {
     CF_RETURNS(((cf_replayed){NAN, NAN}));
-    replay r = {.machine = machine, .players = count};
+    replay r = {.machine = machine, .players = count, .links = machine->links > 1 ? machine->links : 1};
     start(&r, schedule);
     double next = 0;
     do {
@@ -190,7 +206,7 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine 
         next = next_instant(&r);
     } while (next < INFINITY);
     cf_replayed result = result_of(&r);
-    for (int i = 0; i < count; i++) free(r.player[i].transfer);
+    for (int i = 0; i < count; i++) free(r.player[i].transfer), free(r.player[i].egress_ms);
     free(r.player);
     return result;
 }

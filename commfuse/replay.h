@@ -4,11 +4,12 @@
 //   COMPUTE, ADD, COPY  run one after another in list order, each once the transfers it names are done
 //   EXCHANGE            is posted when the list reaches it, and ready once the transfers it names are done. It is done when both
 //                       its halves are; steps that name it wait for its receiving half only (coupled: for both)
-//   a transfer          starts when the sender is ready, the receiver's EXCHANGE is posted (coupled: ready), and the sender's
-//                       egress and the receiver's ingress are free. It holds both for transfer_ms and arrives latency_ms later.
-//                       Links are full duplex. A sender's transfers go in the order posted (transport_mpi.c), but one that is not
-//                       ready, or whose receiver is busy, lets others pass. Of several senders to one receiver the one that has
-//                       been ready longest goes first
+//   a transfer          starts when the sender is ready, the receiver's EXCHANGE is posted (coupled: ready), and the link that
+//                       joins them is free at both ends. It holds it for transfer_ms and arrives latency_ms later. A rank has
+//                       several links, such as one within its host and one between hosts, or one to each peer; each is full
+//                       duplex. A sender's transfers on a link go in the order posted (transport_mpi.c), but one that is not
+//                       ready, or whose receiver is busy, lets others pass; coupled: units go one after another. Of several
+//                       senders to one receiver the one that has been ready longest goes first
 //   COLLECTIVE          starts when all ranks are ready and all links free, and holds all links for transfer_ms
 //
 // One clock serves all ranks: everything that can happen now does, then the clock moves on to the next instant at which something
@@ -23,9 +24,12 @@ CF_EXTERN_C_BEGIN
 typedef struct cf_machine {
     double (*cost_ms)(const void *argument, const cf_schedule *schedule, const cf_step *step); // of COMPUTE, ADD and COPY
     double (*transfer_ms)(const void *argument, const cf_schedule *schedule, const cf_step *step);
-    const void *argument; // of both
+    const void *argument; // of all
     double latency_ms;
-    bool coupled; // the two halves of an exchange end together, as in an NCCL group
+    bool coupled; // as in NCCL: the two halves of an exchange end together, and units go in order
+    // A rank has this many links, and this one takes a transfer, at both of its ends. 0 and NULL: there is one.
+    int links;
+    int (*link_of)(const void *argument, const cf_schedule *schedule, int from, int to);
 } cf_machine;
 
 typedef struct cf_replayed {

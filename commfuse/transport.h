@@ -89,12 +89,23 @@ typedef struct cf_costs {
     double latency_s;   // of an exchange: from its post until its arrival is noticed
     double message_s;   // each further message of a unit, for a rank
     double piece_s;     // overhead of each further partial computation
-    double bytes_per_s; // of a rank's link, in each direction
+    double bytes_per_s; // of a rank's link within its host, in each direction
     double flops_per_s; // of a rank
     const char *rounds; // the algorithm (schedule.h) whose rounds suit it
     bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
     bool serial;        // each exchange waits for the one before it, except within a unit
+    // Between hosts: of an exchange; of a rank, alone and while all ranks of its host send
+    double network_latency_s, network_bytes_per_s, shared_bytes_per_s;
+    double share_1mb, share_100mb; // of these rates, which a native collective reaches that sends so many bytes
 } cf_costs;
+
+// Of the slowest link that joins the members of a group, while all ranks of a host send.
+static inline double cf_latency_s(const cf_costs *c, const cf_group *group) {
+    return group->hosts > 1 ? c->network_latency_s : c->latency_s;
+}
+static inline double cf_bytes_per_s(const cf_costs *c, const cf_group *group) {
+    return group->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
+}
 
 typedef struct cf_transport cf_transport;
 struct cf_transport {
@@ -106,6 +117,7 @@ struct cf_transport {
                                 // schedule containers of one host as one host, or one host as several
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
+    bool room;                  // set by the caller: products leave multiprocessors for native collectives beside them, too
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
     double *timeout_s;          // longest wait for a peer, which may be changed at any time; 0: for ever
     int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted

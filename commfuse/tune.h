@@ -19,7 +19,7 @@
 
 CF_EXTERN_C_BEGIN
 
-enum { CF_TRIAL_STEPS = 41 };
+enum { CF_TRIAL_STEPS = 41, CF_PLANS = 7 };
 
 typedef struct cf_tuner cf_tuner;
 
@@ -48,6 +48,10 @@ bool cf_tuner_choice(const cf_tuner *tuner, int operation, int i, cf_choice *cho
 // false: the operation's group has no native collectives, which this choice needs
 bool cf_tuner_can(const cf_tuner *tuner, const char *name, cf_choice choice);
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
+
+// Takes whole plan 0 … CF_PLANS - 1 of those that trials compare, before start: for predictions, which play each. false: an operation
+// cannot run it, or it is the predicted one.
+bool cf_tuner_take(cf_tuner *tuner, int plan);
 
 // After the last add and set. search: try choices in the steps that follow (if any was set, only compare plans); otherwise the plan
 // is final. Choices whose staging memory does not fit are left out.

@@ -169,19 +169,36 @@ static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, c
     return cf_fuse_create(g->context, overlap_config(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
+// Between GPUs a bucket's transfer takes at least this many times its latency.
+static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
+    const double times = 6;
+    if (!t || !t->costs.serial) return 0;
+    return times * cf_latency_s(&t->costs, &mesh->dp_group) * cf_bytes_per_s(&t->costs, &mesh->dp_group);
+}
+
+// Do transfers between replicas take much of a pass over so many tokens? To leave room for them slows all of its products, not to
+// leave it only those that meet a transfer, twice as much as they take.
+static bool busy(const cf_transport *t, const cf_group *replicas, double tokens) {
+    const int places = replicas->hosts > 1 ? replicas->size / replicas->hosts : 1;
+    const double rate = places * cf_bytes_per_s(&t->costs, replicas), passes = 4;
+    return 6 * tokens / t->costs.flops_per_s < passes * (double)(sizeof(real) + sizeof(accum)) / rate;
+}
+
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
     const int64_t T = setup->T, B = setup->B;
     const gpt_shape shape = setup->shape;
-    const overlap *how = &setup->how;
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %ld does not divide over --tp %d", T, mesh->tp);
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
     *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
+    const overlap *how = &g->setup.how;
+    g->setup.how.transport = context->transport;
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
-    params_create(&g->params, shape, mesh, setup->strategy);
+    params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));
+    if (context->transport) context->transport->room = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);

@@ -7,7 +7,10 @@
 //   none                end         all                                                          table
 //   slice, ideal        ready       all                                                          table
 //   ring, direct, …     owners      4                                                            rows
-//   auto                auto        auto: all by a native collective, 4 by exchanges             auto
+//   auto, levels        auto        auto: all by a native collective, 4 by exchanges             auto
+//
+// Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels what
+// has no computation to hide behind is then chosen as by auto.
 #pragma once
 
 #include "../commfuse/choice.h"
@@ -26,6 +29,7 @@ typedef struct overlap {
     gradients_policy gradients;
     int64_t prefetch; // layers ahead of their use that weights are gathered, at most; all layers: at once, after the update
     embedding_policy embedding;
+    const cf_transport *transport; // set by gpt_create
 } overlap;
 
 // From the values of --overlap, --gradients, --prefetch and --embedding; "preset" and −1: the preset's. false: no schedule has that
@@ -34,10 +38,10 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
     static const char *const when[] = {"end", "ready", "owners", "auto"}, *const what[] = {"table", "rows", "auto"};
     if (!cf_choice_parse(schedule, &o->schedule)) return false;
     const cf_algorithm *a = o->schedule.algorithm; // NULL: auto
-    const bool native = a && (a->bound ? cf_algorithm_find(a->fallback) : a)->native;
-    o->gradients = !a ? GRADIENTS_AUTO : a->blocking ? GRADIENTS_END : native ? GRADIENTS_READY : GRADIENTS_OWNERS;
-    o->prefetch = !a ? PREFETCH_AUTO : native ? PREFETCH_ALL : PREFETCH_SOME;
-    o->embedding = !a ? EMBEDDING_AUTO : native ? EMBEDDING_TABLE : EMBEDDING_ROWS;
+    const bool native = a && (a->bound ? cf_algorithm_find(a->fallback) : a)->native, choose = !a || a->levels;
+    o->gradients = choose ? GRADIENTS_AUTO : a->blocking ? GRADIENTS_END : native ? GRADIENTS_READY : GRADIENTS_OWNERS;
+    o->prefetch = choose ? PREFETCH_AUTO : native ? PREFETCH_ALL : PREFETCH_SOME;
+    o->embedding = choose ? EMBEDDING_AUTO : native ? EMBEDDING_TABLE : EMBEDDING_ROWS;
     for (int i = 0; i < 4; i++)
         if (strcmp(gradients, when[i]) == 0) o->gradients = (gradients_policy)i;
     for (int i = 0; i < 3; i++)
@@ -54,6 +58,8 @@ static inline cf_fuse_config overlap_config(const overlap *o, const char *name, 
     config.name = name, config.group = group;
     config.operation = operation, config.side = side;
     config.algorithm = o->schedule.algorithm, config.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
+    if (side == CF_NO_COMPUTE && config.algorithm && config.algorithm->levels && cf_hierarchy(o->transport, group))
+        config.algorithm = NULL;
     config.dtype = dtype, config.capacity = capacity;
     return config;
 }

@@ -82,7 +82,7 @@ gpt_shape params_named(const char *model) {
 
 enum {
     PACK = 8,                  // elements that fill at least sixteen bytes
-    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: a link moves as much in the latency of a message
+    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: a CPU's link moves as much in the latency of a message
 };
 
 static int64_t round_up(int64_t n, int64_t to) {
@@ -223,17 +223,20 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
     p->buckets++;
 }
 
-static void add_buckets(parameters *p, const cf_mesh *mesh) {
+// Few layers share a bucket at first, because forward waits for the first bucket, and nothing hides the last gradients.
+static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) {
     const int64_t L = p->shape.L;
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
-    int64_t thin = 0, enough = (int64_t)matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(accum);
+    int64_t thin = 0, enough = matrices->size * (int64_t)fmax(shard_bytes, SHARD_BYTES_MIN) / (int64_t)sizeof(accum);
     for (int i = 0; i < TENSORS; i++)
         if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
-    const int64_t layers = thin > 0 ? ceil_div(enough, thin) : L; // whose thin matrices share a bucket
-    for (int64_t l = 0; l < L; l++) {
+    const int64_t most = thin > 0 ? ceil_div(enough, thin) : L; // layers whose thin matrices share a bucket
+    for (int64_t l = 0, end = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
             if (bucket_kind_of(p, i, mesh) == ALONE) add_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
-        if (l % layers == 0) add_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + layers, L));
+        if (l < end) continue;
+        end = smaller(l + smaller(l + 1, most), L);
+        add_bucket(p, mesh, THIN, matrices, -1, l, end);
     }
     p->table = p->buckets;
     add_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
@@ -260,7 +263,7 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
                         mesh->tp);
 }
 
-void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy) {
+void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes) {
     check_shape(shape, mesh);
     bool up = strategy == STRATEGY_UP;
     *p = (parameters){.shape = shape,
@@ -271,7 +274,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");
-    add_buckets(p, mesh);
+    add_buckets(p, mesh, shard_bytes);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(accum), "gradients");
 }

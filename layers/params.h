@@ -72,7 +72,8 @@ typedef struct parameters {
 } parameters;
 
 // Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
-void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy);
+// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: of a message on CPUs.
+void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);
 
 const char *params_name(int tensor);

@@ -31,7 +31,7 @@ static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy)
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
-        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / costs->bytes_per_s;
+        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
         z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
                                  (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare ||

@@ -5,7 +5,7 @@ import re
 from command import Problem, whole
 
 COLOURS = {"none": "#b03a2e", "slice": "#d68910", "ring": "#1f618d", "commfuse": "#1f618d", "direct": "#5499c7", "once": "#7d3c98",
-           "auto": "#1e8449", "nowire": "#707b7c", "ideal": "#17202a"}
+           "levels": "#148f77", "auto": "#1e8449", "nowire": "#707b7c", "ideal": "#17202a"}
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
          "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150, "svg.hashsalt": "commfuse"}
 note = ""  # printed at the foot of every figure

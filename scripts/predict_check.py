@@ -29,7 +29,7 @@ from command import Parser, status_of, write_whole
 from runner import ROOT, Runner, words_of
 
 run = Runner().output
-MODES = "ideal", "none", "slice", "commfuse", "auto"
+MODES = "ideal", "none", "slice", "commfuse", "levels", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 HOSTS_GBIT = 2
 REPORTED = {"none": "none", "slice": "slice", "commfuse ring": "commfuse"}  # names in the report → of the prediction
@@ -151,7 +151,7 @@ def scaling(o):
         printed = run(["./train_gpt", "--predict", "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model", "d48",
                        "--heads", "16", "--micro-batch", micro])
         found = {}
-        for ranks, tp, steps in re.findall(r"^ *(\d+) +(\d+) +\d+ +([\d.]+(?: +[\d.]+){4})  \S+ +[\d.]+% +[\d.]+  "
+        for ranks, tp, steps in re.findall(r"^ *(\d+) +(\d+) +\d+ +([\d.]+(?: +[\d.]+){5})  \S+ +[\d.]+% +[\d.]+  "
                                            r"(?!does not fit)", printed, re.M):
             for mode, ms in zip(MODES, map(float, steps.split())):
                 found[int(ranks), mode] = max(found.get((int(ranks), mode), (0, 0)), (micro * 1024 / ms, int(tp)))

@@ -312,10 +312,15 @@ static cf_costs set_threads(cf_transport *t, int threads) {
     return (cf_costs){.latency_s = 30e-6 * turns,
                       .message_s = 2e-6 * turns,
                       .piece_s = 3e-6 * turns,
-                      .bytes_per_s = (t->local_size < t->size ? 1.25e9 : 4e9) / turns, // 10 Gbit/s between hosts
+                      .bytes_per_s = 4e9 / turns,
                       .flops_per_s = 60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
                       .rounds = "ring",
-                      .spare = turns <= 1};
+                      .spare = turns <= 1,
+                      .network_latency_s = 30e-6 * turns,
+                      .network_bytes_per_s = 1.25e9 / turns, // 10 Gbit/s
+                      .shared_bytes_per_s = 1.25e9 / turns / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size),
+                      .share_1mb = 1,
+                      .share_100mb = 1};
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {

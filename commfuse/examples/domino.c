@@ -50,7 +50,7 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
 enum { RANKS = 4, ROWS = 6, COLUMNS = 5 };
 
 static void check_and_replay(const char *name, const cf_algorithm *algorithm, int slices, bool forget) {
-    static const cf_machine machine = {cost_ms, transfer_ms, NULL, 0.01, false};
+    static const cf_machine machine = {.cost_ms = cost_ms, .transfer_ms = transfer_ms, .latency_ms = 0.01};
     cf_schedule *all[RANKS];
     char where[CF_WHERE_TEXT];
     for (int r = 0; r < RANKS; r++)

@@ -29,7 +29,7 @@ enum {
     // in NCCL. Transfers between replicas have a whole pass to hide in.
     CHANNELS = 16,
     CHANNELS_LOW_PRIORITY = 4,
-    BLOCKS_MAX = 64, // of an NCCL kernel
+    BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of one whose exchanges have low_priority
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -207,7 +207,7 @@ static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
     for (int i = 0; i < s->bound; i++) {
         const cf_wire *wire = s->wires[i];
-        if (wire && wire->posted > wire->waited && !wire->group->low_priority) blocks += wire->blocks;
+        if (wire && wire->posted > wire->waited) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
     cf_cuda_left = blocks < most ? blocks : most;
@@ -221,6 +221,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
+    if (r->kind != CF_REQUEST_EXCHANGE && !t->room) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(s);
     remember(s, r, count, launches);
@@ -293,7 +294,8 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
     int blocks = (group->low_priority ? CHANNELS_LOW_PRIORITY : CHANNELS) * group->size;
-    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    const int most = group->low_priority ? (int)COLLECTIVE_BLOCKS : (int)BLOCKS_MAX;
+    if (blocks > most) blocks = most;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);
@@ -364,11 +366,13 @@ static void bind_group(cf_transport *t, cf_group *group) {
 
 // --- start and end ---
 
-// Those of an H100 with NVLink.
+// Those of H100s with NVLink and a network card each.
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)t, (void)threads;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
+    c.network_latency_s = 20e-6, c.network_bytes_per_s = c.shared_bytes_per_s = 46e9;
+    c.share_1mb = 0.5, c.share_100mb = 0.95;
     c.rounds = "direct", c.spare = true, c.serial = true;
     return c;
 }

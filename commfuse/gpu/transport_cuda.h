@@ -43,6 +43,7 @@ static inline cf_event cf_request_ready(const cf_request *r, cf_stream *stream) 
 // groups may differ.
 
 // wanted: false if this group needs none; returns NULL then. blocks: most thread blocks of a kernel; 0: NCCL chooses.
+enum { COLLECTIVE_BLOCKS = 16 }; // most of a collective's beside which products run: a network card needs two to four
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks);
 // Returns NULL on all members, with the reason in `why`, unless every member can map the memory of every other one. one_host:
 // the group's members are on one host; otherwise nothing is tried.

@@ -9,7 +9,7 @@
 // NCCL's kernels need multiprocessors that matrix products need, too, and a running block is never moved away. A product whose
 // kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
 // rest. So exchanges have a communicator of their own with few blocks, and products beside them leave room for these
-// (cf_cuda_left). Native collectives keep the blocks that NCCL chooses, because they are the baseline. Each group has its own
+// (cf_cuda_left), and for native collectives that share it. The baseline's keep the blocks that NCCL chooses. Each group has its own
 // communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start.
 //
 // Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
@@ -41,9 +41,10 @@ static ncclDataType_t nccl_type(cf_dtype dtype) {
 }
 
 // Blocks of an exchange's kernel: NCCL halves the channels of a pair until those of all ranks fit into the blocks of a kernel.
-// Products leave no room for native collectives: these are the baseline, as NCCL and the products' library run it.
+// Products leave no room for native collectives that are the baseline, as NCCL and the products' library run it.
 static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
-    if (r->kind != CF_REQUEST_EXCHANGE || w->most == 0) return 0;
+    if (w->most == 0) return 0;
+    if (r->kind != CF_REQUEST_EXCHANGE) return w->most < COLLECTIVE_BLOCKS ? w->most : COLLECTIVE_BLOCKS;
     int channels = w->most;
     while (channels > 1 && channels * r->group->size > w->most) channels /= 2;
     return channels * count < w->most ? channels * count : w->most;

@@ -58,9 +58,9 @@ typedef struct cf_record {
     cf_record_unit *unit;
     int64_t entries, units, room[2];
     double host_ms;
-    // 1 + the last unit posted in queue 0 that takes multiprocessors; 1 + the last unit of each queue that was waited for, on stream
+    // Of each queue: 1 + the last unit posted for which products leave multiprocessors; 1 + the last that was waited for, on stream
     // `waiter`
-    int64_t posted, done[CF_QUEUES];
+    int64_t posted[CF_QUEUES], done[CF_QUEUES];
     int waiter[CF_QUEUES];
 } cf_record;
 

@@ -13,7 +13,7 @@
 
 enum { PAGE = 4096 };
 static const double MS = 1e3;
-// As in transport_cuda.cu: the share of multiprocessors that a unit takes at most, and how much less replicas' exchanges take.
+// As in transport_cuda.cu: the share of multiprocessors that a unit takes at most, and how much less an exchange of replicas takes.
 static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4;
 
 static cf_record record;
@@ -27,8 +27,10 @@ struct cf_stream {
 
 int cf_record_multiprocessors(void) {
     const cf_hardware *h = record.hardware;
-    double taken = h->gpu && record.posted > record.done[0] ? record.unit[record.posted - 1].taken : 0;
-    return h->multiprocessors - (int)lround(taken * h->multiprocessors);
+    double taken = 0;
+    for (int queue = 0; queue < CF_QUEUES && h->gpu; queue++)
+        if (record.posted[queue] > record.done[queue]) taken += record.unit[record.posted[queue] - 1].taken;
+    return h->multiprocessors - (int)lround(fmin(TAKEN_MAX, taken) * h->multiprocessors);
 }
 
 static cf_record_entry *add(const cf_stream *stream, cf_record_kind kind) {
@@ -144,12 +146,13 @@ static int shifted(const cf_group *g, int rank, int offset) {
 }
 
 // Adds `bytes` from each rank to the member `offset` places after it: to mine[] for this rank, to block[] for all ranks of its
-// block of the level below, which share a link.
-static void add_bytes(const cf_group *g, int offset, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
+// block of the level below, which share a link. reach: the highest level on which this exchange sends or receives; places may be a
+// circle within each of its blocks.
+static void add_bytes(const cf_group *g, int offset, int reach, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int me = g->world[g->rank];
     mine[level_of(me, shifted(g, me, offset))] += bytes;
-    for (int level = 0; level < h->links; level++) {
+    for (int level = 0; level <= reach; level++) {
         int size = level > 0 ? h->link[level - 1].ranks : 1, first = me / size * size;
         for (int q = first; h->link[level].block_bytes_per_s > 0 && q < first + size && q < record.world; q++)
             if (level_of(q, shifted(g, q, offset)) == level) block[level] += bytes;
@@ -191,13 +194,15 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
         if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
         if (r->send_to < 0) return;
-        const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[r->send_to])];
-        add_bytes(g, r->send_to - g->rank, bytes, mine, block);
+        const int level = level_of(g->world[g->rank], g->world[r->send_to]);
+        const int back = r->recv_from < 0 ? 0 : level_of(g->world[g->rank], g->world[r->recv_from]);
+        const cf_link *l = &h->link[level];
+        add_bytes(g, r->send_to - g->rank, level > back ? level : back, bytes, mine, block);
         u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
         if (!h->gpu)
             u->taken = fmax(u->taken, l->taken);
         else if (!l->copied)
-            u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->queue == 0 ? 1 : REPLICAS_LESS));
+            u->taken = fmin(u->queue == 0 ? TAKEN_MAX : l->taken, u->taken + l->taken / (u->queue == 0 ? 1 : REPLICAS_LESS));
         return;
     }
     double latency_s = 0; // of messages on CPUs: a GPU's library starts them together
@@ -209,7 +214,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     for (int peer = 0; peer < g->size; peer++) {
         if (ring || peer == g->rank) continue;
         const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
-        add_bytes(g, peer - g->rank, bytes, mine, block);
+        add_bytes(g, peer - g->rank, h->links - 1, bytes, mine, block);
         u->taken = fmax(u->taken, l->taken);
         if (!h->gpu) latency_s = fmax(latency_s, l->latency_s);
     }
@@ -224,12 +229,10 @@ static int lane_of(const cf_transport *t, const cf_request *r) {
     return 2 * queue + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
-// Exchanges that are joined wait for the same ones.
-static void add_after(cf_record_unit *u, const cf_request *r, int count) {
-    for (int i = 0; i < 2 * count; i++) {
-        const cf_request *after = r[i / 2].after[i % 2];
-        if (after) u->after[i % 2] = (int)after->end.number - 1;
-    }
+// Joined exchanges wait for the same ones.
+static void add_after(cf_record_unit *u, const cf_request *r) {
+    for (int i = 0; i < 2; i++)
+        if (r->after[i]) u->after[i] = (int)r->after[i]->end.number - 1;
 }
 
 static void post(cf_transport *t, cf_request *request, int count, cf_stream *stream) {
@@ -238,7 +241,7 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     int messages = 0;
     cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(t, request));
     u->layer = request->layer, u->bulk = request->bulk;
-    add_after(u, request, count);
+    add_after(u, request);
     for (cf_request *r = request; r < request + count; r++) {
         r->end.number = record.units, r->state = 0;
         u->bytes += cf_request_bytes(r);
@@ -250,7 +253,8 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
         if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
-    if (messages > 0 && u->taken > 0 && u->queue == 0) record.posted = record.units;
+    if (u->taken > 0 && (messages > 0 || (t->room && !t->collectives)))
+        record.posted[u->queue] = record.units; // baselines get no room
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
@@ -274,14 +278,22 @@ static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
+    const cf_link *network = &h->link[level_of(0, record.world - 1)];
+    const int host = network > h->link ? network[-1].ranks : 1;
+    const double all = network->block_bytes_per_s > 0 ? network->block_bytes_per_s : INFINITY;
     return (cf_costs){.latency_s = h->link[0].latency_s,
                       .message_s = h->message_s,
                       .piece_s = h->kernel_s + 2 * h->call_s,
-                      .bytes_per_s = h->link[h->gpu ? 0 : level_of(0, record.world - 1)].bytes_per_s,
+                      .bytes_per_s = h->link[0].bytes_per_s,
                       .flops_per_s = h->product.y[h->product.points - 1],
                       .rounds = h->gpu ? "direct" : "ring",
                       .spare = true,
-                      .serial = h->gpu};
+                      .serial = h->gpu,
+                      .network_latency_s = network->latency_s,
+                      .network_bytes_per_s = fmin(network->bytes_per_s, all),
+                      .shared_bytes_per_s = fmin(network->bytes_per_s, all / host),
+                      .share_1mb = cf_curve_at(&h->native, 1e6),
+                      .share_100mb = cf_curve_at(&h->native, 1e8)};
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {

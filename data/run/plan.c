@@ -127,6 +127,12 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
     p->trying = cf_tuner_trying(p->tuner);
 }
 
+bool plan_start_whole(run_plan *p, int plan) {
+    const bool there = plan == 0 || (p->tuner && !p->given && cf_tuner_take(p->tuner, plan));
+    plan_start(p, NULL, 0);
+    return there;
+}
+
 void plan_explain(const run_plan *p, FILE *out) {
     if (!p->tuner) return;
     char *text = print(p);

@@ -28,6 +28,8 @@ enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan 
 // Uses the plan of --plan, else `saved` (the checkpoint's text, or NULL), else DIR/plan.json. With no plan, or that of DIR, trials
 // follow if enough `steps` are left. Dies together if --plan does not fit.
 void plan_start(run_plan *p, const char *saved, int64_t steps);
+// For predictions: with this whole plan (cf_tuner_take), without trials. false: there is none.
+bool plan_start_whole(run_plan *p, int plan);
 void plan_explain(const run_plan *p, FILE *out); // for --dry-run
 char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
 // After each step. Prints, logs and writes the plan when trials have ended.

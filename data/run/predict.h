@@ -24,6 +24,8 @@
 #include "options.h"
 
 typedef struct predicted_rank {
+    int plan;      // given: of auto, one of those that trials compare (cf_tuner_take); 0: the predicted one
+    bool left_out; // there is no such plan
     cf_record record;
     int64_t memory; // bytes
     double flops;   // of a token, as MFU counts them

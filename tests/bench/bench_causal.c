@@ -259,7 +259,7 @@ static double simulated(kind what, const char *algorithm, int N, const setting *
     for (int r = 0; r < N; r++)
         schedule[r] =
             cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, 1, r, cut[set->cut], false);
-    cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
+    cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled, 1, NULL};
     double ms = cf_replay(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);
     return ms;

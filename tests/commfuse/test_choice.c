@@ -14,8 +14,8 @@
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false, 60e-6, 1e9, 25e7, 1, 1};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true, 20e-6, 40e9, 40e9, 0.5, 0.95};
 
 // By the row whose rounds suit the transport, N − 1 transfers one after another.
 static bool is_rounds(const cf_work *w, const cf_costs *c) {
@@ -65,6 +65,23 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
         }
     cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 1, 64, 0, false, true, false};
     assert_true(cf_choose(&report, &cpu).algorithm->blocking); // log2(N) messages rather than N - 1
+}
+
+// Where ranks are on several hosts, a shard crosses the network to each of them once, not to each of their ranks.
+static void between_hosts_a_shard_crosses_once(void **state) {
+    (void)state;
+    for (int places = 2; places <= 8; places *= 2)
+        for (int hosts = 2; hosts <= 4; hosts *= 2)
+            for (double rows = 4096; rows < 1e6; rows *= 4) {
+                cf_work w = product(hosts * places, rows, 1600, 4800);
+                w.hosts = hosts;
+                cf_costs slow = gpu;
+                slow.network_bytes_per_s = slow.shared_bytes_per_s = 3e9;
+                const cf_algorithm *chosen[] = {cf_choose(&w, &gpu).algorithm, cf_choose(&w, &slow).algorithm};
+                for (int i = 0; i < 2; i++) assert_true(chosen[i]->levels || chosen[i]->native);
+                w.native = false;
+                assert_true(cf_choose(&w, &slow).algorithm->levels);
+            }
 }
 
 // The longer the latency or the more the ranks, the less work is worth a transfer of its own.
@@ -147,7 +164,8 @@ static void every_row_is_a_choice(void **state) {
                 assert_false(w.early && list[i].algorithm->blocking);
             }
             if (w.side != CF_NO_COMPUTE)
-                assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find("ring"), w.operation, w.side));
+                assert_ptr_equal(list[0].algorithm,
+                                 cf_algorithm_serving(cf_algorithm_find(row->levels ? "levels" : "ring"), w.operation, w.side));
             assert_int_equal(list[0].slices, 1);
         }
         if (row->serves && !listed) fail_msg("%s is never a choice", row->name);
@@ -212,9 +230,9 @@ static void names_of_choices(void **state) {
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false, 1e-4, 2e9, 1e9, 1, 0.9},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false, 3e-4, 1e9, 9e8, 0.5, 1},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false, 2e-4, 3e9, 7e8, 1, 1}};
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)threads;
@@ -234,6 +252,8 @@ static void the_worst_costs_are_everybodys(void **state) {
         const cf_costs *c = &t.costs;
         assert_true(c->latency_s == 3e-5 && c->message_s == 5e-6 && c->piece_s == 7e-6);
         assert_true(c->bytes_per_s == 2e9 && c->flops_per_s == 6e10);
+        assert_true(c->network_latency_s == 3e-4 && c->network_bytes_per_s == 1e9 && c->shared_bytes_per_s == 7e8);
+        assert_true(c->share_1mb == 0.5 && c->share_100mb == 0.9);
         assert_false(c->spare);
     }
 }
@@ -242,6 +262,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_slices_travel_in_rounds),
         cmocka_unit_test(small_slices_do_not),
+        cmocka_unit_test(between_hosts_a_shard_crosses_once),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(the_choice_is_monotone),
         cmocka_unit_test(a_schedule_need_not_be_its_neighbours),

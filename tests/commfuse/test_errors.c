@@ -51,7 +51,7 @@ static void a_deadlock_is_no_number(void) {
     const cf_algorithm circle = {.name = "circle",
                                  .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
                                  .generate = waits_in_a_circle};
-    const cf_machine machine = {no_time, no_time, NULL, 0, false};
+    const cf_machine machine = {.cost_ms = no_time, .transfer_ms = no_time};
     cf_schedule *two[2];
     for (int r = 0; r < 2; r++) two[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &circle, 2, 1, r, 1, false);
     CHECK(isnan(cf_replay(two, 2, &machine).finished_ms), "replayed");

@@ -26,9 +26,22 @@ static double wire_ms(const void *argument, const cf_schedule *s, const cf_step 
     return p->wire / s->slices * (step->kind == CF_COLLECTIVE ? s->ranks - 1 : 1);
 }
 
-// One rank stands for all where the row promises that every rank's schedule is its neighbour's, shifted.
-static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c, int ranks) {
-    const int hosts = row_hosts(c.algorithm, ranks);
+// Links: one; one for each distance on the circle of ranks; one within a host and one between hosts, where a shard takes longer.
+static int by_distance(const void *argument, const cf_schedule *s, int from, int to) {
+    (void)argument;
+    return (to - from + s->ranks) % s->ranks;
+}
+static int by_host(const void *argument, const cf_schedule *s, int from, int to) {
+    (void)argument;
+    return from / (s->ranks / s->hosts) != to / (s->ranks / s->hosts);
+}
+static double wire_by_host_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    const bool far = step->kind == CF_EXCHANGE && by_host(argument, s, s->rank, step->send_to);
+    return wire_ms(argument, s, step) * (far ? 4 : 1);
+}
+
+// One rank stands for all where the row promises that every rank's schedule is its neighbour's with all ranks shifted.
+static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c, int ranks, int hosts) {
     cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, 0, c.slices, false);
     const bool promised = first->algorithm->rank_symmetric;
     for (int r = 1; r < ranks && promised; r++) {
@@ -40,10 +53,9 @@ static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c
     return promised;
 }
 
-static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine,
+static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, int hosts, const cf_machine *machine,
                             bool symmetric) {
     cf_schedule *s[64] = {NULL};
-    const int hosts = row_hosts(c.algorithm, ranks);
     for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices, false);
     cf_replayed result = symmetric ? cf_replay(&s[ranks / 2], 1, machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
@@ -68,23 +80,68 @@ static int ways(void) {
     return cf_algorithm_count * SLICES;
 }
 
-// One rank's schedule gives the same times as those of all ranks.
+static void assert_one_is_all(int kind, cf_choice c, int ranks, int hosts, const cf_machine *machine) {
+    cf_replayed one = replayed(kinds[kind].operation, kinds[kind].side, c, ranks, hosts, machine, true);
+    cf_replayed all = replayed(kinds[kind].operation, kinds[kind].side, c, ranks, hosts, machine, false);
+    assert_true(fabs(one.finished_ms - all.finished_ms) < 1e-9 * all.finished_ms + 1e-12);
+    assert_true(fabs(one.exposed_ms - all.exposed_ms) < 1e-9 * all.finished_ms + 1e-12);
+}
+
+// One rank's schedule gives the same times as those of all ranks, whatever the links are, if all ranks have the same.
 static void one_rank_replays_as_all_do(void **state) {
     (void)state;
     for (int k = 0; k < KINDS; k++)
         for (int w = 0; w < ways(); w++) {
             cf_choice c;
             for (int ranks = 2; ranks <= 24 && way(w, k, &c); ranks += ranks < 6 ? 1 : 9)
-                for (int coupled = 0; coupled < 2 && one_stands_for_all(kinds[k].operation, kinds[k].side, c, ranks); coupled++)
+                for (int coupled = 0; coupled < 2 && one_stands_for_all(kinds[k].operation, kinds[k].side, c, ranks, 1); coupled++)
                     for (double wire = 0.1; wire < 20; wire *= 7) {
                         prices p = {1, wire};
-                        cf_machine machine = {compute_ms, wire_ms, &p, 0.05, coupled};
-                        cf_replayed one = replayed(kinds[k].operation, kinds[k].side, c, ranks, &machine, true);
-                        cf_replayed all = replayed(kinds[k].operation, kinds[k].side, c, ranks, &machine, false);
-                        assert_true(fabs(one.finished_ms - all.finished_ms) < 1e-9 * all.finished_ms + 1e-12);
-                        assert_true(fabs(one.exposed_ms - all.exposed_ms) < 1e-9 * all.finished_ms + 1e-12);
+                        cf_machine machine = {compute_ms, wire_ms, &p, 0.05, coupled, 1, NULL};
+                        assert_one_is_all(k, c, ranks, 1, &machine);
+                        machine.links = ranks, machine.link_of = by_distance;
+                        assert_one_is_all(k, c, ranks, 1, &machine);
+                    }
+            for (int hosts = 2; hosts <= 5 && way(w, k, &c) && c.algorithm->levels; hosts++)
+                for (int places = 2; places <= 4; places++)
+                    for (int coupled = 0; coupled < 2; coupled++) {
+                        prices p = {1, 0.3};
+                        cf_machine machine = {compute_ms, wire_by_host_ms, &p, 0.05, coupled, 2, by_host};
+                        assert_true(one_stands_for_all(kinds[k].operation, kinds[k].side, c, hosts * places, hosts));
+                        assert_one_is_all(k, c, hosts * places, hosts, &machine);
                     }
         }
+}
+
+// Transfers with different peers run at the same time on links of their own, and one after another on a shared one.
+static void links_of_peers_work_at_the_same_time(void **state) {
+    (void)state;
+    const cf_choice once = {cf_algorithm_find("once"), 1};
+    prices p = {1, 2};
+    for (int coupled = 0; coupled < 2; coupled++)
+        for (int ranks = 2; ranks <= 16; ranks *= 2) {
+            cf_machine shared = {compute_ms, wire_ms, &p, 0.5, coupled, 1, NULL}, own = shared;
+            own.links = ranks, own.link_of = by_distance;
+            cf_replayed slow = replayed(CF_ALLGATHER, CF_NO_COMPUTE, once, ranks, 1, &shared, false);
+            cf_replayed fast = replayed(CF_ALLGATHER, CF_NO_COMPUTE, once, ranks, 1, &own, false);
+            assert_true(fabs(slow.finished_ms - (2 * (ranks - 1) + 0.5)) < 1e-9);
+            assert_true(fabs(fast.finished_ms - 2.5) < 1e-9);
+        }
+}
+
+// While a shard crosses the network, others travel within the host; then it is passed on.
+static void hosts_have_links_beside_the_network(void **state) {
+    (void)state;
+    const cf_choice levels = {cf_algorithm_find("levels"), 1};
+    prices p = {1, 1};
+    for (int places = 2; places <= 8; places++) {
+        cf_machine both = {compute_ms, wire_by_host_ms, &p, 0, false, 2, by_host}, one = both;
+        one.links = 1, one.link_of = NULL;
+        cf_replayed apart = replayed(CF_ALLGATHER, CF_NO_COMPUTE, levels, 2 * places, 2, &both, false);
+        cf_replayed together = replayed(CF_ALLGATHER, CF_NO_COMPUTE, levels, 2 * places, 2, &one, false);
+        assert_true(fabs(apart.finished_ms - (fmax(4, places - 1) + places - 1)) < 1e-9);
+        assert_true(fabs(together.finished_ms - (4 + 2 * (places - 1))) < 1e-9);
+    }
 }
 
 // Rounds whose transfers are shorter than a slice expose nothing but the share of the additions.
@@ -92,13 +149,13 @@ static void short_transfers_hide(void **state) {
     (void)state;
     const cf_choice ring = {cf_algorithm_find("ring"), 1}, blocking = {cf_algorithm_find("none"), 1};
     prices p = {1, 0.5};
-    cf_machine machine = {compute_ms, wire_ms, &p, 0.01, false};
+    cf_machine machine = {compute_ms, wire_ms, &p, 0.01, false, 1, NULL};
     for (int ranks = 2; ranks <= 16; ranks *= 2) {
-        cf_replayed gather = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ring, ranks, &machine, true);
+        cf_replayed gather = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ring, ranks, 1, &machine, true);
         assert_true(fabs(gather.finished_ms - ranks) < 1e-9 && gather.exposed_ms < 1e-9);
-        cf_replayed none = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, blocking, ranks, &machine, true);
+        cf_replayed none = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, blocking, ranks, 1, &machine, true);
         assert_true(fabs(none.exposed_ms - (0.5 * (ranks - 1) + 0.01)) < 1e-9);
-        cf_replayed scatter = replayed(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, ring, ranks, &machine, true);
+        cf_replayed scatter = replayed(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, ring, ranks, 1, &machine, true);
         assert_true(scatter.exposed_ms < 1e-9);
     }
 }
@@ -112,8 +169,8 @@ static void time_falls_with_the_link(void **state) {
             double before = 0;
             for (double wire = 0.01; wire < 50 && way(w, k, &c); wire *= 1.5) {
                 prices p = {1, wire};
-                cf_machine machine = {compute_ms, wire_ms, &p, wire / 10, false};
-                double ms = replayed(kinds[k].operation, kinds[k].side, c, 6, &machine, false).finished_ms;
+                cf_machine machine = {compute_ms, wire_ms, &p, wire / 10, false, 1, NULL};
+                double ms = replayed(kinds[k].operation, kinds[k].side, c, 6, 1, &machine, false).finished_ms;
                 assert_true(ms >= before - 1e-9);
                 before = ms;
             }
@@ -123,6 +180,8 @@ static void time_falls_with_the_link(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_replays_as_all_do),
+        cmocka_unit_test(links_of_peers_work_at_the_same_time),
+        cmocka_unit_test(hosts_have_links_beside_the_network),
         cmocka_unit_test(short_transfers_hide),
         cmocka_unit_test(time_falls_with_the_link),
     };

@@ -184,7 +184,7 @@ enum { PART_ROWS = 7 };
 // owners, the last two of them padding. The projection's 180 rows are too few for that.
 static void create_parts(parameters *p, cf_mesh *mesh) {
     cf_mesh_init(mesh, 4, 1, 2, 2);
-    params_create(p, (gpt_shape){.maxT = 4, .V = 8, .Vp = 8, .L = 2, .H = 6, .C = 90}, mesh, STRATEGY_UP);
+    params_create(p, (gpt_shape){.maxT = 4, .V = 8, .Vp = 8, .L = 2, .H = 6, .C = 90}, mesh, STRATEGY_UP, 0);
 }
 
 static void free_parts(parameters *p, cf_mesh *mesh) {

@@ -62,7 +62,7 @@ static int64_t first_owned(const problem *q) {
 static void open_problem(problem *q, cf_mesh *mesh, parallel_strategy strategy, draw *token, bool fractions) {
     gpt_shape shape = {.maxT = T, .V = VOCABULARY, .Vp = VOCABULARY, .L = 1, .H = 4, .C = C};
     *q = (problem){.mesh = mesh, .token = token, .up = strategy == STRATEGY_UP, .fractions = fractions};
-    params_create(&q->p, shape, mesh, strategy);
+    params_create(&q->p, shape, mesh, strategy, 0);
     q->split = q->up ? &mesh->self_group : &mesh->tp_group;
     q->owners = q->up ? &mesh->world_group : &mesh->dp_group;
     q->Ts = T / mesh->tp;

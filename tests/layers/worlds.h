@@ -30,7 +30,7 @@ static inline void open_world(world *w, gpt_shape shape, parallel_strategy strat
     w->shape = shape, w->strategy = strategy, w->tp = tp, w->dp = dp, w->ranks = tp * dp;
     for (int r = 0; r < w->ranks; r++) {
         cf_mesh_init(&w->mesh[r], w->ranks, r, tp, dp);
-        params_create(&w->rank[r], shape, &w->mesh[r], strategy);
+        params_create(&w->rank[r], shape, &w->mesh[r], strategy, 0);
     }
 }
 

@@ -94,7 +94,7 @@ class Bytes(Traffic):
     def test_by_every_schedule_without_a_tail_and_in_slices(self):
         for row in harness.schedules("exchanges", tail_free=True):
             for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
-                self.assertBytes(WIDE, strategy, tp, dp, overlap=row.in_slices(3))
+                self.assertBytes(WIDE, strategy, tp, dp, overlap=row.in_slices(3), embedding="rows")
 
     def test_of_two_levels_a_slice_crosses_the_network_once_for_a_host(self):
         # Two hosts of two: of three shards one does, with one level two.

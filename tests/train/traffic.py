@@ -65,9 +65,11 @@ def bucket_shards(shape, strategy, tp, dp):
         else:
             vectors[strategy == "tpsp" and tp > 1 and name in SPLIT] += layers * rows * columns
     members = group("fcw")
-    layers = min(shape.L, ceil_div(members * SHARD_BYTES_MIN // REAL, thin)) if thin else shape.L
-    for first in range(0, shape.L if thin else 0, layers):
-        shards.append((members, round_up(ceil_div(min(layers, shape.L - first) * thin, members))))
+    first, most = 0, ceil_div(members * SHARD_BYTES_MIN // REAL, thin) if thin else 0
+    while thin and first < shape.L:  # few layers share the first buckets
+        layers = min(first + 1, most, shape.L - first)
+        shards.append((members, round_up(ceil_div(layers * thin, members))))
+        first += layers
     for split, count in vectors.items():
         members = dp if split else tp * dp
         shards.append((members, round_up(ceil_div(count, members))))
