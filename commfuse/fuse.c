@@ -200,7 +200,7 @@ static void check_config(const cf_fuse_config *p) {
     need(p, p->operation != CF_REDUCE_SCATTER || p->dtype != CF_BYTE, "dtype", p->dtype, "one that can be summed");
     need(p, p->capacity >= 0 && p->capacity <= ELEMENTS_MAX / p->group->size, "capacity", p->capacity, "a number of elements");
     need(p, !p->algorithm || (p->slices >= 1 && p->slices <= SLICES_MAX), "slices", p->slices, "a number of slices");
-    need(p, !p->result_given || p->operation == CF_ALLTOALL, "result_given", 1, "for an operation other than all-to-all");
+    need(p, !p->result_given || p->operation == CF_ALLTOALL, "result_given", 1, "0 in an operation other than all-to-all");
 }
 
 static const char comparison[] = "comparison of configs"; // an operation that is not compared itself

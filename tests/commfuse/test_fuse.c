@@ -833,7 +833,7 @@ static void a_result_needs_one_place(void) {
         cf_fuse_config plan = j.plan;
         plan.result_given = true;
         if (c.operation != CF_ALLTOALL)
-            ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place", cf_operation_name(c.operation),
+            ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place", "result_given is 1",
                         "all-to-all");
         cf_fuse_free(j.fuse);
     }
