@@ -3,8 +3,8 @@
 //     ./train_gpt --train data.bin                              one process, all cores
 //     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
 //
-// The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. commfuse/ moves data
-// between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the same path, so they begin the same operations.
+// The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. commfuse/ moves
+// data between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the same path and begin the same operations.
 #include <signal.h>
 #include <string.h>
 #include "commfuse/base/die.h"

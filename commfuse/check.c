@@ -1,5 +1,5 @@
-// See check.h. Each EXCHANGE is followed by another one of eight bytes each way: the checksum of the data sent. The receiver makes a
-// checksum of the data that has arrived, before it is used, and compares in finish, when all checksums have arrived. So nothing
+// See check.h. Each EXCHANGE is followed by another one of eight bytes each way: the checksum of the data sent. The receiver makes
+// a checksum of the data that has arrived, before it is used, and compares in finish, when all checksums have arrived. So nothing
 // waits for a checksum before the end of the operation.
 //
 //   posted, after the payload       checksum of the data sent

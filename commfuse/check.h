@@ -1,7 +1,7 @@
 // Checksums on exchanged data: they find silent corruption on the wire and name the transfer.
 //
-// A process has one cf_check, in its cf_context; each operation has cf_checksums, which only the executor uses. A difference stays in
-// device memory until cf_check_verdict(). The program calls that where the host waits for the device anyway and before anything
+// A process has one cf_check, in its cf_context; each operation has cf_checksums, which only the executor uses. A difference stays
+// in device memory until cf_check_verdict(). The program calls that where the host waits for the device anyway and before anything
 // irreversible: before the optimizer writes weights. Not covered: data that was wrong before it was sent, and native collectives.
 #pragma once
 
@@ -25,8 +25,8 @@ bool cf_check_verdict(cf_check *check, cf_stream *stream);
 
 typedef struct cf_checksums cf_checksums;
 
-// NULL if check is NULL or the schedule has no exchange. label: "reduce-scatter mlp.fc2". All arguments must outlive the result. The
-// tag of a checksum is its payload's plus `tags`.
+// NULL if check is NULL or the schedule has no exchange. label: "reduce-scatter mlp.fc2". All arguments must outlive the result.
+// The tag of a checksum is its payload's plus `tags`.
 cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group, const char *label, int tags);
 void cf_checksums_free(cf_checksums *sums, cf_stream *stream); // NULL is allowed; gives the verdict first
 

@@ -18,9 +18,9 @@
 // communicator: messages never mix. Between a begin and the end of its finish, one of its threads calls MPI; with
 // MPI_THREAD_MULTIPLE the program may do so at any time, otherwise only when no operation runs, and in the thread above.
 //
-// Lifetimes. The caller frees or closes what a create or open returns, in reverse order. An operation's name, its group and the context
-// outlive the operation. The data of a run is the caller's and must not move from begin to the end of finish; the result of finish
-// is valid until the next begin of that operation.
+// Lifetimes. The caller frees or closes what a create or open returns, in reverse order. An operation's name, its group and the
+// context outlive the operation. The data of a run is the caller's and must not move from begin to the end of finish; the result of
+// finish is valid until the next begin of that operation.
 //
 // Units. Milliseconds (…_ms) on the cf_now_ms() clock, seconds (…_s), bytes where a name says so, otherwise elements or rows.
 //
@@ -74,8 +74,8 @@ void cf_context_stop(cf_context *context);
 bool cf_close(cf_context *context);
 
 // A group of `count` world ranks (of the context), in this order, this one among them; ranks NULL: all. At most 16 in a context.
-// Collective over its members; all groups are created before the first operation runs. The name is for messages and must outlive the
-// group. NULL on an error.
+// Collective over its members; all groups are created before the first operation runs. The name is for messages and must outlive
+// the group. NULL on an error.
 cf_group *cf_group_create(cf_context *context, const char *name, const int *ranks, int count);
 void cf_group_free(cf_group *group); // NULL is allowed
 

@@ -9,9 +9,9 @@
 // reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
 // decides where a slice is. If the context has a check, a checksum is posted after each payload and compared in finish (check.c).
 //
-// Two streams. If the operation is `independent`, computations alternate between the context's two streams. On a GPU the first tiles of one
-// then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the whole. Computations
-// of the two streams do not wait for each other; everything else (additions, requests) waits for both streams.
+// Two streams. If the operation is `independent`, computations alternate between the context's two streams. On a GPU the first
+// tiles of one then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the
+// whole. Computations of the two streams do not wait for each other; everything else (additions, requests) waits for both streams.
 #include "fuse.h"
 #include "base/die.h"
 #include "schedule_check.h"

@@ -1,6 +1,6 @@
 // Device memory. It is allocated before the first step (scratch of some GPU kernels: at their first call with a larger shape) and
-// freed at exit. Each allocation names its purpose, for the report of memory by purpose. In plan-only mode there are only addresses:
-// the model is built as usual without memory, and a stray access faults.
+// freed at exit. Each allocation names its purpose, for the report of memory by purpose. In plan-only mode there are only
+// addresses: the model is built as usual without memory, and a stray access faults.
 #pragma once
 
 #include <stdbool.h>

@@ -37,9 +37,9 @@ typedef struct cf_replayed {
     double exposed_ms;  // longest wait of a rank's compute stream, the wait at the end included
 } cf_replayed;
 
-// schedule[r]: of rank r; all of one operation, and correct (schedule_check.h). count: their number, or 1: any rank's stands for all,
-// if each rank's schedule is its neighbour's with all ranks shifted by one and costs are equal on all ranks. NAN on an error: a
-// deadlock, with rank and step.
+// schedule[r]: of rank r; all of one operation, and correct (schedule_check.h). count: their number, or 1: any rank's stands for
+// all, if each rank's schedule is its neighbour's with all ranks shifted by one and costs are equal on all ranks. NAN on an error:
+// a deadlock, with rank and step.
 cf_replayed cf_replay(cf_schedule *const *schedule, int count, const cf_machine *machine);
 
 CF_EXTERN_C_END

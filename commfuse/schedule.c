@@ -19,10 +19,10 @@
 // Levels: H hosts of P ranks. Two circles take the place of one: that of the hosts, for ranks in the same place of each, over the
 // network, and in each host that of its places. A shard is sent to a host once, not to each of its ranks.
 //
-//   all-gather       own first, then host by host, h, h−1, …: a shard that has come over the network is passed on within the host and
-//                    to the next host, while what is in the host already is computed on
-//   reduce-scatter   shards of hosts h−1, h−2, …, h, own last: the parts of a shard meet on the rank in its owner's place, whose sum
-//                    leaves for the owner while the next host's shards are computed
+//   all-gather       own first, then host by host, h, h−1, …: a shard that has come over the network is passed on within the host
+//                    and to the next host, while what is in the host already is computed on
+//   reduce-scatter   shards of hosts h−1, h−2, …, h, own last: the parts of a shard meet on the rank in its owner's place, whose
+//                    sum leaves for the owner while the next host's shards are computed
 //
 // Over the network a rank sends H − 1 shards, as the best ring does, and within its host (P − 1)·H: N − 1 in all, as every other
 // way. An all-to-all would save nothing, as each pair of ranks has data of its own: it is direct.
@@ -117,9 +117,9 @@ static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, i
 
 // --- all-gather (Algorithm 1), and all-to-all with compute after ---
 
-// Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order in
-// which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct: a
-// round starts when the one before has arrived; if they shared the wire, both would arrive late.
+// Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order
+// in which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct:
+// a round starts when the one before has arrived; if they shared the wire, both would arrive late.
 static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
     const bool gather = s->operation == CF_ALLGATHER;
     const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
@@ -188,8 +188,8 @@ static void add_part(cf_schedule *s, int round, int window, int k) {
     cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *posted(s, round, k), *posted(s, 0, k));
 }
 
-// Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in a
-// window of slots. Slot 0 holds the sum so far; another slot is reused once its part has been added. Parts come late from a rank
+// Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in
+// a window of slots. Slot 0 holds the sum so far; another slot is reused once its part has been added. Parts come late from a rank
 // whose slices cost more: the wider the window, the later this rank waits for them. If all parts fit, one step adds them up.
 enum { WINDOW = 8 };
 
@@ -324,8 +324,8 @@ static void alltoall(cf_schedule *s) {
 
 // --- all at once: any operation whose slices hide nothing ---
 
-// One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1. Returns the last
-// exchange; -1: none.
+// One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1. Returns the
+// last exchange; -1: none.
 static int exchange_at_once(cf_schedule *s, int wait) {
     int index = -1;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
@@ -438,20 +438,26 @@ enum {
 // A row serves what its generator makes; `fallback` serves the rest. What has no computation to hide behind travels at once.
 // clang-format off
 const cf_algorithm cf_algorithms[] = {
-    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .max_slices = 1, .native = true, .blocking = true, .rank_symmetric = true,
+    {.name = "none", .serves = ALL, .generate = native, .slices = 1, .max_slices = 1,
+     .native = true, .blocking = true, .rank_symmetric = true,
      .help = "the library's blocking collective, before or after one computation"},
-    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .max_slices = MOST, .native = true, .rank_symmetric = true,
+    {.name = "slice", .serves = ALL, .generate = native, .slices = 4, .max_slices = MOST,
+     .native = true, .rank_symmetric = true,
      .help = "data slicing: a non-blocking collective for each slice"},
     {.name = "ring", .serves = ROUNDS, .fallback = "direct", .generate = ring, .same_bits = "ring", .slices = 1, .max_slices = MOST,
-     .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
+     .folds = true, .tail_free = true, .rank_symmetric = true,
+     .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
     {.name = "direct", .serves = ROUNDS | ALLTOALLS, .fallback = "once", .generate = direct, .same_bits = "ring", .slices = 1,
-     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true, .help = "CommFuse straight to the rank that needs a slice"},
-    {.name = "levels", .serves = LEVELS, .fallback = "direct", .generate = levels, .same_bits = "levels", .slices = 1, .max_slices = MOST,
-     .folds = true, .tail_free = true, .rank_symmetric = true, .levels = true,
+     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true,
+     .help = "CommFuse straight to the rank that needs a slice"},
+    {.name = "levels", .serves = LEVELS, .fallback = "direct", .generate = levels, .same_bits = "levels", .slices = 1,
+     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true, .levels = true,
      .help = "CommFuse between hosts and within each: a slice crosses the network once for a host; on one host: direct"},
-    {.name = "once", .serves = ALL, .generate = at_once, .same_bits = "once", .slices = 1, .max_slices = 1, .tail_free = true, .rank_symmetric = true,
+    {.name = "once", .serves = ALL, .generate = at_once, .same_bits = "once", .slices = 1, .max_slices = 1,
+     .tail_free = true, .rank_symmetric = true,
      .help = "exchanges with all ranks at the same time, during the computation of the own shard"},
-    {.name = "commfuse", .fallback = "ring", .same_bits = "ring", .slices = 1, .max_slices = MOST, .help = "the paper's name for ring"},
+    {.name = "commfuse", .fallback = "ring", .same_bits = "ring", .slices = 1, .max_slices = MOST,
+     .help = "the paper's name for ring"},
     {.name = "nowire", .fallback = "ring", .slices = 1, .max_slices = MOST, .bound = true,
      .help = "a bound, with wrong results: ring without transfers"},
     {.name = "ideal", .fallback = "none", .slices = 1, .max_slices = 1, .bound = true,
@@ -508,7 +514,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_a
     cf_schedule *s = NULL;
     for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->fallback), operation, side)) s = generate(as, a, folds);
     if (!s)
-        cf_die("give the algorithm an `fallback`", "%s makes no %s of %d ranks and %d slices", asked->name,
+        cf_die("give the algorithm a `fallback`", "%s makes no %s of %d ranks and %d slices", asked->name,
                cf_operation_name(operation), ranks, slices);
     return s;
 }

@@ -11,7 +11,8 @@
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, allocated by the operation: partial sums in transit.
 //   CF_RESULT  all-to-all: slices by source. Exchanges do not move the own slices: those computed before are written here at once,
-//              those that are only worked on afterwards are read from FULL. reduce-scatter by a native collective: the reduced own shard.
+//              those that are only worked on afterwards are read from FULL. reduce-scatter by a native collective: the reduced own
+//              shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #pragma once
 
@@ -122,10 +123,10 @@ const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_opera
 // The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; it is 1 without
 // compute, on one rank, and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
 //
-// folds: the computation of a reduce-scatter can add to existing values (a GEMM with beta = 1). With m >= 2 the own slices 0 … m − 2, the last to be
-// computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own slices, m − 1 is
-// computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for it, and
-// folding hides as much as before.
+// folds: the computation of a reduce-scatter can add to existing values (a GEMM with beta = 1). With m >= 2 the own slices 0 … m −
+// 2, the last to be computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own
+// slices, m − 1 is computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for
+// it, and folding hides as much as before.
 // NULL on an error, such as a side on which the operation does not compute.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
                                 int slices, bool folds);

@@ -15,8 +15,8 @@
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
 //   fold        only a COMPUTE of a schedule that folds adds to the sum at its place
 //
-// They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last, no
-// transfer at the end) is in tests/commfuse/promise_check.h.
+// They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last,
+// no transfer at the end) is in tests/commfuse/promise_check.h.
 #pragma once
 
 #include "schedule.h"

@@ -1,5 +1,5 @@
-// See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as are
-// in flight at the same time.
+// See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as
+// are in flight at the same time.
 #include "trace.h"
 #include "base/die.h"
 #include <math.h>

@@ -6,8 +6,8 @@
 // and marks the request arrived, then complete. Data may be received as soon as the request is posted. Requests between two ranks
 // with the same tag match in the order posted. The memory of a request belongs to the caller and must stay valid until the request
 // is complete. The sending half of an exchange lasts until its peer is ready to receive; CF_ARRIVED waits for the receiving half
-// alone, even if the send still waits for its peer. Messages to one peer, bulk and others separately, travel in the order posted: the peer must post its receives in
-// that order too, before it waits for any of them.
+// alone, even if the send still waits for its peer. Messages to one peer, bulk and others separately, travel in the order posted:
+// the peer must post its receives in that order too, before it waits for any of them.
 #pragma once
 
 #include <stdbool.h>
@@ -130,23 +130,23 @@ struct cf_transport {
     void (*post)(cf_transport *, cf_request *requests, int count, cf_stream *stream);
     // `stream` need not wait. GPU: true only if it is the stream that waited last, and it has waited for this request.
     bool (*test)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
-    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. A rank that waits longer than timeout_s (GPU:
-    // in cf_stream_sync) dies, naming operation, layer, step and peer. Returns the end of the wait, for traces; on a GPU it may be
-    // before the wait, if nothing had to wait.
+    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. A rank that waits longer than timeout_s
+    // (GPU: in cf_stream_sync) dies, naming operation, layer, step and peer. Returns the end of the wait, for traces; on a GPU it
+    // may be before the wait, if nothing had to wait.
     cf_event (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     void (*close)(cf_transport *); // collective; frees the transport
 };
 
-// The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies (together) if the program does not have it.
-// Also calls cf_device_open() and cf_die_setup(). timeout_s: longest wait for a peer, also for ranks to appear.
+// The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies (together) if the program does not have
+// it. Also calls cf_device_open() and cf_die_setup(). timeout_s: longest wait for a peer, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
 // For ranks that meet only to report an error before they have agreed on more (cf_die_meet_by).
 static inline void cf_transport_meet(void) {
     cf_transport_create("auto", NULL, NULL, 60);
 }
 
-// all (size, bytes) = the `bytes` bytes at `mine` of every rank, in host memory: for reports between ranks, at any time. Collective.
-// t NULL: one rank.
+// all (size, bytes) = the `bytes` bytes at `mine` of every rank, in host memory: for reports between ranks, at any time.
+// Collective. t NULL: one rank.
 static inline void cf_allgather_host(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     if (t)
         t->gather(t, mine, all, bytes);
@@ -188,8 +188,8 @@ static inline bool cf_hierarchy(const cf_transport *t, const cf_group *group) {
     return t && t->in_order && group->collectives && group->hosts > 1 && group->hosts < group->size;
 }
 
-// Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first, because
-// it moves the most bytes and queues may run out.
+// Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first,
+// because it moves the most bytes and queues may run out.
 static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
     cf_group *groups[] = {&mesh->tp_group, &mesh->dp_group, &mesh->world_group};
     cf_mesh_set_hosts(mesh, t->ranks_per_host);

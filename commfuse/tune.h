@@ -49,8 +49,8 @@ bool cf_tuner_choice(const cf_tuner *tuner, int operation, int i, cf_choice *cho
 bool cf_tuner_can(const cf_tuner *tuner, const char *name, cf_choice choice);
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
 
-// Takes whole plan 0 … CF_PLANS - 1 of those that trials compare, before start: for predictions, which play each. false: an operation
-// cannot run it, or it is the predicted one.
+// Takes whole plan 0 … CF_PLANS - 1 of those that trials compare, before start: for predictions, which play each. false: an
+// operation cannot run it, or it is the predicted one.
 bool cf_tuner_take(cf_tuner *tuner, int plan);
 
 // After the last add and set. search: try choices in the steps that follow (if any was set, only compare plans); otherwise the plan

@@ -3,10 +3,10 @@
 #include <limits.h>
 #include "problem.h"
 
-// A file that appears whole: written beside PATH under a random name, synced, renamed to PATH, and the directory synced. A kill or a
-// power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one left. If two write the same
-// PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory whose name ends in .tmp is not
-// followed. False: see why.
+// A file that appears whole: written beside PATH under a random name, synced, renamed to PATH, and the directory synced. A kill or
+// a power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one left. If two write the
+// same PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory whose name ends in .tmp
+// is not followed. False: see why.
 typedef struct atomic_file {
     char path[PATH_MAX], temporary[NAME_MAX + 32]; // temporary: a name in the directory
     int64_t bytes;                                 // exactly as many must be written; -1: any number

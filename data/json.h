@@ -21,8 +21,8 @@ static inline bool json_repeated(const cJSON *object, const cJSON *item) {
     return cJSON_GetObjectItemCaseSensitive(object, item->string) != item; // cJSON finds the first of that name
 }
 
-// The object that is all of a text; of a run's log, its first line. NULL: see `wrong`. `name` begins the message; a zero follows the
-// bytes.
+// The object that is all of a text; of a run's log, its first line. NULL: see `wrong`. `name` begins the message; a zero follows
+// the bytes.
 static inline cJSON *json_object(const char *text, int64_t bytes, const char *name, const char *hint, problem *wrong) {
     static const char blanks[] = " \t\r\n";
     const char *end = text, *line = text;

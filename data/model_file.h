@@ -23,8 +23,8 @@ void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int6
 void model_file_close(model_file *file);
 
 // One rank writes all tensors in file order, from the first element to the last, then commits. PATH is always a complete file, the
-// old or the new one (atomic_file.h). Errors (disk full, permission, another process that writes PATH) end the run, name the file, keep
-// the old one and remove the temporary one.
+// old or the new one (atomic_file.h). Errors (disk full, permission, another process that writes PATH) end the run, name the file,
+// keep the old one and remove the temporary one.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16);
 void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it

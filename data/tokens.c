@@ -34,7 +34,8 @@ static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// Finds the files, sorted by name. The brackets and stars of an existing file or directory are not special. Returns glob()'s status.
+// Finds the files, sorted by name. The brackets and stars of an existing file or directory are not special. Returns glob()'s
+// status.
 static int find_files(const char *pattern, glob_t *found) {
     char directory[PATH_MAX];
     const char *slash = strrchr(pattern, '/');

@@ -1,6 +1,6 @@
-// The layers' third twin, for --predict: every kernel records how much it computes and how many bytes it moves (commfuse/predict/record.h).
-// A line below is the body of a function of the layers' headers; the Makefile makes the functions. Sizes that depend on the device
-// are those of the CPU's or of the GPU's twin.
+// The layers' third twin, for --predict: every kernel records how much it computes and how many bytes it moves
+// (commfuse/predict/record.h). A line below is the body of a function of the layers' headers; the Makefile makes the functions.
+// Sizes that depend on the device are those of the CPU's or of the GPU's twin.
 #include "../commfuse/predict/record.h"
 #include "adamw.h"
 #include "attention.h"
@@ -26,8 +26,8 @@ static bool gpu(void) {
     return cf_record_hardware()->gpu;
 }
 
-// `times` products of (m, k) by (k, n); bytes: of an element that is written. With the size of tiles, and the number of parts of the
-// inner dimension, that take the least time; the sums of several parts are written and read.
+// `times` products of (m, k) by (k, n); bytes: of an element that is written. With the size of tiles, and the number of parts of
+// the inner dimension, that take the least time; the sums of several parts are written and read.
 static void product(cf_stream *stream, const char *name, int64_t times, int64_t m, int64_t n, int64_t k, int64_t bytes) {
     const cf_hardware *h = cf_record_hardware();
     const double elements = (double)(times * m) * (double)n, rate = cf_curve_at(&h->product, 2 * elements * (double)k);
@@ -66,7 +66,7 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define attention(...) (attention)(stream, __VA_ARGS__)
 #define moves(...)     (moves)(stream, __VA_ARGS__)
 // clang-format off
-#define RECORDED_linear_prepared_size       gpu() ? 0 : E == 2 ? ceil_div(IC, 64) * ceil_div(OC, 64) * 64 * 64 : IC * OC + 16 * larger(IC, OC)
+#define RECORDED_linear_prepared_size       gpu() ? 0 : E == 2 ? ceil_div(IC, 64) * ceil_div(OC, 64) * 4096 : IC * OC + 16 * larger(IC, OC)
 #define RECORDED_linear_prepare_forward     (gpu() ? (void)0 : moves("weights, prepared", IC * OC, 2 * E)), w
 #define RECORDED_linear_prepare_dgrad       linear_prepare_forward(prepared, w, IC, OC, stream)
 #define RECORDED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)

@@ -8,8 +8,8 @@
 // activation is then written once instead of written, read and written. The gradient of a bias is always a kernel: epilogues store
 // it, ours is added to an fp32 sum. real = float computes in fp32 throughout, without TF32.
 //
-// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed at
-// the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
+// Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed
+// at the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
 // times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's products, 10 % of d48's.) The inner dimension may only be
 // split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need multiprocessors a product uses
 // fewer (cf_cuda_left), with the same algorithm.
@@ -383,7 +383,8 @@ void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int6
 }
 
 // Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
-// dimension they fill it. On an H200 gradients by owners of 1600 rows take 8 % longer than whole ones, of 3200 2 % (bench_gpu, d48).
+// dimension they fill it. On an H200 gradients by owners of 1600 rows take 8 % longer than whole ones, of 3200 2 % (bench_gpu,
+// d48).
 enum { PRODUCT_ROWS = 128, PRODUCT_COLUMNS = 256, TILES_MIN = 66 };
 
 int64_t linear_wgrad_rows_min(int64_t IC) {

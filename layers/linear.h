@@ -25,12 +25,12 @@ static inline linear_rows linear_all(int64_t R) { // R = blocks · rows rows, on
 }
 
 // out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL. With pre, which has the layout of out and
-// needs a bias: pre is that sum, for backward, and out = activation(pre). add: out +=, without bias and pre; for products over groups
-// of inputs that arrive one after another.
+// needs a bias: pre is that sum, for backward, and out = activation(pre). add: out +=, without bias and pre; for products over
+// groups of inputs that arrive one after another.
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
                     int64_t OC, cf_stream *stream);
-// dx (R, IC) = dy (R, OC) · w, prepared for dgrad. With pre, which has the layout of dx and x = activation(pre): dx is the gradient of
-// pre, (dy · w) · activation_slope(pre); it is not pre's memory. add: dx +=, without pre.
+// dx (R, IC) = dy (R, OC) · w, prepared for dgrad. With pre, which has the layout of dx and x = activation(pre): dx is the gradient
+// of pre, (dy · w) · activation_slope(pre); it is not pre's memory. add: dx +=, without pre.
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream);
 // dw (rows, IC) = dyᵀ · x or, with add, += that. The rows of dy (R, rows) begin dy_row elements apart: OC for some rows of a

@@ -74,7 +74,7 @@ static bool is_up(const gpt *g) {
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
 //   recompute: the MLP's       output of the MLP's norm    norm_forward(), gpt_norm_again()  fc's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
-//   recompute: hidden          GELU's output of a layer    forward, activation_again()             fcproj's product, weight gradient
+//   recompute: hidden          GELU's output of a layer    forward, activation_again()       fcproj's product, weight gradient
 //   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
 //                              the gradient of QKV         attention's backward              QKV's weight gradient
 //   sums                       the result of an operation  its begin                         the kernel that reads it next

@@ -9,16 +9,16 @@
 //   ring, direct, …     owners      4                                                            rows
 //   auto, levels        auto        auto: all by a native collective, 4 by exchanges             auto
 //
-// Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels what
-// has no computation to hide behind is then chosen as by auto.
+// Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels
+// what has no computation to hide behind is then chosen as by auto.
 #pragma once
 
 #include "../commfuse/choice.h"
 #include "../commfuse/fuse.h"
 #include <string.h>
 
-// Gradients of weights are reduced at the end of backward; each when backward has completed it; or while they are computed, owner by
-// owner, if an owner has enough rows for a good product. auto: by owners where the rest of backward is too short to hide them.
+// Gradients of weights are reduced at the end of backward; each when backward has completed it; or while they are computed, owner
+// by owner, if an owner has enough rows for a good product. auto: by owners where the rest of backward is too short to hide them.
 typedef enum { GRADIENTS_END, GRADIENTS_READY, GRADIENTS_OWNERS, GRADIENTS_AUTO } gradients_policy;
 // Of the token table, replicas exchange all of it, or the rows that their tokens name (lookup.h).
 typedef enum { EMBEDDING_TABLE, EMBEDDING_ROWS, EMBEDDING_AUTO } embedding_policy;

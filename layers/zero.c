@@ -23,8 +23,8 @@ static bool alike(const zero_shards *z, int i, int j) {
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
 // the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So policy auto
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
-// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (cf_hierarchy); and all where no core is left
-// to move bytes, which makes transfers longer than estimated.
+// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (cf_hierarchy); and all where no core is
+// left to move bytes, which makes transfers longer than estimated.
 static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;

@@ -12,8 +12,8 @@
 //                zero_wait(layer) finishes those that this layer needs
 //
 // A bucket with one owner never travels. When gradients are reduced, and how far ahead weights are gathered, is the policy of
-// overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages overtake
-// bulk ones; on GPUs only requests of different groups can.)
+// overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages
+// overtake bulk ones; on GPUs only requests of different groups can.)
 #pragma once
 
 #include <stdio.h>
@@ -106,7 +106,8 @@ void zero_reduce(zero_shards *z, int64_t layer);
 
 // Finishes all reductions and adds the rows of the lookup to the table's. Adds the squares of this rank's shards to *sum (device).
 void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
-// The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After zero_finish_gradients().
+// The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After
+// zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
 void zero_skip_update(zero_shards *z);                   // drops the gradients
 // AdamW with these constants: positions, vectors and token table now, all others in zero_finish_update(), before the next

@@ -41,9 +41,9 @@ CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_P
 // --- errors as values ---
 
 // on: library functions whose header names a value "on an error" (NULL, false or NAN) return it, instead of ending all ranks, when
-// the calling thread finds an error; cf_error() is then the message. Memory of the failed call is lost. An operation that fails half
-// way (a peer is dead, or late) makes its context fail too (context.h). Errors that a thread of the library finds (an error of MPI,
-// a start or an end that hangs) still end all ranks.
+// the calling thread finds an error; cf_error() is then the message. Memory of the failed call is lost. An operation that fails
+// half way (a peer is dead, or late) makes its context fail too (context.h). Errors that a thread of the library finds (an error of
+// MPI, a start or an end that hangs) still end all ranks.
 void cf_errors_return(bool on);
 // "WHAT AND WHY\nhint: WHAT TO DO NEXT" of the latest error returned in this thread, valid until the next one; "": none yet.
 const char *cf_error(void);

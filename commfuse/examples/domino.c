@@ -1,5 +1,6 @@
 // A schedule of your own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves. The partial sums of
-// one half travel, all at once, while the next half is computed. The program checks the schedule, replays it over costs, and runs it.
+// one half travel, all at once, while the next half is computed. The program checks the schedule, replays it over costs, and runs
+// it.
 //
 //     cc -O3 domino.c $(pkg-config --cflags --libs commfuse) -o domino && mpirun -np 2 ./domino
 #include <commfuse/fuse.h>

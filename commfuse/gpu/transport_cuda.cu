@@ -402,7 +402,8 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
-    // Unless the user has set them. Now, while there is one thread: libraries' threads read the environment, and setenv may move it.
+    // Unless the user has set them. Now, while there is one thread: libraries' threads read the environment, and setenv may move
+    // it.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before the first call of CUDA
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);                // 1: collectives connect in the step that is first to need them
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);

@@ -9,7 +9,8 @@ extern "C" { // these are for C
 #include "../launch/watch.h"
 }
 
-// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either kind.
+// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either
+// kind.
 struct cf_wire {
     const char *name; // "nccl", "ipc"
     const cf_group *group;

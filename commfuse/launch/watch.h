@@ -20,10 +20,11 @@ void cf_watch_close(cf_watch *watch);
 // A request was posted. The label is copied.
 void cf_watch_posted(cf_watch *watch, const char *label, int layer, int step);
 
-// The compute thread has waited for waited_ms and waits on, until it calls cf_watch_goes_on(); the label must stay valid until then.
-// Call it again and again, also when the peer changes. It gives up if the wait has reached timeout_ms (0: no limit), if another rank
-// has given up, which ends the run, or if a library has reported an error about the peers (news; else NULL): it asks the other
-// ranks, which takes up to some seconds and informs them, and dies. peers: the ranks waited for, in words; NULL: as in `wait`.
+// The compute thread has waited for waited_ms and waits on, until it calls cf_watch_goes_on(); the label must stay valid until
+// then. Call it again and again, also when the peer changes. It gives up if the wait has reached timeout_ms (0: no limit), if
+// another rank has given up, which ends the run, or if a library has reported an error about the peers (news; else NULL): it asks
+// the other ranks, which takes up to some seconds and informs them, and dies. peers: the ranks waited for, in words; NULL: as in
+// `wait`.
 void cf_watch_waits(cf_watch *watch, cf_wait wait, const char *peers, double waited_ms, double timeout_ms, const char *news);
 void cf_watch_goes_on(cf_watch *watch);
 

@@ -28,16 +28,16 @@ typedef struct cf_record_entry {
     int unit;         // POST and WAIT
     const char *name; // KERNEL; a constant
     double ms;        // KERNEL, if it has the device alone; EVENT
-    // KERNEL: after its start-up time, blocks[i] blocks of block_ms[i] each on one multiprocessor; none: the whole device works on it
-    // for `ms`
+    // KERNEL: after its start-up time, blocks[i] blocks of block_ms[i] each on one multiprocessor; none: the whole device works on
+    // it for `ms`
     int64_t blocks[2];
     double block_ms[2];
     int64_t after;  // AFTER: an entry
     double host_ms; // when the host comes here, since the last SYNC
 } cf_record_entry;
 
-// Requests that are posted together. Unit number i is the same one on all ranks. A rank is played by player number world rank modulo
-// players.
+// Requests that are posted together. Unit number i is the same one on all ranks. A rank is played by player number world rank
+// modulo players.
 typedef struct cf_record_unit {
     char label[48];
     int layer, queue;

@@ -184,8 +184,8 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
     }
 }
 
-// An exchange or a native collective. On GPUs a collective is a ring, but for the all-to-all; on CPUs a message to each member, as Open
-// MPI does it, but for a blocking all-gather.
+// An exchange or a native collective. On GPUs a collective is a ring, but for the all-to-all; on CPUs a message to each member, as
+// Open MPI does it, but for a blocking all-gather.
 static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     const cf_group *g = r->group;

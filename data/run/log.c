@@ -1,5 +1,5 @@
-// See log.h. A log is never overwritten: a run that finds the log of another run renames it. If that one still writes, it goes on in
-// the renamed file. The lock of --out keeps two writers from resuming one run.
+// See log.h. A log is never overwritten: a run that finds the log of another run renames it. If that one still writes, it goes on
+// in the renamed file. The lock of --out keeps two writers from resuming one run.
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"

@@ -99,7 +99,8 @@ TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out 
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")
 #undef GROUP
 #define GROUP "machine"
-INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS")
+INT(threads, "threads", "0", 0, 4096,
+    "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS")
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")

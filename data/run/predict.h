@@ -1,6 +1,6 @@
 // --predict: the time of a step of this command on the machine of MACHINE.json. The trainer records the steps of its ranks
-// (commfuse/predict/record.h), commfuse/predict/playback.h replays them; this file reads the machine, chooses modes and meshes, and prints the
-// results. MACHINE.json has exactly these fields, and perhaps a "comment":
+// (commfuse/predict/record.h), commfuse/predict/playback.h replays them; this file reads the machine, chooses modes and meshes, and
+// prints the results. MACHINE.json has exactly these fields, and perhaps a "comment":
 //
 //   { "name": "h100x8", "device": "gpu", "dtype": "bf16",
 //     "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2900,

@@ -20,7 +20,7 @@ bool saver_begin(saver *s, int64_t step, struct cJSON *described);
 // returned. Training pauses for the copy, nothing else.
 void saver_write(saver *s, const rank_state *copy);
 bool saver_written(const saver *s); // this rank's copy; all ranks tell each other after every step, for saver_advance()
-// Collective. When all ranks have written, rank 0's thread gives the checkpoint its final name and removes older ones; rank 0 reports
-// its end.
+// Collective. When all ranks have written, rank 0's thread gives the checkpoint its final name and removes older ones; rank 0
+// reports its end.
 void saver_advance(saver *s, bool all_written);
 bool saver_finish(saver *s); // collective: waits for all of that. False: the last checkpoint was not written

@@ -19,8 +19,8 @@ enum { PROMPT_MAX_BYTES = 1 << 16 };
 int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count);
 
 // The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
-// newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if it
-// was not given. For an export it sets the step, and the smallest seq and micro_batch.
+// newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if
+// it was not given. For an export it sets the step, and the smallest seq and micro_batch.
 gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *transport, model_file **start);
 
 #define ORIGIN_MODEL "model.bin" // in --out, at the end
@@ -58,7 +58,8 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
 
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins,
 // from the model file `start` if that is not NULL. Newer, damaged checkpoints are reported and renamed, so that they do not count
-// when older ones are removed. Calls startup_compare_run(). With --export: the checkpoint of --export-step, facts and start are NULL.
+// when older ones are removed. Calls startup_compare_run(). With --export: the checkpoint of --export-step, facts and start are
+// NULL.
 manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_transport *transport, const model_file *start);
 
 // Opens a checkpoint's saved_state, and reads it for state_restore() of layers/step.h. Both die on an error.

@@ -16,11 +16,11 @@
 // The step is train_gpt's: forward, backward, figures of the step before, norm, clip, update, and lasts by rank 0's clock
 // until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. --json prints a line of
 // configuration, one for each step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise
-// a table of medians. It says which modes do not differ from the best: those half of whose steps, the middle ones, lie where half of
-// its steps lie; and which are below `ideal`, which no schedule can be.
+// a table of medians. It says which modes do not differ from the best: those half of whose steps, the middle ones, lie where half
+// of its steps lie; and which are below `ideal`, which no schedule can be.
 //
-// Of train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan FILE,
-// or --out DIR: DIR/plan.json is read if it is there, else written when trials, before the rounds, have found a plan.
+// Of train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan
+// FILE, or --out DIR: DIR/plan.json is read if it is there, else written when trials, before the rounds, have found a plan.
 #include "../../commfuse/base/die.h"
 #include "../../data/run/options.h"
 #include "../../data/run/plan.h"

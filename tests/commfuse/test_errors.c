@@ -233,7 +233,7 @@ static void an_algorithm_may_decline(void) {
         row = star_with(&declines[i], NULL);
         CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
         says("own: star makes no all-gather of ");
-        says("hint: give the algorithm an `fallback`");
+        says("hint: give the algorithm a `fallback`");
     }
     row = star_with(&declines[0], "commfuse");
     cf_fuse *fuse = cf_fuse_create(context, plan_of("own", &row));

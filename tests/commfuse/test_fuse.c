@@ -4,11 +4,12 @@
 // The executor on real ranks. Payloads are small integers, so every sum is exact in every type and results are compared with ==. A
 // value depends on the rank that made it, its row and its column, so a value in a wrong place is noticed. Callbacks check their
 // spans: inside the payload, on a side on which the operation computes, each row once on each side; for compute after, already
-// filled; for accumulating compute before, still as the caller left it. Guards after each payload and each given result must survive.
+// filled; for accumulating compute before, still as the caller left it. Guards after each payload and each given result must
+// survive.
 //
-// Every row of the table of algorithms is tested, a new one too. Rows that exchange promise the order of a sum, j+1, j+2, …, j, of two
-// levels host by host: fractions are summed and compared bit by bit with the sum made here, so they all give the same bits. Even
-// numbers of ranks are taken for two hosts.
+// Every row of the table of algorithms is tested, a new one too. Rows that exchange promise the order of a sum, j+1, j+2, …, j, of
+// two levels host by host: fractions are summed and compared bit by bit with the sum made here, so they all give the same bits.
+// Even numbers of ranks are taken for two hosts.
 #include "tests/commfuse/ranks.h"
 #include "tests/commfuse/rows.h"
 #include "tests/death.h"
@@ -551,8 +552,8 @@ static job job_of_sums(const cf_algorithm *row, int slices, cf_dtype dtype) {
     return job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, row, slices, dtype, 22 * 31);
 }
 
-// Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which the last one communicates.
-// Not of rows that cut the payload into native slices, in which FULL has another order of rows.
+// Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which the last one
+// communicates. Not of rows that cut the payload into native slices, in which FULL has another order of rows.
 static void accumulate_then_reduce_scatter(void) {
     int turn = 0;
     for (EVERY_ROW(row))

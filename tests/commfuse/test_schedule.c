@@ -1,8 +1,9 @@
 // ranks: 1
 //
-// Schedules of every operation, side, row of the table, N = 1…64 and m = 1…4 are generated for all ranks, those of two levels on every
-// number of hosts, and must have the properties of commfuse/schedule_check.h and of promise_check.h. A new row is tested without a change here. Then the checks themselves are
-// tested: faults of every kind are planted in good schedules, and the checks must name the violated property.
+// Schedules of every operation, side, row of the table, N = 1…64 and m = 1…4 are generated for all ranks, those of two levels on
+// every number of hosts, and must have the properties of commfuse/schedule_check.h and of promise_check.h. A new row is tested
+// without a change here. Then the checks themselves are tested: faults of every kind are planted in good schedules, and the checks
+// must name the violated property.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -100,8 +101,8 @@ static void check_bound(kind of, const set *bound, const cf_algorithm *row, int 
     set_free(&real);
 }
 
-// An alias, or a row that does not serve this, has another row's schedules. On several hosts only rows of two levels have others than
-// on one: their own where there are several ranks on each.
+// An alias, or a row that does not serve this, has another row's schedules. On several hosts only rows of two levels have others
+// than on one: their own where there are several ranks on each.
 static void check_all_rows(kind of, int ranks, int hosts, int slices) {
     for (EVERY_ROW(row)) {
         if (!serving(row, of) || (!row->bound && serving(row, of) != row && ranks > SLICES_PER_RANK)) continue;
@@ -803,8 +804,8 @@ static void every_order_on_one_wire(const set *first, const set *second) {
     }
 }
 
-// The schedule that the executor runs with checksums: after each exchange a checksum of the data sent on the stream, and on the wire
-// an exchange of checksums with its own numbers; at the end a comparison, which waits for all.
+// The schedule that the executor runs with checksums: after each exchange a checksum of the data sent on the stream, and on the
+// wire an exchange of checksums with its own numbers; at the end a comparison, which waits for all.
 static cf_schedule *with_checksums(const cf_schedule *s) {
     static int now_at[CF_CHECKED_STEPS];
     const cf_step made = {.kind = CF_ADD, .wait = {-1, -1}};

@@ -1,5 +1,5 @@
-// The table of algorithms for tests in Python, a row a line: name, whose bits it shares ("-": nobody's), the most slices, and what it
-// is: "alias", "bound", "native" or "exchanges", then "tail-free" where it promises that.
+// The table of algorithms for tests in Python, a row a line: name, whose bits it shares ("-": nobody's), the most slices, and what
+// it is: "alias", "bound", "native" or "exchanges", then "tail-free" where it promises that.
 #include <stdio.h>
 #include "tests/commfuse/rows.h"
 
