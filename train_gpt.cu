@@ -330,8 +330,6 @@ int main(int argc, char **argv) {
     cf_streams_open();
     t.report.lap_ms = cf_now_ms();
     cf_die_meet_by(cf_transport_meet);
-    cf_memory_hint =
-        "lower --micro-batch or --seq, use more ranks, or raise a limit named here; --dry-run prints memory by purpose";
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);
     if (*opt->predict) predict_options(opt, &t.described);

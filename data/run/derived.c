@@ -42,6 +42,8 @@ cf_choice derived_schedule(const options *opt) {
 }
 
 void derived_check(options *opt) {
+    cf_memory_hint =
+        "lower --micro-batch or --seq, use more ranks, or raise a limit named here; --dry-run prints memory by purpose";
     const cf_algorithm *schedule = derived_schedule(opt).algorithm;
     if (schedule && schedule->bound && *opt->out)
         cf_die_together("leave out --out, or choose another --overlap",

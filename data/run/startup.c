@@ -109,12 +109,11 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
-                                        "positions", "seq",          "batch",         "lr",           "min-lr",
-                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
-                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
-                                        "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash",
-                                        "define"};
+static const char *const must_stay[] = {"layers",      "channels",     "heads", "vocab",        "padded-vocab",  "positions",
+                                        "seq",         "batch",        "lr",    "min-lr",       "warmup",        "schedule",
+                                        "decay-steps", "weight-decay", "beta1", "beta2",        "eps",           "clip",
+                                        "seed",        "dtype",        "steps", "train-tokens", "train-samples", "train-blocks",
+                                        "train-hash",  "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
                                              {"train-tokens", "tokens of --train"},
