@@ -11,12 +11,12 @@ static const bool ACTIVATION_IN_EPILOGUE = true; // cuBLASLt's products can appl
 #define CUBIC      ((accum)0.044715)
 
 FUNCTION accum activation(accum x) {
-    return x * sigmoid(TWICE_ROOT * (x + CUBIC * x * x * x));
+    return times_sigmoid(x, TWICE_ROOT * (x + CUBIC * x * x * x));
 }
 
 FUNCTION accum activation_slope(accum x) {
     x = x > 100 ? 100 : x; // the derivative is 1 or 0 long before; avoids inf · 0, NaN passes
     x = x < -100 ? -100 : x;
-    const accum s = sigmoid(TWICE_ROOT * (x + CUBIC * x * x * x));
+    const accum s = times_sigmoid(1, TWICE_ROOT * (x + CUBIC * x * x * x));
     return s + x * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
 }

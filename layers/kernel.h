@@ -18,8 +18,8 @@ enum { WARP = 32, PACK = cf_pack<real>::N };
 
 // The fast exp: its error, some 2⁻²² times the argument, does not matter where the sigmoid is neither 0 nor 1.
 #define FUNCTION static __device__ inline
-FUNCTION float sigmoid(float x) {
-    return __fdividef(1, 1 + __expf(-x));
+FUNCTION float times_sigmoid(float y, float x) {
+    return y * __fdividef(1, 1 + __expf(-x));
 }
 
 // --- elements ---

@@ -1,4 +1,4 @@
-// exp and sigmoid of `accum`, for loops that must vectorise. log and sqrt are those of <tgmath.h>.
+// exp of `accum`, and y · sigmoid(x), for loops that must vectorise. log and sqrt are those of <tgmath.h>.
 //
 // The compiler uses the C library's vector functions only under -ffast-math, which gives up NaN. So exp in float is written out
 // here without branch, table or call, and a loop over it becomes vector code. x = n·ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
@@ -53,6 +53,6 @@ static inline accum exp_real(accum x) {
 #endif
 
 #define FUNCTION static inline
-FUNCTION accum sigmoid(accum x) {
-    return 1 / (1 + exp_real(-x));
+FUNCTION accum times_sigmoid(accum y, accum x) {
+    return y / (1 + exp_real(-x));
 }
