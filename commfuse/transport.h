@@ -117,7 +117,8 @@ struct cf_transport {
                                 // schedule containers of one host as one host, or one host as several
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
-    bool room;                  // set by the caller: products leave multiprocessors for native collectives beside them, too
+    bool room;                  // set by the caller: products leave multiprocessors for all transfers beside them, not only for the
+                                // tp group's and those between hosts
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
     double *timeout_s;          // longest wait for a peer, which may be changed at any time; 0: for ever
     int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted

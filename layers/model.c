@@ -169,10 +169,10 @@ static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, c
     return cf_fuse_create(g->context, overlap_config(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
-// Between GPUs a bucket's transfer takes at least this many times its latency.
+// Between the hosts of GPUs a bucket's transfer takes at least this many times its latency.
 static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
     const double times = 6;
-    if (!t || !t->costs.serial) return 0;
+    if (!t || !t->costs.serial || mesh->dp_group.hosts == 1) return 0;
     return times * cf_latency_s(&t->costs, &mesh->dp_group) * cf_bytes_per_s(&t->costs, &mesh->dp_group);
 }
 

@@ -223,7 +223,7 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
     p->buckets++;
 }
 
-// Few layers share a bucket at first, because forward waits for the first bucket, and nothing hides the last gradients.
+// Where buckets are large, few layers share one at first, because forward waits for it, and nothing hides the last gradients.
 static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) {
     const int64_t L = p->shape.L;
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
@@ -235,7 +235,7 @@ static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) 
         for (int i = 0; i < TENSORS; i++)
             if (bucket_kind_of(p, i, mesh) == ALONE) add_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
         if (l < end) continue;
-        end = smaller(l + smaller(l + 1, most), L);
+        end = smaller(l + (shard_bytes > 0 ? smaller(l + 1, most) : most), L);
         add_bucket(p, mesh, THIN, matrices, -1, l, end);
     }
     p->table = p->buckets;

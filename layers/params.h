@@ -72,7 +72,7 @@ typedef struct parameters {
 } parameters;
 
 // Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
-// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: of a message on CPUs.
+// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs.
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);
 

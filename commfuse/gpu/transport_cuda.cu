@@ -203,11 +203,13 @@ static cf_wire *wire_for(const cf_request *r) {
 }
 
 // Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
-static void leave_multiprocessors(const cuda_state *s) {
+static void leave_multiprocessors(const cf_transport *t) {
+    const cuda_state *s = (const cuda_state *)t->state;
     int blocks = 0;
     for (int i = 0; i < s->bound; i++) {
         const cf_wire *wire = s->wires[i];
-        if (wire && wire->posted > wire->waited) blocks += wire->blocks;
+        if (!wire || wire->posted <= wire->waited) continue;
+        if (t->room || !wire->group->low_priority || wire->group->hosts > 1) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
     cf_cuda_left = blocks < most ? blocks : most;
@@ -223,7 +225,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     wire->post(wire, r, count, stream);
     if (r->kind != CF_REQUEST_EXCHANGE && !t->room) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
-    leave_multiprocessors(s);
+    leave_multiprocessors(t);
     remember(s, r, count, launches);
 }
 
@@ -241,7 +243,7 @@ static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *
     if (wire->waiter != stream) wire->waited = 0;
     wire->waiter = stream;
     if (when.number == r->end.number && wire->waited < when.number) wire->waited = when.number;
-    leave_multiprocessors((const cuda_state *)t->state);
+    leave_multiprocessors(t);
     return when;
 }
 

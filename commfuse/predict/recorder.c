@@ -253,7 +253,8 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
         if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
-    if (u->taken > 0 && (messages > 0 || (t->room && !t->collectives)))
+    const bool exchange = messages > 0 && (u->queue == 0 || request->group->hosts > 1);
+    if (u->taken > 0 && (exchange || (t->room && (messages > 0 || !t->collectives))))
         record.posted[u->queue] = record.units; // baselines get no room
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }

@@ -178,7 +178,7 @@ static bool both_ways(cf_schedule *s, const void *argument) {
             cf_append_exchange(s, (r + by) % N, (cf_place){CF_FULL, out}, out, (r + N - by) % N, (cf_place){CF_FULL, in}, in,
                                hop > 1 ? s->count - m : -1, -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int hop = 0; hop < N; hop++)
         for (int k = 0; k < m; k++) {
             const int by = k % 2 ? N - 1 : 1, in = (r + (N - by) * hop) % N * m + k;
@@ -204,7 +204,7 @@ static bool two_levels(cf_schedule *s, const void *argument) {
             arrived[in] = cf_append_exchange(s, host * G + (local + i) % G, (cf_place){CF_FULL, out}, out,
                                              host * G + (local + G - i) % G, (cf_place){CF_FULL, in}, in, arrived[out], -1);
         }
-    s->begin = s->count;
+    s->split = s->count;
     for (int i = 0; i < N; i++)
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, (s->rank + i) % N}, (s->rank + i) % N, 1, arrived[(s->rank + i) % N]);
     return true;

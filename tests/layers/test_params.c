@@ -292,10 +292,9 @@ static void check_small(const world *w, int rank) {
     assert_ptr_equal(bucket_around(w, rank, LN1W, w->shape.L - 1), &p->bucket[p->buckets - 1]);
     assert_ptr_equal(bucket_around(w, rank, QKVB, w->shape.L - 1), &p->bucket[p->table + 1]);
     for (int i = 0, last = -1; i < p->table; i++) {
-        if (p->bucket[i].tensor >= 0) continue; // of thin matrices, all but the last bucket are large enough, or double the layers
-        const int first = last < 0 ? 0 : p->bucket[last].layer, doubled = 2 * first + 1;
-        if (last >= 0 && p->bucket[last].shard * (int64_t)sizeof(accum) < 64 << 10 && p->bucket[i].layer != doubled)
-            fail_at(w, rank, "small bucket of matrices of layer", -1, first);
+        if (p->bucket[i].tensor >= 0) continue; // of thin matrices, all but the last bucket are large enough
+        if (last >= 0 && p->bucket[last].shard * (int64_t)sizeof(accum) < 64 << 10)
+            fail_at(w, rank, "small bucket of matrices of layer", -1, p->bucket[last].layer);
         last = i;
     }
 }
