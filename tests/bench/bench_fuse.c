@@ -458,12 +458,14 @@ static void add_schedule(cf_choice choice, variant *list, int *count) {
 }
 
 // All but `ideal`, which is `compute`. only: those of this name; NULL: all.
-static int choose_variants(work_kind kind, const char *only, variant list[VARIANTS]) {
+static int choose_variants(const cf_group *group, work_kind kind, const char *only, variant list[VARIANTS]) {
     int count = 0, kept = 0;
     list[count++] = (variant){"compute", MONOLITHIC, COMPUTE_TURNS};
     list[count++] = (variant){"comm", NATIVE, 1};
+    const bool levels = group->hosts > 1 && group->hosts < group->size; // else they are direct
     for (const cf_algorithm *a = cf_algorithms; a < cf_algorithms + cf_algorithm_count; a++)
-        for (int m = 1; m <= 8 && m <= a->max_slices && (a->serves || (a->bound && a->max_slices > 1)); m *= 2)
+        for (int m = 1; (!a->levels || levels) && m <= 8 && m <= a->max_slices && (a->serves || (a->bound && a->max_slices > 1));
+             m *= 2)
             if (cf_algorithm_serving(a, works[kind].operation, works[kind].side)) add_schedule((cf_choice){a, m}, list, &count);
     for (int v = 0; v < count; v++)
         if (!only || is_named(&list[v], only)) list[kept++] = list[v];
@@ -486,7 +488,7 @@ static void print_variants(bench *b, shape s, const char *only, bool json) {
     work k = make_work(b, s);
     variant chosen[VARIANTS];
     result results[VARIANTS];
-    const int count = choose_variants(s.kind, only, chosen);
+    const int count = choose_variants(&b->mesh.world_group, s.kind, only, chosen);
     measure(b, &k, chosen, count, results);
     int64_t bytes = (k.N - 1) * k.rows * k.row_elements * (int64_t)sizeof(real);
     if (b->mesh.world_group.rank == 0)
