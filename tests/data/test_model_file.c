@@ -347,6 +347,7 @@ static void test_two_writers(void **state) {
     append_all(first, &tiny);
     ASSERT_REFUSED(model_writer_commit(first), "model file: cannot rename", "two", "another process writes it",
                    "wait for that process", "writes it again");
+    free(first); // the process that was refused is gone
     append_all(w, &small);
     model_writer_commit(w);
     model_file *file = model_file_open(path);
