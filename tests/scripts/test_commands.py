@@ -1,5 +1,8 @@
 """Every command that a README shows can be typed as it is written: its program is there and may be run, takes the options, and
 what is quick runs here.
+
+quick: none
+limit: 400
 """
 import functools
 import os
