@@ -56,7 +56,7 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     // between hosts).
     const double rate = t ? places * cf_bytes_per_s(&t->costs, l->owners) : 0;
     const bool idle =
-        l->owners->hosts == 1 || 4 * 6.0 * (double)tokens * rate > (double)(sizeof(real) + sizeof(accum)) * t->costs.flops_per_s;
+        !t || l->owners->hosts == 1 || 24.0 * (double)tokens * rate > (double)(sizeof(real) + sizeof(accum)) * t->costs.flops_per_s;
     l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? hides && few && idle : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }
