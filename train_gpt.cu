@@ -128,8 +128,8 @@ static void train_step(trainer *t) {
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
     const int64_t skipped = r->skipped ? report->last.skipped + 1 : 0;
     if (skipped > opt->skip_nonfinite) gpt_step_die(&t->step);
-    const step_report this_one = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
-    report->last = this_one;
+    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
+    report->last = last;
 }
 
 // --- before, between and after steps ---
@@ -250,7 +250,7 @@ static int train_model(trainer *t) {
     allow_long_waits(t, true);
     if (t->transport->rank == 0) startup_open_output(opt);
     if (*opt->hellaswag) t->questions = hellaswag_open(opt->hellaswag, opt->seq, r->V);
-    t->text = prompt_encode(opt, t->words, r->V, &t->prompt_tokens);
+    t->text = startup_prompt(opt, t->words, r->V, &t->prompt_tokens);
     startup_compare_data(opt, t->transport, r->train, r->val, r->V, t->start, t->questions, t->text, t->prompt_tokens);
     load_state(t);
     report_meet(r); // with the long time limit, because some ranks read faster

@@ -184,11 +184,6 @@ static inline int64_t cf_broadcast(cf_transport *t, int64_t mine) {
     return cf_allreduce_min(t, t->rank == 0 ? mine : INT64_MAX);
 }
 
-// The library's collectives send a shard to a host once, exchanges to each of several members there.
-static inline bool cf_hierarchy(const cf_transport *t, const cf_group *group) {
-    return t && t->in_order && group->collectives && group->hosts > 1 && group->hosts < group->size;
-}
-
 // Binds the groups of a mesh on all ranks, so that choices are the same in all groups of one name. The tp group is the first,
 // because it moves the most bytes and queues may run out.
 static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
@@ -197,6 +192,7 @@ static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
     for (int i = 0; i < 3; i++) {
         t->bind(t, groups[i]);
         groups[i]->collectives = cf_allreduce_min(t, groups[i]->collectives) != 0;
+        groups[i]->hierarchy = t->in_order && groups[i]->collectives && groups[i]->hosts > 1 && groups[i]->hosts < groups[i]->size;
     }
 }
 

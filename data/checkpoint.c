@@ -110,24 +110,24 @@ static bool read_files(manifest *m, const cJSON *files, const char *name, proble
     return true;
 }
 
-// The seal is right, but another program may have written the text, so every field is checked.
+// The seal is right, but another program may have written the text, so every field is checked before it is used.
 static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
     int64_t version = 0;
     const cJSON *item;
     m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
-    const char *missing = !json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)      ? "version"
+    if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
+    if (json_whole(root, "version", 0, JSON_WHOLE_MAX, &version) && version != MANIFEST_VERSION)
+        return problem_set(why, "it was written by another version of this program", "%s has version %ld, expected %d", name,
+                           version, MANIFEST_VERSION);
+    const char *missing = version != MANIFEST_VERSION                                    ? "version"
                           : !json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)       ? "step"
                           : !json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks) ? "number of ranks"
                           : !cJSON_IsObject(m->options)                                  ? "options"
                                                                                          : NULL;
-    if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
     if (missing) return problem_set(why, damaged, "%s has no %s", name, missing);
-    if (version != MANIFEST_VERSION)
-        return problem_set(why, "it was written by another version of this program", "%s has version %ld, expected %d", name,
-                           version, MANIFEST_VERSION);
-    cJSON_ArrayForEach(item, m->options) if (!cJSON_IsString(item)) return problem_set(why, damaged,
-                                                                                       "%s: option %.100s is not a text", name,
-                                                                                       item->string);
+    cJSON_ArrayForEach(item, m->options) {
+        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
+    }
     return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
 }
 

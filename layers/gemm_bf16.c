@@ -14,11 +14,9 @@
 #include <dnnl_debug.h>
 #include "../commfuse/base/die.h"
 
-enum {
-    PACKED_BLOCK = 64 /* to a multiple of this oneDNN fills rows and columns, at most */,
-    USUAL_ROWS = 1024,
-    ASKED = 0 /* a row length: the layout is oneDNN's choice */
-};
+enum { PACKED_BLOCK = 64 }; // to a multiple of this oneDNN fills rows and columns, at most
+enum { USUAL_ROWS = 1024 };
+enum { ASKED = 0 }; // a row length: the layout is oneDNN's choice
 
 // One kind of product. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {

@@ -49,14 +49,10 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     // row once.
     const cf_transport *t = context->transport;
     const bool hides = t && (t->costs.spare || t->local_size < t->size);
-    const bool hierarchy = cf_hierarchy(t, l->owners);
-    const int places = hierarchy ? l->owners->size / l->owners->hosts : 1;
-    const bool few = places * tokens <= (hierarchy ? 4 : 8) * l->owned;
-    // Nor does anything hide them where the transfers of all gradients and weights take several times as long as the pass (seen
-    // between hosts).
-    const double rate = t ? places * cf_bytes_per_s(&t->costs, l->owners) : 0;
-    const bool idle =
-        !t || l->owners->hosts == 1 || 24.0 * (double)tokens * rate > (double)(sizeof(real) + sizeof(accum)) * t->costs.flops_per_s;
+    const int places = l->owners->hierarchy ? l->owners->size / l->owners->hosts : 1;
+    const bool few = places * tokens <= (l->owners->hierarchy ? 4 : 8) * l->owned;
+    // Nor does anything hide them between hosts whose links are busy all the time.
+    const bool idle = !t || l->owners->hosts == 1 || !t->room;
     l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? hides && few && idle : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }

@@ -193,8 +193,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
     *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
-    const overlap *how = &g->setup.how;
-    g->setup.how.transport = context->transport;
+    const overlap *how = &setup->how;
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));

@@ -29,7 +29,6 @@ typedef struct overlap {
     gradients_policy gradients;
     int64_t prefetch; // layers ahead of their use that weights are gathered, at most; all layers: at once, after the update
     embedding_policy embedding;
-    const cf_transport *transport; // set by gpt_create
 } overlap;
 
 // From the values of --overlap, --gradients, --prefetch and --embedding; "preset" and −1: the preset's. false: no schedule has that
@@ -58,8 +57,7 @@ static inline cf_fuse_config overlap_config(const overlap *o, const char *name, 
     config.name = name, config.group = group;
     config.operation = operation, config.side = side;
     config.algorithm = o->schedule.algorithm, config.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
-    if (side == CF_NO_COMPUTE && config.algorithm && config.algorithm->levels && cf_hierarchy(o->transport, group))
-        config.algorithm = NULL;
+    if (side == CF_NO_COMPUTE && config.algorithm && config.algorithm->levels && group->hierarchy) config.algorithm = NULL;
     config.dtype = dtype, config.capacity = capacity;
     return config;
 }

@@ -23,7 +23,7 @@ static bool alike(const zero_shards *z, int i, int j) {
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
 // the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So policy auto
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
-// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (cf_hierarchy); and all where no core is
+// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
 // left to move bytes, which makes transfers longer than estimated.
 static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
     const parameters *p = z->params;
@@ -34,8 +34,7 @@ static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy)
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
         z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
                                  (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                                 (policy == GRADIENTS_OWNERS || !costs->spare ||
-                                  (sent_s > computed_s && !cf_hierarchy(z->context->transport, b->group)));
+                                 (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }

@@ -19,12 +19,11 @@ void derived_choose_program(options *opt, const char *dtype, const char *other, 
     char path[PATH_MAX];
     const bool again = shorten_waits();
     if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
-    if (*opt->predict)
-        other = strcmp(opt->dtype, "bf16") == 0 ? "train_gpt_predict_bf16" : "train_gpt_predict";
-    else if (strcmp(opt->dtype, dtype) == 0) {
+    if (!*opt->predict && strcmp(opt->dtype, dtype) == 0) {
         if (again) execv("/proc/self/exe", argv);
         return;
     }
+    if (*opt->predict) other = strcmp(opt->dtype, "bf16") == 0 ? "train_gpt_predict_bf16" : "train_gpt_predict";
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - strlen(other) - 1);
     path[length > 0 ? length : 0] = 0;
     char *name = strrchr(path, '/');

@@ -37,7 +37,7 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
     return data;
 }
 
-int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count) {
+int32_t *startup_prompt(const options *opt, const vocabulary *v, int64_t V, int64_t *count) {
     problem why;
     const bool file = *opt->prompt == '@';
     int64_t bytes = *opt->prompt ? (int64_t)strlen(opt->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);

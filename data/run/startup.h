@@ -16,7 +16,7 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
 // The *count tokens of --prompt, in an array with room for opt->sample_tokens more, which the caller frees. Without --prompt one
 // token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
 enum { PROMPT_MAX_BYTES = 1 << 16 };
-int32_t *prompt_encode(const options *opt, const vocabulary *v, int64_t V, int64_t *count);
+int32_t *startup_prompt(const options *opt, const vocabulary *v, int64_t V, int64_t *count);
 
 // The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
 // newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if
