@@ -142,6 +142,7 @@ DIFFER = r"""
 #include <commfuse/fuse.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 static int refused(cf_context *context) { // mpirun ends everybody at the first status that is not 0: all have said why before it
     printf("created: %s\n", cf_error());
     fflush(stdout);
@@ -161,7 +162,7 @@ int main(int argc, char **argv) {
     if (more && strcmp(argv[1], "size") == 0) config.capacity = 8;
     cf_fuse *gather = cf_fuse_create(context, config);
     if (!gather) return refused(context);
-    if (!cf_fuse_run(gather, full, config.capacity, 1, NULL, NULL, -1)) return printf("run: %s\n", cf_error()), 4;
+    if (!cf_fuse_run(gather, full, config.capacity, 1, NULL, NULL, -1)) return printf("run: %s\n", cf_error()), fflush(stdout), sleep(1), 4; // its peer says it too
     printf("no error\n");
     return cf_close(context) ? 0 : 5;
 }
