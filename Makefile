@@ -46,15 +46,13 @@ MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev
 # Libraries that `scripts/install_deps.sh --carry` has copied come before the system's.
 DEPS    := build/deps
 CJSON   := -lcjson
-CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
 # As directories of the system, whose headers give no warnings. (No comment after the value: its blank would be part of the path.)
 export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH))
 CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
 CJSON   := $(CARRIED) $(CJSON)
-CRYPTO  := $(CARRIED) $(CRYPTO)
 endif
-libs     = -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm $(LDLIBS)
+libs     = -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm $(LDLIBS)
 VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)$(if $(DEFINE), $(subst ",,$(DEFINE)))
 
 # --- sources and objects ---

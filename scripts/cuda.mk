@@ -46,7 +46,7 @@ cuda_version := $(B)/version
 cuda_cc      = $(CC) $(FLAGS)
 cuda_cxx     = $(NVCC) $(nvcc_flags)
 cuda_link    = $(NVCC) -Xcompiler -fopenmp $(call link_by_nvcc,$(LDFLAGS))
-cuda_libs    = $(CUDA_LIBS) $(CRYPTO) $(call link_by_nvcc,$(MPI_LIBS) $(LDLIBS)) -lpthread -lm
+cuda_libs    = $(CUDA_LIBS) $(call link_by_nvcc,$(MPI_LIBS) $(LDLIBS)) -lpthread -lm
 $(eval $(call gpu_variant,build/cuda-bf16,bf16,cuda))
 $(eval $(call gpu_variant,build/cuda-fp32,fp32,cuda))
 

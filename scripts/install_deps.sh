@@ -1,13 +1,13 @@
 #!/bin/sh
 # Install missing packages for building, testing and the demo, on Debian, Ubuntu and similar systems.
 #
-#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
+#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --log-to       also build/venv with tensorboardX, for scripts/log_to.py
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
-#     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL, xxHash and make in build/deps, where make finds
+#     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
 # A package counts as present if it is installed, or if a probe finds its content (another compiler, a module system, another
@@ -41,7 +41,6 @@ make|program make|the build
 openmpi-bin|program mpirun|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
-libssl-dev|header openssl/hmac.h|OpenSSL: the codes by which ranks know each other
 libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
 libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
 libcmocka-dev|header cmocka.h|cmocka: the C tests
@@ -98,24 +97,20 @@ fi
 # headers_of NAME PATTERN: the paths of header NAME and of those it includes, if they match
 headers_of() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$2\)\".*|\1|p" | sort -u; }
 
-# xxHash is one header, cJSON a header and a library, libcrypto a library and the headers that hmac.h includes. make may be missing
-# in images with a CUDA toolkit (scripts/gpu_check.sh finds this copy), and a tree without git history does not know its version.
+# xxHash is one header, cJSON a header and a library. make may be missing in images with a CUDA toolkit (scripts/gpu_check.sh finds this copy), and a tree without git history does not know its version.
 # Written beside, then renamed.
 carry() {
     to=build/deps.tmp
-    rm -rf $to && mkdir -p $to/include/cjson $to/include/openssl $to/lib $to/bin &&
+    rm -rf $to && mkdir -p $to/include/cjson $to/lib $to/bin &&
         cp -L "$(command -v make)" $to/bin/make &&
         { git describe --always --dirty 2>/dev/null || echo unknown; } >$to/version &&
         cp $(headers_of cjson/cJSON.h cJSON.h) $to/include/cjson/ && cp $(headers_of xxhash.h xxhash.h) $to/include/ &&
-        cp $(headers_of openssl/hmac.h '/openssl/[^"]*') $to/include/openssl/ || return 1
-    for name in cjson crypto; do
-        cp -P "$(cc -print-file-name=lib$name.so)"* $to/lib/ || return 1
-    done
+        cp -P "$(cc -print-file-name=libcjson.so)"* $to/lib/ || return 1
     rm -rf build/deps && mv $to build/deps
 }
 if want --carry; then
-    carry || die "error: cJSON, OpenSSL, xxHash and make could not be copied to build/deps, see above"
-    echo "build/deps holds cJSON, OpenSSL, xxHash and make: carry it to a machine that lacks them"
+    carry || die "error: cJSON, xxHash and make could not be copied to build/deps, see above"
+    echo "build/deps holds cJSON, xxHash and make: carry it to a machine that lacks them"
 fi
 
 # pypi PACKAGE PURPOSE: installs into build/venv, which sees the system's numpy.

@@ -12,7 +12,7 @@ examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
 lib_objects := $(patsubst %.c,$(L)/%.o,$(core))
-lib_libs    := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
+lib_libs    := $(MPI_LIBS) -lpthread -lm
 
 lib: $(L)/libcommfuse.a $(L)/$(soname) $(L)/commfuse.pc ## build/lib/libcommfuse.a and .so: commfuse/ for other programs
 $(L)/%.o: %.c build/machine

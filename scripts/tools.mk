@@ -19,7 +19,6 @@ config: ## print the compilers and libraries of this machine
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $(call look,dnnl.h) $(dnnl_version)"
 	@echo "cJSON        $(call look,cjson/cJSON.h)"
-	@echo "OpenSSL      $(call look,openssl/hmac.h)"
 	@echo "xxHash       $(call look,xxhash.h)"
 	@echo "cmocka       $(call look,stdarg.h stddef.h stdint.h setjmp.h cmocka.h)"
 	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"

@@ -5,7 +5,6 @@
 #include "../transport.h"
 extern "C" { // these are for C
 #include "../launch/bootstrap.h"
-#include "../launch/secret.h"
 #include "../launch/watch.h"
 }
 

@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 enum {
@@ -251,9 +252,9 @@ static pair *map_words(int file, int64_t bytes) {
 static void make_words(ipc_wire *w, offer *mine) {
     char name[NAME_LENGTH];
     mine->process = getpid();
-    cf_random(&mine->nonce, sizeof mine->nonce);
+    bool drawn = getrandom(&mine->nonce, sizeof mine->nonce, 0) == sizeof mine->nonce;
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
-    w->file = mine->file = memfd_create(name, MFD_CLOEXEC);
+    w->file = mine->file = drawn ? memfd_create(name, MFD_CLOEXEC) : -1;
     if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes; fails where memory is short
         w->shared = map_words(w->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));

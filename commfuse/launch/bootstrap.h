@@ -2,7 +2,7 @@
 // environment decides how a run starts:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens there, the others connect and
-//                                prove that they know COMMFUSE_SECRET (secret.h); a lost connection ends the run
+//                                say who they are; a lost connection ends the run
 // Without either, the process is alone. (The program for CPUs uses MPI only.)
 #pragma once
 

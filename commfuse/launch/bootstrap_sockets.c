@@ -1,19 +1,8 @@
 // Ranks meet over TCP, as a star. See bootstrap.h.
 //
-// Rank 0 listens at MASTER_ADDR; each other rank connects, again and again until it is accepted. Everything is a frame: a head,
-// a payload, and a code of both (secret.h).
-//
-//   CHALLENGE  from rank 0: random bytes            its code is made with the secret
-//   HELLO      random bytes, rank, size, host       with a key made from the secret and the challenge
-//   REPLY      from rank 0: accepted, or why not    from here on with a key made from the secret and both
-//   DATA       a rank's part of an allgather; from rank 0: all parts
-//   LOST       from rank 0, before it ends: the rank that is gone
-//
-// So each side proves, over the other's random bytes, that it knows the secret, and nobody can change, repeat or move a frame.
-// Nobody receives more bytes than it has room for. Nothing is encrypted.
-//
-// Strangers, connections without a valid HELLO so far, can neither end nor delay a run: they are closed after some seconds, and
-// earlier, the oldest first, if there are too many. A rank that is closed among them connects again.
+// Rank 0 listens at MASTER_ADDR; each other rank connects, again and again until it is accepted. It says who it is, and rank 0
+// answers with a reason to refuse it, or with none. Then ranks send parts of an allgather to rank 0, which sends all of them to all.
+// What is not of this program is closed. As with MPI, NCCL and torchrun nothing is authenticated or encrypted (README.md).
 //
 // After the start a thread watches for connections that break, so a lost rank is noticed at once, even while the compute thread
 // is inside a call that never returns. It ends this rank, and rank 0 ends all others. TCP's keep-alive notices hosts that vanish.
@@ -23,12 +12,10 @@
 #include "../base/die.h"
 #include "../base/limits.h"
 #include "../base/sanitize.h"
-#include "secret.h"
 #include "watch.h"
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -39,59 +26,44 @@
 #include <unistd.h>
 
 enum {
-    CHALLENGE = 1,
-    HELLO,
-    REPLY,
-    DATA,
-    LOST,
     HOST_LENGTH = 64,
     REASON_LENGTH = 256,
     LISTENERS_MAX = 8,
-    STRANGERS_MAX = 128, // in addition to the number of ranks
-    STRANGER_S = 5,      // a stranger must send its hello within
-    ACCEPTS = 16,        // strangers accepted before the other connections are served again
-    RETRY_MS = 100,
     CONNECT_S = 5,
+    HELLO_S = 1, // a hello comes at once, or the connection is closed: others wait behind it
+    RETRY_MS = 100,
     RANK_0_FIRST_S = 5 // the other ranks' time-outs are this much longer: rank 0 knows which rank is missing
 };
-static const uint32_t MAGIC = 0xCF0B0077;
+static const uint32_t MAGIC = 0xCF0B0078;
 
-typedef struct head {
-    uint32_t magic, kind;
-    int32_t from;    // rank; LOST: the one that is gone
-    uint32_t number; // frames sent before by this end of the connection
-    int64_t bytes;   // of payload
+typedef struct head { // of all that is sent
+    uint32_t magic;
+    int32_t from;  // rank
+    int64_t bytes; // that follow
 } head;
 
 typedef struct hello {
-    cf_mac random;
     int32_t rank, size;
     char host[HOST_LENGTH];
 } hello;
 
 typedef struct connection {
-    int fd;                  // -1: none
-    uint32_t sent, received; // frames
-    cf_mac key;
+    int fd; // -1: none
     char host[HOST_LENGTH];
-    double since_s; // when a stranger connected
 } connection;
 
 typedef struct sockets {
     cf_bootstrap base;
-    cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    connection *connection; // [0, ranks): ranks (on rank 0 the first is unused); [ranks, strangers_end): strangers; then listeners
-    struct pollfd *polled;  // one for each connection
-    int ranks, strangers_end, listeners;
-    bool open; // a listener is not on the loopback
+    connection *connection; // with rank 0; on rank 0 with all (the first is unused)
+    int ranks;              // connections
+    struct pollfd *polled;  // one for each, then those of listeners
+    int listeners;
     pthread_t thread;
-    pthread_mutex_t busy; // held while a frame is sent, on ranks other than 0 also while one is received
 } sockets;
 
 static sockets *of_process; // for the abort hook, which has no argument
-static int32_t lost_rank;   // only rank 0 sees which rank is gone: it sends that to the others before it ends
 
 static double now_s(void) {
     return cf_now_ms() * 1e-3;
@@ -101,9 +73,9 @@ static double deadline_of(const sockets *s, double more_s) {
     return s->base.timeout_s > 0 ? now_s() + s->base.timeout_s + more_s : 1e300;
 }
 
-// --- frames ---
+// --- messages ---
 
-typedef enum { WHOLE, CLOSED, LATE, TOO_LONG, FALSE_FRAME } outcome; // of all but WHOLE nothing is authenticated
+typedef enum { WHOLE, CLOSED, LATE, FOREIGN, OTHER_SIZE } outcome; // FOREIGN: not of this program
 
 // events: POLLOUT: sends; POLLIN: receives.
 static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
@@ -124,34 +96,17 @@ static outcome move_all(int fd, void *data, int64_t bytes, short events, double 
     return WHOLE;
 }
 
-// The code of the next frame. The payloads of CHALLENGE and HELLO become part of the key for all later frames.
-static cf_mac next_code(connection *c, const head *h, const void *payload) {
-    const cf_mac of_head = cf_mac_of(&c->key, h, sizeof *h), code = cf_mac_of(&of_head, payload, (size_t)h->bytes);
-    if (h->kind == CHALLENGE || h->kind == HELLO) c->key = cf_mac_of(&c->key, payload, (size_t)h->bytes);
-    return code;
+static outcome send_message(const sockets *s, int fd, const void *data, int64_t bytes, double deadline_s) {
+    head h = {MAGIC, s->base.rank, bytes};
+    outcome how = move_all(fd, &h, sizeof h, POLLOUT, deadline_s);
+    return how == WHOLE ? move_all(fd, (void *)data, bytes, POLLOUT, deadline_s) : how;
 }
 
-static bool send_frame(const sockets *s, connection *c, uint32_t kind, const void *payload, int64_t bytes, double deadline_s) {
-    head h = {MAGIC, kind, kind == LOST ? lost_rank : s->base.rank, c->sent++, bytes};
-    cf_mac code = next_code(c, &h, payload);
-    return move_all(c->fd, &h, sizeof h, POLLOUT, deadline_s) == WHOLE &&
-           move_all(c->fd, (void *)payload, bytes, POLLOUT, deadline_s) == WHOLE &&
-           move_all(c->fd, &code, sizeof code, POLLOUT, deadline_s) == WHOLE;
-}
-
-// TOO_LONG: more bytes than room; only the head has been received.
-static outcome receive_frame(connection *c, head *h, void *payload, int64_t room, double deadline_s) {
-    cf_mac code;
-    outcome how = move_all(c->fd, h, sizeof *h, POLLIN, deadline_s);
-    if (how == WHOLE && (h->magic != MAGIC || h->number != c->received || h->bytes < 0)) return FALSE_FRAME;
-    if (how != WHOLE) return how;
-    if (h->bytes > room) return TOO_LONG;
-    how = move_all(c->fd, payload, h->bytes, POLLIN, deadline_s);
-    if (how == WHOLE) how = move_all(c->fd, &code, sizeof code, POLLIN, deadline_s);
-    if (how != WHOLE) return how;
-    const cf_mac expected = next_code(c, h, payload);
-    c->received++;
-    return cf_mac_equal(&code, &expected) ? WHOLE : FALSE_FRAME;
+static outcome receive_message(int fd, head *h, void *data, int64_t bytes, double deadline_s) {
+    outcome how = move_all(fd, h, sizeof *h, POLLIN, deadline_s);
+    if (how == WHOLE && h->magic != MAGIC) return FOREIGN;
+    if (how == WHOLE && h->bytes != bytes) return OTHER_SIZE;
+    return how == WHOLE ? move_all(fd, data, bytes, POLLIN, deadline_s) : how;
 }
 
 static void set(int fd, int level, int option, int value) {
@@ -171,99 +126,84 @@ static void keep_alive(int fd) {
 static void abort_all(int status) {
     (void)status;
     cf_watch_linger();
-    sockets *s = of_process;
-    bool may_send = s->base.rank == 0 && pthread_mutex_trylock(&s->busy) == 0; // no frame is sent in part
-    for (int i = 0; i < s->ranks; i++) {
-        if (s->connection[i].fd < 0) continue;
-        if (may_send) send_frame(s, &s->connection[i], LOST, "", 0, 0);
-        shutdown(s->connection[i].fd, SHUT_WR);
-    }
+    for (int i = 0; i < of_process->ranks; i++)
+        if (of_process->connection[i].fd >= 0) shutdown(of_process->connection[i].fd, SHUT_WR);
 }
 
 CF_NORETURN static void lost(const sockets *s, int rank) {
-    const char *host = s->base.rank == 0 ? s->connection[rank].host : "";
-    lost_rank = rank;
+    const char *host = s->connection[rank].host;
     if (rank == 0) poll(NULL, 0, RETRY_MS); // perhaps it ended by an error that this rank is about to find, too
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
            "rank %d%s%s%s is gone; rank %d cannot continue without it", rank, *host ? " (" : "", host, *host ? ")" : "",
            s->base.rank);
 }
 
+static void end_if_lost(const sockets *s) {
+    for (int i = 0; i < s->ranks; i++)
+        if (s->polled[i].revents) lost(s, i);
+}
+
+static void *watch_connections(void *argument) {
+    sockets *s = (sockets *)argument;
+    while (poll(s->polled, (nfds_t)s->ranks, -1) <= 0) {} // close_sockets() cancels it here
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    end_if_lost(s);
+    return NULL;
+}
+
 // --- allgather ---
 
-static void expect(sockets *s, int from, uint32_t kind, void *to, int64_t bytes, double deadline_s) {
+static void receive(sockets *s, int from, void *to, int64_t bytes, double deadline_s) {
     head h;
-    outcome how = receive_frame(&s->connection[from], &h, to, bytes, deadline_s);
-    if (how == WHOLE && h.kind == LOST && from == 0 && h.from >= 0 && h.from < s->base.size) lost(s, h.from);
+    outcome how = receive_message(s->connection[from].fd, &h, to, bytes, deadline_s);
     if (how == CLOSED) lost(s, from);
     if (how == LATE)
         cf_die("that rank may be frozen or slow; see its messages, or allow a longer timeout",
                "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank, from,
                s->base.timeout_s);
-    if (how == FALSE_FRAME || h.from != from)
+    if (how == FOREIGN || (how == WHOLE && h.from != from))
         cf_die("was something changed on the way? which other programs use MASTER_PORT?",
-               "the data from rank %d is no frame of this run", from);
-    if (h.kind != kind || h.bytes != bytes)
-        cf_die("start the same program with the same options on every rank",
-               "rank %d gives %lld bytes (kind %u) where rank %d expects %lld (kind %u)", from, (long long)h.bytes, h.kind,
-               s->base.rank, (long long)bytes, kind);
+               "the data from rank %d is no message of this run", from);
+    if (how == OTHER_SIZE)
+        cf_die("start the same program with the same options on every rank", "rank %d gives %lld bytes where rank %d expects %lld",
+               from, (long long)h.bytes, s->base.rank, (long long)bytes);
 }
 
-static void send_data(sockets *s, int to, const void *from, int64_t bytes, double deadline_s) {
-    pthread_mutex_lock(&s->busy);
-    bool sent = send_frame(s, &s->connection[to], DATA, from, bytes, deadline_s);
-    pthread_mutex_unlock(&s->busy);
-    if (!sent) lost(s, to);
-}
-
-// Rank 0 gathers, then sends everything to all.
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     sockets *s = (sockets *)b;
-    const int64_t whole = bytes * b->size;
     const double deadline_s = deadline_of(s, b->rank ? RANK_0_FIRST_S : 0);
-    if (b->rank != 0) {
-        send_data(s, 0, mine, bytes, deadline_s);
-        pthread_mutex_lock(&s->busy);
-        expect(s, 0, DATA, all, whole, deadline_s);
-        pthread_mutex_unlock(&s->busy);
-        return;
+    for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes, deadline_s);
+    if (b->rank == 0) memcpy(all, mine, (size_t)bytes);
+    for (int i = b->rank == 0; i < s->ranks; i++)
+        if (send_message(s, s->connection[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size, deadline_of(s, 0)) !=
+            WHOLE)
+            lost(s, i);
+    if (b->rank != 0) receive(s, 0, all, bytes * b->size, deadline_s);
+}
+
+// --- the start of rank 0 ---
+
+// Listens at all addresses of that name that this host has; NULL: at all addresses of this host.
+static void listen_at(sockets *s, const char *address) {
+    struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
+    int error = getaddrinfo(address, s->port, &want, &found);
+    if (error && !address) cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
+    for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
+        int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0 && errno == EAFNOSUPPORT) continue;
+        if (fd < 0) cf_die(NULL, "rank 0 cannot open a socket: %s", strerror(errno));
+        set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+            s->polled[s->ranks + s->listeners++] = (struct pollfd){.fd = fd, .events = POLLIN};
+            continue;
+        }
+        if (errno != EADDRNOTAVAIL)
+            cf_die(errno == EADDRINUSE ? "another run may be using it: choose another MASTER_PORT" : "choose another MASTER_PORT",
+                   "rank 0 cannot listen on port %s: %s", s->port, strerror(errno));
+        close(fd);
     }
-    for (int i = 1; i < s->ranks; i++) expect(s, i, DATA, (char *)all + i * bytes, bytes, deadline_s);
-    memcpy(all, mine, (size_t)bytes);
-    for (int i = 1; i < s->ranks; i++) send_data(s, i, all, whole, deadline_of(s, 0));
-}
-
-static void *watch_connections(void *argument) {
-    sockets *s = (sockets *)argument;
-    for (int i = 0; i < s->ranks; i++) s->polled[i] = (struct pollfd){.fd = s->connection[i].fd, .events = POLLRDHUP};
-    while (poll(s->polled, (nfds_t)s->ranks, -1) <= 0) {} // close_sockets() cancels it here
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
-    for (int i = 0; s->base.rank == 0 && i < s->ranks; i++)
-        if (s->polled[i].revents) lost(s, i);
-    // Rank 0's last frame may name the rank that is gone. If the other thread is receiving, it reads that frame.
-    pthread_mutex_lock(&s->busy);
-    expect(s, 0, LOST, NULL, 0, 0);
-    return NULL;
-}
-
-// --- strangers, at rank 0 ---
-
-// Waiting would not help a process that may open no more files, and its peers are not to blame.
-CF_NORETURN static void out_of_files(const sockets *s) {
-    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%ld)",
-           s->base.rank, s->base.size, sysconf(_SC_OPEN_MAX));
-}
-
-// poll() looks at no more places than a process may open files.
-static void make_room(sockets *s) {
-    const int64_t room = sysconf(_SC_OPEN_MAX) - LISTENERS_MAX;
-    if (room < s->strangers_end) s->strangers_end = (int)room;
-    if (room <= s->ranks) out_of_files(s);
-}
-
-static void close_stranger(connection *c) {
-    close(c->fd);
-    c->fd = -1;
+    if (!error) freeaddrinfo(found);
 }
 
 // Writes why this process is no rank of this run; "": it is one.
@@ -279,87 +219,33 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
                  s->connection[said->rank].host, said->host);
 }
 
-// Called when a HELLO's bytes are here (the kernel reports no fewer), or when the stranger has closed the connection.
-static void receive_hello(sockets *s, connection *c) {
+CF_NORETURN static void out_of_files(const sockets *s) {
+    cf_die("allow more before the start: ulimit -n 65536", "rank 0 of %d needs more open files than ulimit -n allows (%ld)",
+           s->base.size, sysconf(_SC_OPEN_MAX));
+}
+
+static void accept_one(sockets *s, int listener) {
     head h;
     hello said;
-    char reason[REASON_LENGTH];
-    bool joins = receive_frame(c, &h, &said, sizeof said, 0) == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
+    char reason[REASON_LENGTH] = "";
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) out_of_files(s);
+    if (fd < 0) return;
+    keep_alive(fd);
+    const double deadline_s = now_s() + HELLO_S;
+    bool joins = receive_message(fd, &h, &said, sizeof said, deadline_s) == WHOLE;
     if (joins) {
         said.host[HOST_LENGTH - 1] = 0;
-        memcpy(c->host, cf_sanitize(said.host), sizeof c->host);
+        cf_sanitize(said.host);
         check_hello(s, &said, reason);
-        joins = send_frame(s, c, REPLY, reason, (int64_t)strlen(reason) + 1, 0) && !*reason;
+        joins = send_message(s, fd, reason, sizeof reason, deadline_s) == WHOLE && !*reason;
     }
     if (!joins) {
-        close_stranger(c);
+        close(fd);
         return;
     }
-    set(c->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
-    s->connection[said.rank] = *c;
-    c->fd = -1;
-}
-
-static void accept_strangers(sockets *s, int listener) {
-    for (int i = 0; i < ACCEPTS; i++) {
-        connection *slot = NULL, *oldest = s->connection + s->ranks; // there is at least one slot
-        for (connection *c = oldest; c < s->connection + s->strangers_end; c++) {
-            if (c->fd < 0)
-                slot = c;
-            else if (oldest->fd < 0 || c->since_s < oldest->since_s)
-                oldest = c;
-        }
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0 && errno == EMFILE) {
-            if (oldest->fd < 0) out_of_files(s);
-            close_stranger(oldest);
-            continue;
-        }
-        if (fd < 0 && errno != EAGAIN) poll(NULL, 0, RETRY_MS); // no memory, say: the listener stays readable
-        if (fd < 0) return;
-        if (!slot) close_stranger(slot = oldest);
-        *slot = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
-        cf_mac random;
-        cf_random(&random, sizeof random);
-        keep_alive(fd);
-        set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
-        if (!send_frame(s, slot, CHALLENGE, &random, sizeof random, 0)) close_stranger(slot);
-    }
-}
-
-// --- the start of rank 0 ---
-
-static bool is_loopback(const struct sockaddr *address) {
-    if (address->sa_family == AF_INET6)
-        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
-    return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
-// Listens at all addresses of that name that this host has; NULL: at all addresses of this host.
-static void listen_at(sockets *s, const char *address) {
-    struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
-    int error = getaddrinfo(address, s->port, &want, &found);
-    // Some systems give a host's name a loopback address, where other hosts do not look for it.
-    bool is_name = address && strcmp(address, "localhost") != 0 && strspn(address, "0123456789abcdefABCDEF.:") < strlen(address);
-    if (error && !address) cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
-    for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
-        if (is_name && is_loopback(at->ai_addr)) continue;
-        int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0 && errno == EAFNOSUPPORT) continue;
-        if (fd < 0) cf_die(NULL, "rank 0 cannot open a socket: %s", strerror(errno));
-        set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-        if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
-            s->connection[s->strangers_end + s->listeners++].fd = fd;
-            s->open |= !is_loopback(at->ai_addr);
-            continue;
-        }
-        if (errno != EADDRNOTAVAIL)
-            cf_die(errno == EADDRINUSE ? "another run may be using it: choose another MASTER_PORT" : "choose another MASTER_PORT",
-                   "rank 0 cannot listen on port %s: %s", s->port, strerror(errno));
-        close(fd);
-    }
-    if (!error) freeaddrinfo(found);
+    s->connection[said.rank].fd = s->polled[said.rank].fd = fd;
+    memcpy(s->connection[said.rank].host, said.host, HOST_LENGTH);
 }
 
 // Returns how many ranks have not joined, and lists them as far as there is room.
@@ -375,87 +261,52 @@ static int missing_ranks(const sockets *s, char *list, size_t room) {
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_s) {
     char missing[128] = "";
-    make_room(s);
-    const int polled = s->strangers_end + LISTENERS_MAX;
+    if (s->ranks + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) out_of_files(s); // poll() would refuse so many
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
-    if (s->open && !cf_secret_given())
-        fprintf(stderr,
-                "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can "
-                "join this run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
-                s->address, s->port);
     for (int count; (count = missing_ranks(s, missing, sizeof missing)) > 0;) {
-        const double begin_s = now_s();
-        if (begin_s > deadline_s)
+        if (now_s() > deadline_s)
             cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
                    "%d of %d ranks have not connected to port %s within %g s: rank %s%s", count, s->ranks, s->port,
                    s->base.timeout_s, missing, strlen(missing) + 16 < sizeof missing ? "" : ", …");
-        for (int i = 0; i < polled; i++) // poll() ignores those without a descriptor
-            s->polled[i] = (struct pollfd){.fd = s->connection[i].fd, .events = i < s->ranks ? POLLRDHUP : POLLIN};
-        poll(s->polled, (nfds_t)polled, RETRY_MS);
-        for (int i = 0; i < polled; i++) {
-            connection *c = &s->connection[i];
-            if (s->polled[i].revents && i < s->ranks)
-                lost(s, i);
-            else if (s->polled[i].revents && i < s->strangers_end)
-                receive_hello(s, c);
-            else if (s->polled[i].revents)
-                accept_strangers(s, c->fd);
-            else if (i >= s->ranks && i < s->strangers_end && c->fd >= 0 && begin_s - c->since_s > STRANGER_S)
-                close_stranger(c);
-        }
+        poll(s->polled, (nfds_t)(s->ranks + s->listeners), RETRY_MS); // ignores those without a descriptor
+        end_if_lost(s);
+        for (int i = s->ranks; i < s->ranks + s->listeners; i++)
+            if (s->polled[i].revents) accept_one(s, s->polled[i].fd);
     }
-    for (int i = s->ranks; i < polled; i++)
-        if (s->connection[i].fd >= 0) close_stranger(&s->connection[i]);
+    for (int i = s->ranks; i < s->ranks + s->listeners; i++) close(s->polled[i].fd);
 }
 
 // --- the start of the others ---
 
-// Returns -1 on an error, with errno.
-static int connect_to(const struct addrinfo *to, double deadline_s) {
-    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -1;
-    const int64_t wait_us = 1 + (int64_t)(1e6 * fmin(fmax(deadline_s - now_s(), 0), CONNECT_S)); // 0: for ever
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){wait_us / 1000000, wait_us % 1000000}, sizeof(struct timeval));
-    int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t length = sizeof here, other = sizeof there;
-    if (!error && getsockname(fd, (struct sockaddr *)&here, &length) == 0 &&
-        getpeername(fd, (struct sockaddr *)&there, &other) == 0 && memcmp(&here, &there, sizeof here) == 0) {
-        // Nobody listens, and the system gave this end the very port that it connects to: the socket is connected to itself.
-        struct linger none = {.l_onoff = 1}; // so that rank 0 finds its port free
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
-        error = ECONNREFUSED;
-    }
-    if (!error) return fd;
-    close(fd);
-    errno = error;
-    return -1;
-}
-
 // Returns NULL if rank 0 has accepted this rank, otherwise why it has not, so far.
-static const char *shake_hands(sockets *s, int fd, double deadline_s) {
-    connection *c = &s->connection[0];
-    head heard;
+static const char *join(sockets *s, const struct addrinfo *to, double deadline_s) {
+    head h;
     char said[REASON_LENGTH];
-    hello h = {.rank = s->base.rank, .size = s->base.size};
-    *c = (connection){.fd = fd, .key = s->secret};
-    cf_random(&h.random, sizeof h.random);
-    if (gethostname(h.host, sizeof h.host - 1) != 0) snprintf(h.host, sizeof h.host, "unknown");
+    hello mine = {.rank = s->base.rank, .size = s->base.size};
+    if (gethostname(mine.host, sizeof mine.host - 1) != 0) snprintf(mine.host, sizeof mine.host, "unknown");
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return strerror(errno);
     keep_alive(fd);
-    outcome how = receive_frame(c, &heard, said, sizeof said, deadline_s);
-    if (how == WHOLE && heard.kind == CHALLENGE && heard.bytes == sizeof(cf_mac))
-        how = send_frame(s, c, HELLO, &h, sizeof h, deadline_s) ? receive_frame(c, &heard, said, sizeof said, deadline_s) : CLOSED;
-    if (how == WHOLE && heard.kind == REPLY && heard.bytes == 1) return NULL; // an empty reason
-    if (how == WHOLE && heard.kind == REPLY)
+    struct pollfd look = {.fd = fd, .events = POLLOUT};
+    int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 || errno == EINPROGRESS ? 0 : errno;
+    socklen_t length = sizeof error;
+    if (!error && poll(&look, 1, (int)(1e3 * fmin(fmax(deadline_s - now_s(), 0), CONNECT_S))) <= 0) error = ETIMEDOUT;
+    if (!error) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    outcome how = error ? CLOSED : send_message(s, fd, &mine, sizeof mine, deadline_s);
+    if (how == WHOLE) how = receive_message(fd, &h, said, sizeof said, deadline_s);
+    if (how == WHOLE && h.from == 0 && *said)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
-               "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, (int)heard.bytes, said);
-    if (how == WHOLE || how == TOO_LONG || how == FALSE_FRAME)
-        cf_die("choose another MASTER_PORT, or give all ranks the same COMMFUSE_SECRET",
-               "%s port %s answers, but is not rank 0 of this program, or it has another COMMFUSE_SECRET", s->address, s->port);
+               "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, REASON_LENGTH - 1, said);
+    if (how == WHOLE && h.from == 0) {
+        s->connection[0].fd = s->polled[0].fd = fd;
+        return NULL;
+    }
     close(fd);
-    c->fd = -1;
-    return how == CLOSED ? "it closes the connection" : "it accepts the connection and sends nothing";
+    static const char *const why[] = {[CLOSED] = "it closes the connection", [LATE] = "it answers nothing"};
+    return error                          ? strerror(error)
+           : how == CLOSED || how == LATE ? why[how]
+                                          : "another program answers: choose another MASTER_PORT";
 }
 
 static void join_rank_0(sockets *s, double deadline_s) {
@@ -464,10 +315,7 @@ static void join_rank_0(sockets *s, double deadline_s) {
     do { // a name, too, may be unknown until that host is up
         int error = getaddrinfo(s->address, s->port, &want, &found);
         if (error) why = gai_strerror(error);
-        for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) {
-            int fd = connect_to(to, deadline_s);
-            why = fd < 0 ? strerror(errno) : shake_hands(s, fd, deadline_s);
-        }
+        for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) why = join(s, to, deadline_s);
         if (!error) freeaddrinfo(found);
         if (!why) return;
         poll(NULL, 0, RETRY_MS);
@@ -503,14 +351,13 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
                              .allgather = allgather,
                              .close = close_sockets};
     s->ranks = rank == 0 ? size : 1;
-    s->strangers_end = rank == 0 && size > 1 ? 2 * size + STRANGERS_MAX : s->ranks;
-    const int connections = s->strangers_end + LISTENERS_MAX;
-    s->connection = cf_host_alloc(connections, sizeof *s->connection, "connections");
-    s->polled = cf_host_alloc(connections, sizeof *s->polled, "connections");
-    for (int i = 0; i < connections; i++) s->connection[i].fd = -1;
-    pthread_mutex_init(&s->busy, NULL);
+    s->connection = cf_host_alloc(s->ranks, sizeof *s->connection, "connections");
+    s->polled = cf_host_alloc(s->ranks + LISTENERS_MAX, sizeof *s->polled, "connections");
+    for (int i = 0; i < s->ranks; i++) {
+        s->connection[i].fd = -1;
+        s->polled[i] = (struct pollfd){.fd = -1, .events = POLLRDHUP};
+    }
     if (size > 1) {
-        s->secret = cf_secret();
         s->address = address;
         snprintf(s->port, sizeof s->port, "%d", port);
         of_process = s;

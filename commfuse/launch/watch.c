@@ -17,14 +17,13 @@
 // Each rank sends the IPv4 addresses of its host. Hosts with equal addresses are one host, and its ranks use the loopback. Of
 // another host's addresses, those that this host has too (bridges of containers) are left out.
 //
-// A packet from an unexpected address, or without a valid code made with the run's key (secret.h), is ignored. The key is made from
-// the secret and from random bytes of each rank, so it differs from run to run; with a secret it is never sent.
+// A packet from an unexpected address, or without the run's token, is ignored: random bytes of rank 0, which the others get at the
+// start. They keep out other runs and users, not those who read the network.
 #define _GNU_SOURCE
 #include "watch.h"
 #include "../device.h"
 #include "../base/die.h"
 #include "../base/sanitize.h"
-#include "secret.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -37,6 +36,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -66,18 +66,22 @@ typedef struct position {    // of a rank in the program
     char label[LABEL_BYTES]; // of that operation; "": none yet
 } position;
 
+typedef struct token {
+    uint64_t bits[2];
+} token;
+
 typedef struct packet {
-    cf_mac code; // of all the following
+    token token;
     uint64_t question;
     int32_t kind, from, to, unused;
     position at; // of the sender
 } packet;
 
-typedef struct contact { // how to reach a rank; on all ranks of one host only port and random differ
+typedef struct contact { // how to reach a rank; on all ranks of one host only port and token differ
     uint32_t address[ADDRESSES_MAX];
     int32_t addresses;
     uint16_t port, unused;
-    uint64_t random[2];
+    token token; // rank 0's is the run's
 } contact;
 
 typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } status;
@@ -90,7 +94,7 @@ typedef struct rank_state { // what this rank knows about another
 
 struct cf_watch {
     int rank, size, socket; // socket -1: none
-    cf_mac key;
+    token token;
     contact *contacts; // (size)
     pthread_t thread;
     pthread_mutex_t lock; // protects all the following
@@ -198,8 +202,8 @@ static void keep_reachable(contact *c, const contact *mine) {
 
 // --- packets ---
 
-static cf_mac code_of(const cf_watch *w, const packet *p) {
-    return cf_mac_of(&w->key, &p->question, sizeof *p - offsetof(packet, question));
+static void draw(void *random, size_t bytes) {
+    if (getrandom(random, bytes, 0) != (ssize_t)bytes) cf_die(NULL, "the system gives no random bytes: %s", strerror(errno));
 }
 
 static packet make_packet(cf_watch *w, int kind, int to, uint64_t question) {
@@ -209,8 +213,7 @@ static packet make_packet(cf_watch *w, int kind, int to, uint64_t question) {
     p.at = w->here;
     p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
-    p.kind = kind, p.from = w->rank, p.to = to, p.question = question;
-    p.code = code_of(w, &p);
+    p.kind = kind, p.from = w->rank, p.to = to, p.question = question, p.token = w->token;
     return p;
 }
 
@@ -221,10 +224,8 @@ static bool is_rank(const cf_watch *w, int rank) {
 static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes, const struct sockaddr_in *from) {
     position *at = &p->at;
     if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank ||
-        !has_address(&w->contacts[p->from], from->sin_addr.s_addr))
+        !has_address(&w->contacts[p->from], from->sin_addr.s_addr) || memcmp(&p->token, &w->token, sizeof p->token) != 0)
         return false;
-    const cf_mac code = code_of(w, p);
-    if (!cf_mac_equal(&code, &p->code)) return false;
     at->label[LABEL_BYTES - 1] = 0;
     cf_sanitize(at->label);
     return at->peer == -1 || is_rank(w, at->peer);
@@ -319,7 +320,7 @@ static void ask(cf_watch *w) {
     const double begin_ms = cf_now_ms();
     double sent_ms = -REPEAT_MS;
     pthread_mutex_lock(&w->lock);
-    cf_random(&w->question, sizeof w->question);
+    draw(&w->question, sizeof w->question);
     for (int rank = 0; rank < w->size; rank++) w->ranks[rank].is = rank == w->rank ? ANSWERED : ASKED;
     pthread_mutex_unlock(&w->lock);
     for (bool open = true; open; poll(NULL, 0, POLL_MS)) {
@@ -403,11 +404,10 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
         if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
             mine.address[mine.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
     freeifaddrs(all);
-    cf_random(mine.random, sizeof mine.random);
+    draw(&mine.token, sizeof mine.token);
     w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
     ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
-    cf_mac secret = cf_secret();
-    w->key = cf_mac_of(&secret, w->contacts, (size_t)size * sizeof *w->contacts);
+    w->token = w->contacts[0].token;
     for (int rank = 0; rank < size; rank++) keep_reachable(&w->contacts[rank], &mine);
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
     return w;

@@ -1,7 +1,7 @@
 // ranks: 1
 //
 // Which packets the watch accepts. Two ranks' watches run in this process and meet as in a run; then packets are forged from
-// everything that they have sent each other, and sent over the loopback. Without a secret they are accepted, with one they are not.
+// the run's token, and sent over the loopback.
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include <dirent.h>
@@ -20,7 +20,7 @@ enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
 
 typedef struct meeting {
     pthread_barrier_t all_given, all_taken;
-    char given[SIZE][256], contacts[SIZE * sizeof(contact)]; // for this allgather; in the first one
+    char given[SIZE][256]; // for this allgather
     cf_bootstrap ranks[SIZE];
     cf_watch *watch[SIZE];
 } meeting;
@@ -31,7 +31,6 @@ static void gather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) 
     memcpy(m.given[b->rank], mine, (size_t)bytes);
     pthread_barrier_wait(&m.all_given);
     for (int i = 0; i < SIZE; i++) memcpy((char *)all + i * bytes, m.given[i], (size_t)bytes);
-    if (b->rank == 0 && bytes == sizeof(contact)) memcpy(m.contacts, all, sizeof m.contacts);
     pthread_barrier_wait(&m.all_taken);
 }
 
@@ -41,9 +40,8 @@ static void *open_one(void *argument) {
     return NULL;
 }
 
-static void open_watches(const char *secret) {
+static void open_watches(void) {
     pthread_t thread[SIZE];
-    setenv("COMMFUSE_SECRET", secret, 1); // "": none
     for (int i = 0; i < SIZE; i++) {
         m.ranks[i] = (cf_bootstrap){.rank = i, .size = SIZE, .allgather = gather};
         assert_int_equal(pthread_create(&thread[i], NULL, open_one, &m.ranks[i]), 0);
@@ -71,17 +69,12 @@ static int teardown(void **state) {
 }
 
 // From rank 1 to rank 0.
-static packet forged(int kind, const cf_mac *key) {
+static packet forged(int kind) {
     packet p;
     memset(&p, 0, sizeof p);
     p.kind = kind;
     p.from = 1;
-    p.code = cf_mac_of(key, &p.question, sizeof p - offsetof(packet, question));
-    return p;
-}
-
-static packet sealed(packet p) {
-    p.code = code_of(m.watch[0], &p);
+    p.token = m.watch[0]->token;
     return p;
 }
 
@@ -107,61 +100,48 @@ static bool believed(packet p, const char *from, bool expected) {
     return believes;
 }
 
-// The key that a stranger can make from everything that ranks have sent each other.
-static cf_mac key_of_an_eavesdropper(void) {
-    static const cf_mac nobody;
-    return cf_mac_of(&nobody, m.contacts, sizeof m.contacts);
-}
-
 static void ranks_reach_each_other(void **state) {
     (void)state;
-    open_watches("correct horse battery staple");
+    open_watches();
     assert_true(m.watch[0]->socket >= 0);
     ask(m.watch[1]);
     assert_int_equal(m.watch[1]->ranks[0].is, ANSWERED);
-    assert_true(believed(sealed(forged(QUESTION, &m.watch[0]->key)), "127.0.0.1", true));
+    assert_true(believed(forged(QUESTION), "127.0.0.1", true));
 }
 
-static void without_a_secret_an_eavesdropper_is_believed(void **state) {
+static void another_runs_packet_is_not_believed(void **state) {
     (void)state;
-    open_watches("");
-    cf_mac key = key_of_an_eavesdropper();
-    assert_true(believed(forged(QUESTION, &key), "127.0.0.1", true));
+    open_watches();
+    assert_memory_equal(&m.watch[0]->token, &m.watch[1]->token, sizeof(token));
+    assert_true(m.watch[0]->token.bits[0] != 0 || m.watch[0]->token.bits[1] != 0);
+    packet p = forged(QUESTION);
+    p.token.bits[1] ^= 1;
+    assert_false(believed(p, "127.0.0.1", false));
 }
 
-static void with_a_secret_an_eavesdropper_is_not_believed(void **state) {
+static void a_packet_from_elsewhere_or_to_another_is_not_believed(void **state) {
     (void)state;
-    open_watches("correct horse battery staple");
-    cf_mac key = key_of_an_eavesdropper();
-    assert_false(believed(forged(QUESTION, &key), "127.0.0.1", false));
-}
-
-static void a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed(void **state) {
-    (void)state;
-    open_watches("");
-    packet p = forged(QUESTION, &m.watch[0]->key), changed = p, misled = p;
+    open_watches();
+    packet p = forged(QUESTION), misled = p;
     assert_false(believed(p, "127.0.0.2", false));
-    changed.at.layer = 7;
-    assert_false(believed(changed, "127.0.0.1", false));
     misled.to = 1;
-    assert_false(believed(sealed(misled), "127.0.0.1", false));
+    assert_false(believed(misled, "127.0.0.1", false));
 }
 
 static void what_cannot_be_is_not_believed(void **state) {
     (void)state;
-    open_watches("");
-    packet wrong = forged(QUESTION, &m.watch[0]->key);
-    for (wrong.at.peer = -2; wrong.at.peer <= SIZE; wrong.at.peer += SIZE + 2)
-        assert_false(believed(sealed(wrong), "127.0.0.1", false));
+    open_watches();
+    packet wrong = forged(QUESTION);
+    for (wrong.at.peer = -2; wrong.at.peer <= SIZE; wrong.at.peer += SIZE + 2) assert_false(believed(wrong, "127.0.0.1", false));
 }
 
 static void a_label_drives_no_terminal(void **state) {
     (void)state;
-    open_watches("");
-    packet p = forged(QUESTION, &m.watch[0]->key);
+    open_watches();
+    packet p = forged(QUESTION);
     memset(p.at.label, 'x', sizeof p.at.label); // and no end
     memcpy(p.at.label, "\033[2J\xc2\x9b", 6);
-    assert_true(believed(sealed(p), "127.0.0.1", true));
+    assert_true(believed(p, "127.0.0.1", true));
     const char *label = m.watch[0]->ranks[1].at.label;
     assert_memory_equal(label, "?[2J??x", 7);
     assert_int_equal(strlen(label), sizeof p.at.label - 1);
@@ -169,16 +149,16 @@ static void a_label_drives_no_terminal(void **state) {
 
 static void an_answer_to_another_question_is_none(void **state) {
     (void)state;
-    open_watches("");
+    open_watches();
     cf_watch *w = m.watch[0];
     pthread_mutex_lock(&w->lock);
     w->ranks[1].is = ASKED;
     w->question = 4711;
     pthread_mutex_unlock(&w->lock);
-    packet p = forged(ANSWER, &w->key);
+    packet p = forged(ANSWER);
     for (p.question = 4710; p.question <= 4711; p.question++) {
         const bool right = p.question == 4711;
-        deliver(sealed(p), "127.0.0.1", w->contacts[0].port);
+        deliver(p, "127.0.0.1", w->contacts[0].port);
         status is = ASKED;
         for (int ms = 0; is == ASKED && ms < (right ? HEARD_MS : UNHEARD_MS); ms += 10) {
             nanosleep(&(struct timespec){0, 10000000}, NULL);
@@ -211,9 +191,8 @@ static void a_socket_that_cannot_be_bound_is_closed(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
-        cmocka_unit_test_setup_teardown(without_a_secret_an_eavesdropper_is_believed, setup, teardown),
-        cmocka_unit_test_setup_teardown(with_a_secret_an_eavesdropper_is_not_believed, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed, setup, teardown),
+        cmocka_unit_test_setup_teardown(another_runs_packet_is_not_believed, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_to_another_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
         cmocka_unit_test_setup_teardown(an_answer_to_another_question_is_none, setup, teardown),
