@@ -15,8 +15,9 @@ import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 import compare_twins
+from processor import needs_bf16
 
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(BUILD, "tests", "layers", "tool_twins")
@@ -95,6 +96,7 @@ class Twins(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return self.path(name)
 
+    @needs_bf16
     def test_elements_of_bf16(self):
         half = self.write_bf16("half.bin", "--repeat", "--threads", "2")
         subprocess.run([TOOL, self.path("whole.bin"), "--round"], check=True, stdout=subprocess.DEVNULL)
@@ -103,6 +105,7 @@ class Twins(unittest.TestCase):
         self.assertIn(" 0 do not", result.stdout)
         self.assertIn("inputs rounded to bf16", result.stdout)
 
+    @needs_bf16
     def test_results_are_the_nearest_of_bf16(self):
         """Results rounded once from the same sums are nearly always the nearest bf16 to fp32's; attention, which also rounds
         in between, is nearly as close."""
@@ -130,6 +133,7 @@ class Twins(unittest.TestCase):
         self.assertGreater(len(sums), 15)
         print({f: (round(n / c, 5), round(float((o / w) ** 0.5), 5)) for f, (c, n, o, w) in sums.items()})
 
+    @needs_bf16
     def test_threads_change_no_bit_of_bf16(self):
         one, two = (self.write_bf16(f"{n}.bin", "--small", "--threads", str(n)) for n in (1, 2))
         for (head, a), (other, b) in itertools.zip_longest(self.records(one), self.records(two), fillvalue=(None, None)):

@@ -122,7 +122,7 @@ class Commands(unittest.TestCase):
             else:
                 continue
             with self.subTest(document=document, line=line):
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
                 self.assertEqual(done.returncode, 0, f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
                 ran += 1
         self.assertGreater(ran, 8)

@@ -1,6 +1,6 @@
 """--dtype bf16 on CPUs: see halves.py; the program for the other type is found, and a processor without such products is refused.
 
-quick: Bf16 Resume test_other_shape
+quick: Bf16 Refused Resume test_other_shape
 limit: 400
 make: bf16-tools
 """
@@ -11,18 +11,21 @@ import sys
 import unittest
 import unittest.mock
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 import halves
 import harness
+import meshes
 import test_gradients
+from processor import needs_bf16
 
 
+@needs_bf16
 class Bf16(halves.Training):
     meshes = (2, 1), (1, 2), (2, 2)
     others = dict(overlap="none"), dict(overlap="slice:3")
 
     def arguments(self, **more):
-        return super().arguments(**dict(dtype="bf16") | more)
+        return meshes.Training.arguments(self, **dict(dtype="bf16") | more)
 
     def test_two_threads(self):
         self.assertEqual(*(self.losses(1, 1, threads=threads) for threads in (2, 2)), "bits differ from run to run")
@@ -39,10 +42,6 @@ class Bf16(halves.Training):
         self.assertNotEqual(half, whole)
         self.assertLess(abs(half / whole - 1), halves.BAND)
 
-    def test_the_other_program_is_missing(self):
-        alone = shutil.copy(harness.PROGRAM, self.fresh("train_gpt"))
-        self.assertFails(harness.run(self.arguments(), program=alone), "--dtype bf16", "train_gpt_bf16", "make")
-
     def test_either_program_starts_the_other(self):
         for program in (harness.PROGRAM, f"{harness.PROGRAM}_bf16"):
             for dtype in ("fp32", "bf16"):
@@ -52,6 +51,14 @@ class Bf16(halves.Training):
                     self.assertEqual(result.status, 0, str(result))
                     self.assertIn(f"CPU, {dtype};", result.out, str(result))
                     self.assertEqual(harness.read_log(log)[0]["dtype"], dtype)
+
+
+class Refused(meshes.Training):
+    strategy, steps, arguments = "tpsp", 6, Bf16.arguments
+
+    def test_the_other_program_is_missing(self):
+        alone = shutil.copy(harness.PROGRAM, self.fresh("train_gpt"))
+        self.assertFails(harness.run(self.arguments(), program=alone), "--dtype bf16", "train_gpt_bf16", "make")
 
     def test_a_program_under_the_other_name(self):
         folder = harness.temporary_directory(self)
@@ -66,6 +73,7 @@ class Bf16(halves.Training):
                                  "use --dtype fp32")
 
 
+@needs_bf16
 class Gradients(test_gradients.Gradients):
     """Each tensor is off by 1.5 % of its norm at most, its elements by 2.5 % of the largest."""
     program = os.path.join(harness.BUILD, "bf16", "tests", "layers", "tool_gradients")
@@ -73,6 +81,7 @@ class Gradients(test_gradients.Gradients):
     test_nothing_computed_again = test_more_slices_than_rows = test_large_vocabulary = None  # no other arithmetic
 
 
+@needs_bf16
 class Resume(halves.Resume):
     @classmethod
     def recipe(cls, *mesh, **more):
