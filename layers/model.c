@@ -9,8 +9,8 @@
 //              with the all-gather of the saved input during it, wgrad as its slices arrive, for a column-parallel one
 //
 // That is TPSP. In UP each rank holds the whole MLP, for which nothing travels; up.c is UP's attention half. Layer norms, biases
-// of row-parallel layers and residuals work on this rank's shard, between the operations; their weight gradients are partial
-// sums, which the optimizer adds up over the tp group.
+// of row-parallel layers and residuals work on this rank's shard, between the operations (where one rank has all of a row-parallel
+// layer, its product adds both); their weight gradients are partial sums, which the optimizer adds up over the tp group.
 //
 // The gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
 // left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
