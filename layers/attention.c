@@ -73,12 +73,12 @@ static int64_t qkv_at(const shape *s, int64_t t, int64_t pair, int64_t part) {
     return t * s->qkv_row + ((b * 3 + part) * s->H + h) * s->D;
 }
 
-// The same in out (T, B, H, D) and lse (T, B, H).
+// The same in out (T, B, H, D) and lse (B, H, T).
 static int64_t out_at(const shape *s, int64_t t, int64_t pair) {
     return t * s->out_row + pair * s->D;
 }
 static int64_t lse_at(const shape *s, int64_t t, int64_t pair) {
-    return t * s->pairs + pair;
+    return pair * s->T + t;
 }
 
 // to (rows, D) = rows of `from` that are from_row elements apart
@@ -214,7 +214,7 @@ static void backward_tile(accum *dq, accum beta, key_tile *tile, const real *q, 
     gemm_to_accum(false, true, n, columns, D, dout, D, tile->v, D, 0, dp, columns, NULL);
     for (int64_t r = 0; r < n; r++)
         softmax_row_backward(p + r * columns, dscores + r * columns, scores + r * columns, dp + r * columns,
-                             visible(rows.begin + r, tile->keys), columns, s->scale, lse[r * s->pairs], delta[r * s->pairs]);
+                             visible(rows.begin + r, tile->keys), columns, s->scale, lse[r], delta[r * s->pairs]);
     gemm_to_accum(true, false, columns, D, n, p, columns, dout, D, 1, tile->dv, D, NULL);
     gemm_to_accum(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
     gemm_to_accum(false, false, n, D, columns, dscores, columns, tile->k, D, beta, dq, s->out_row, NULL);
@@ -250,7 +250,7 @@ static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys,
         pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
         pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
         backward_tile(partial_at(a, i, t, pair), !first, &tile, q, dout, a->lse + lse_at(s, t, pair),
-                      a->delta + lse_at(s, t - s->t0, pair), rows, s);
+                      a->delta + (t - s->t0) * s->pairs + pair, rows, s);
     }
     for (int64_t r = 0; r < length(keys); r++) {
         add_rounded(a->dqkv + qkv_at(s, keys.begin + r, pair, KEY), tile.dk + r * D, D);

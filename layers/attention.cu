@@ -48,6 +48,7 @@ struct alignas(PACK * sizeof(real)) pack {
 typedef struct shape {
     int t0, n, end;           // end = t0 + n
     int H, D, pairs;          // B·H: a pair is one head of one sequence
+    int64_t T;                // of lse's rows
     int64_t qkv_row, out_row; // elements from one time step to the next
     float scale;
     bool packs; // rows are read pack by pack
@@ -57,13 +58,14 @@ int64_t attention_channels_max(void) {
     return WIDTH_MAX;
 }
 
-static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
     if (D > WIDTH_MAX) cf_die("use more heads", "attention: %ld channels per head, at most %d", D, WIDTH_MAX);
     if (t0 + n > INT32_MAX || B * H > INT32_MAX)
         cf_die("use more ranks", "attention: %ld time steps, %ld heads in all", t0 + n, B * H);
     shape s = {};
     s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
     s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
+    s.T = T;
     s.qkv_row = B * 3 * H * D;
     s.out_row = B * H * D;
     s.scale = 1 / sqrtf((float)D);
@@ -320,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, acc
     for (int i = 0; i < size::PER; i++) {
         const int query = t + row_group() * size::PER + i;
         if (query >= s.end) continue;
-        if (lane() == 0) lse[(int64_t)query * s.pairs + pair] = maximum[i] + logf(total[i]);
+        if (lane() == 0) lse[pair * s.T + query] = maximum[i] + logf(total[i]);
 #pragma unroll
         for (int j = 0; j < size::COLUMNS; j++)
             if (sum_column(j) < s.D) out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
@@ -331,16 +333,15 @@ void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64
                        cf_stream *stream) {
     if (n == 0 || B * H * D == 0) return;
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
-    shape s = shape_of(t0, n, B, H, D);
+    shape s = shape_of(t0, n, T, B, H, D);
     s.packs = can_pack(&s, qkv, qkv);
     const int64_t rows = rows_of_block(D);
     const dim3 blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
     cf_launch(D <= 64 ? forward_rows<64> : forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
 }
 
-// cuDNN's statistics and delta, (B, H, T) each, padded to 256 bytes; or delta alone
-int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t) {
-    return 2 * ceil_div(T * B * H, 64) * 64;
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t) { // delta
+    return T * B * H;
 }
 
 // delta (n, B, H) = sum over D of dout · out; a warp for each element.
@@ -357,13 +358,13 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
 // What both backward kernels read.
 struct backward {
     const real *dout, *qkv;
-    const accum *lse, *delta; // (T, B, H), (n, B, H)
+    const accum *lse, *delta; // (B, H, T), (n, B, H)
     bool first;               // gradients are written, not added
 };
 
 // One probability of the softmax, zero if the query must not see the key or does not exist.
 static __device__ float probability(float score, int query, int key, int pair, const backward &a, const shape &s) {
-    return key <= query && query < s.end ? expf(s.scale * score - a.lse[(int64_t)query * s.pairs + pair]) : 0;
+    return key <= query && query < s.end ? expf(s.scale * score - a.lse[pair * s.T + query]) : 0;
 }
 
 static __device__ float delta_of(int query, int pair, const backward &a, const shape &s) {
@@ -446,7 +447,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const acc
     if (first && n == T && attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
     if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
     if (n == 0) return;
-    shape s = shape_of(t0, n, B, H, D);
+    shape s = shape_of(t0, n, T, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
     const backward a = {dout, qkv, lse, scratch, first};
     const int64_t rows = rows_of_block(D);

@@ -11,7 +11,7 @@ CF_EXTERN_C_BEGIN
 // Channels per head, at most.
 int64_t attention_channels_max(void);
 
-// out (T, B, H, D) rows t0 … t0 + n − 1, and lse (T, B, H): log of the sum of exp of the scaled scores.
+// out (T, B, H, D) rows t0 … t0 + n − 1, and lse (B, H, T): log of the sum of exp of the scaled scores.
 // Scale 1/sqrt(D). Only those rows of out and lse are written.
 void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream);

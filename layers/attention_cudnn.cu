@@ -15,7 +15,7 @@
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
 // blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
 //
-// Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward.
+// Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward. Of all rows they are lse itself.
 //
 // A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends. If cuDNN is not
 // used, rank 0 prints each reason once on standard error; if it is, kernels in a profile have sdpa in their names, and
@@ -415,6 +415,10 @@ static const char *objection(const problem *p) {
 
 // NULL: not supported, and reported.
 static plan *supported(const problem *of) {
+    if (cudnnGetVersion() != CUDNN_VERSION)
+        cf_die("run scripts/find_cuda.sh report, take another cuDNN out of LD_LIBRARY_PATH, or set CUDNN_HOME and make cuda again",
+               "cuDNN: this program was compiled with the header of version %d and runs with the library of %zu", CUDNN_VERSION,
+               cudnnGetVersion());
     const char *why = objection(of);
     if (!why && !cudnn.handle && cudnnCreate(&cudnn.handle) != CUDNN_STATUS_SUCCESS) {
         cudnn.handle = NULL;
@@ -448,13 +452,13 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
 }
 
 // What both directions read or write. t0: the first query.
-static void set_pointers(void *pointer[NAMES], plan *p, const real *qkv, const real *out, float *stats, int64_t t0) {
+static void set_pointers(void *pointer[NAMES], plan *p, const real *qkv, const real *out, const float *stats, int64_t t0) {
     const int64_t HD = p->of.H * p->of.D, first = t0 * p->of.B * HD;
     pointer[Q] = (void *)(qkv + 3 * first);
     pointer[K] = (void *)(qkv + HD);
     pointer[V] = (void *)(qkv + 2 * HD);
     pointer[O] = (void *)(out + first);
-    pointer[STATS] = stats;
+    pointer[STATS] = (void *)stats;
     pointer[SCALE] = &p->scale;
     pointer[LOWEST] = &p->lowest;
     if (p->of.pass != FORWARD) pointer[ONE] = &p->one;
@@ -463,47 +467,35 @@ static void set_pointers(void *pointer[NAMES], plan *p, const real *qkv, const r
     pointer[QUERIES] = &p->queries;
 }
 
-// ---- kernels around it
-
-enum { THREADS = 256 };
-
-// to (columns, rows) = from (rows, columns)ᵀ: statistics are (n, B·H) here, (B·H, n) for cuDNN.
-static __global__ void transpose(float *to, const float *from, int64_t rows, int64_t columns) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < rows * columns) to[i] = from[i % rows * columns + i / rows];
-}
-
 // ---- called by attention.cu
 
 bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream) {
-    (void)T;
     const problem of = {FORWARD, n, t0 + n, B, H, D};
-    plan *p = packable(0, out, qkv) ? supported(&of) : unsupported(MISALIGNED);
+    plan *p = packable(0, out, qkv, lse) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
-    const int64_t statistics = (n * B * H * 4 + 255) / 256 * 256; // bytes
+    const int64_t row = n * (int64_t)sizeof *lse, statistics = n < T ? (row * B * H + 255) / 256 * 256 : 0; // bytes
     char *memory = workspace_of(cudnn.of_stream, stream, statistics + p->workspace, PURPOSE);
-    float *stats = (float *)memory; // (B, H, n)
+    float *stats = n < T ? (float *)memory : lse; // (B, H, n)
     void *pointer[NAMES] = {};
     set_pointers(pointer, p, qkv, out, stats, t0);
     run(p, pointer, memory + statistics, stream);
-    cf_launch(transpose, dim3((unsigned)ceil_div(n * B * H, THREADS)), dim3(THREADS), stream, lse + t0 * B * H,
-              (const float *)stats, B * H, n);
+    if (n < T)
+        CF_CUDA(cudaMemcpy2DAsync(lse + t0, (size_t)T * sizeof *lse, stats, (size_t)row, (size_t)row, (size_t)(B * H),
+                                  cudaMemcpyDeviceToDevice, cf_cuda_stream(stream)));
     return true;
 }
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                               int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
     const problem of = {BACKWARD, T, T, B, H, D};
-    plan *p = packable(0, dqkv, dout, out, qkv, scratch) ? supported(&of) : unsupported(MISALIGNED);
+    plan *p = packable(0, dqkv, dout, out, qkv, lse, scratch) ? supported(&of) : unsupported(MISALIGNED);
     if (!p) return false;
-    const int64_t HD = H * D, rows = T * B * H;
-    float *stats = scratch, *delta = stats + ceil_div(rows, 64) * 64; // attention_scratch()
-    cf_launch(transpose, dim3((unsigned)ceil_div(rows, THREADS)), dim3(THREADS), stream, stats, lse, T, B * H);
+    const int64_t HD = H * D;
     void *pointer[NAMES] = {};
-    set_pointers(pointer, p, qkv, out, stats, 0);
+    set_pointers(pointer, p, qkv, out, lse, 0);
     pointer[DO] = (void *)dout;
-    pointer[DELTA] = delta;
+    pointer[DELTA] = scratch;
     pointer[DQ] = dqkv;
     pointer[DK] = dqkv + HD;
     pointer[DV] = dqkv + 2 * HD;

@@ -31,10 +31,6 @@ template <int W> static __device__ inline void operator+=(values<W> &to, const v
     for (int i = 0; i < W; i++) to.at[i] += x.at[i];
 }
 
-template <typename T> static __device__ inline cf_pack<T> load_pack(const T *from) {
-    return *(const cf_pack<T> *)from;
-}
-
 // In assembly, because the compiler splits some of these stores.
 template <typename T> static __device__ inline void store_pack(T *to, const cf_pack<T> &pack) {
 #ifdef __CUDA_ARCH__
@@ -47,28 +43,23 @@ template <typename T> static __device__ inline void store_pack(T *to, const cf_p
 #endif
 }
 
-template <typename T> static __device__ inline values<cf_pack<T>::N> unpack(const cf_pack<T> &pack) {
-    values<cf_pack<T>::N> x;
+// W elements as they are in memory: of bf16, half of the registers of their values.
+template <int W, typename T> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) raw { T at[W]; };
+
+template <int W, typename T> static __device__ inline values<W> values_of(const raw<W, T> &x) {
+    values<W> v;
 #pragma unroll
-    for (int i = 0; i < cf_pack<T>::N; i++) x.at[i] = (float)pack.value[i];
-    return x;
+    for (int i = 0; i < W; i++) v.at[i] = (float)x.at[i];
+    return v;
 }
 
-// W elements; W is 1, or the address is on a sixteen-byte boundary and W elements are whole packs.
+// W is 1, or the address is on a sixteen-byte boundary and W elements are whole packs.
+template <int W, typename T> static __device__ inline raw<W, T> load_raw(const T *from) {
+    return *(const raw<W, T> *)from;
+}
+
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
-    values<W> x;
-    if constexpr (W == 1) {
-        x.at[0] = (float)*from;
-    } else {
-        static_assert(W % cf_pack<T>::N == 0, "whole packs");
-#pragma unroll
-        for (int p = 0; p < W / cf_pack<T>::N; p++) {
-            cf_pack<T> pack = load_pack(from + p * cf_pack<T>::N);
-#pragma unroll
-            for (int i = 0; i < cf_pack<T>::N; i++) x.at[p * cf_pack<T>::N + i] = (float)pack.value[i];
-        }
-    }
-    return x;
+    return values_of(load_raw<W>(from));
 }
 
 template <int W, typename T> static __device__ inline void store(T *to, const values<W> &x) {
@@ -180,6 +171,17 @@ static __device__ inline int64_t single_column(row_cut cut, int64_t i) { // the 
     return i < cut.head ? i : i + cut.packs * PACK;
 }
 
+// --- shared memory of a size that the launch gives (cf_launch_with), from a boundary of sixteen bytes on ---
+
+static __device__ inline void *block_memory() {
+#ifdef __CUDA_ARCH__
+    extern __shared__ int4 memory[];
+#else
+    alignas(16) __shared__ char memory[100 << 10]; // the emulator's
+#endif
+    return memory;
+}
+
 // --- reductions: warps are whole, every thread of the block calls, every thread has the result ---
 
 template <typename T> static __device__ inline T warp_sum(T x) {
@@ -219,31 +221,35 @@ static __device__ inline float block_max(float x) {
     return x;
 }
 
-// to (C) += the sum over i of partial (count, columns), and more += that of the columns after C. A warp adds a fixed share of the
-// partial sums of 32 columns, in order; the warps' sums are added in order.
+// to[k] (C) += the sum over i of partial (count, K, C); NULL: not wanted. A warp adds a fixed share of the partial sums of 32
+// columns, in order; the warps' sums are added in order.
 enum { PARTIAL_WARPS = 16 };
-template <typename T>
-static __global__ void add_partials_kernel(T *to, T *more, const T *partial, int64_t count, int64_t C, int64_t columns) {
-    __shared__ T of_warp[PARTIAL_WARPS][WARP];
+template <int K> struct sums { float *to[K]; };
+template <int K> static __global__ void add_partials_kernel(sums<K> of, const float *partial, int64_t count, int64_t C) {
+    __shared__ float of_warp[PARTIAL_WARPS][WARP];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int64_t column = (int64_t)blockIdx.x * WARP + lane;
+    const int64_t columns = K * C;
+    float *to = of.to[0] ? of.to[0] + column : NULL;
+#pragma unroll
+    for (int k = 1; k < K; k++)
+        if (column >= k * C) to = of.to[k] ? of.to[k] + column - k * C : NULL;
     int64_t share = (count + PARTIAL_WARPS - 1) / PARTIAL_WARPS, begin = warp * share;
     int64_t end = begin + share < count ? begin + share : count;
-    T sum = 0;
-    if (column < columns)
+    float sum = 0;
+    if (column < columns && to)
 #pragma unroll 8
         for (int64_t i = begin; i < end; i++) sum += partial[i * columns + column];
     of_warp[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || column >= columns) return;
+    if (warp > 0 || column >= columns || !to) return;
     for (int i = 1; i < PARTIAL_WARPS; i++) sum += of_warp[i][lane];
-    *(column < C ? to + column : more + column - C) += sum;
+    *to += sum;
 }
 
-template <typename T>
-static void add_partials(T *to, T *more, const T *partial, int64_t count, int64_t C, int64_t columns, cf_stream *stream) {
-    cf_launch(add_partials_kernel<T>, dim3((unsigned)ceil_div(columns, WARP)), dim3(PARTIAL_WARPS * WARP), stream, to, more,
-              partial, count, C, columns);
+template <int K> static void add_partials(sums<K> of, const float *partial, int64_t count, int64_t C, cf_stream *stream) {
+    cf_launch(add_partials_kernel<K>, dim3((unsigned)ceil_div(K * C, WARP)), dim3(PARTIAL_WARPS * WARP), stream, of, partial, count,
+              C);
 }
 
 // *sum += the sum of x (n), by one block.

@@ -80,12 +80,12 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 
 #define RECORDED_attention_channels_max     CHANNELS_MAX
 #define RECORDED_attention_forward          attention(false, t0, n, B, H, D)
-#define RECORDED_attention_scratch          gpu() ? 2 * T * B * H : T * B * H * (1 + D)
+#define RECORDED_attention_scratch          gpu() ? T * B * H : T * B * H * (1 + D)
 #define RECORDED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
 #define RECORDED_attention_backward_by_ranges !gpu()
 
 #define RECORDED_layernorm_forward          moves("layer norm", R * C, 2 * E)
-#define RECORDED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 2 * C
+#define RECORDED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 3 * C
 #define RECORDED_layernorm_backward         moves("layer norm backward", R * C, 4 * E)
 #define RECORDED_activation_forward         moves("GELU", count, 2 * E)
 #define RECORDED_activation_backward        moves("GELU backward", count, 3 * E)

@@ -1,11 +1,11 @@
 // Layer normalisation on the CPU. A row is read once from memory; later passes find it in the cache.
 //
-// Backward: the rows are cut into BLOCKS blocks. Each block sums its dw and db in row order in its part of the scratch, and the
-// blocks are then added in order, so the bits do not depend on the number of threads.
+// Backward: the rows are cut into BLOCKS blocks. Each block sums its dw, db and dbias in row order in its part of the scratch, and
+// the blocks are then added in order, so the bits do not depend on the number of threads.
 #include "layernorm.h"
 #include "math_real.h"
 
-enum { BLOCKS = 32 };
+enum { BLOCKS = 32, SUMS = 3 };
 static const accum EPS = (accum)1e-5;
 
 void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
@@ -28,19 +28,19 @@ void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const
 }
 
 int64_t layernorm_scratch(int64_t C) {
-    return BLOCKS * 2 * C;
+    return BLOCKS * SUMS * C;
 }
 
-// dx (C) += the gradient of one row; dw, db (C) += its share.
+// dx (C) += the gradient of one row; sums (dw, db, dbias) (SUMS, C) += its share.
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
-static void backward_row(real *restrict dx, accum *restrict dw, accum *restrict db, const real *restrict dy, const real *restrict x,
+static void backward_row(real *restrict dx, accum *restrict sums, const real *restrict dy, const real *restrict x,
                          const real *restrict w, accum mean, accum rstd, int64_t C) {
     accum sum_g = 0, sum_gh = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gh)
     for (int64_t c = 0; c < C; c++) {
         accum h = (accum_of(x[c]) - mean) * rstd, d = accum_of(dy[c]), g = d * accum_of(w[c]);
-        dw[c] += d * h;
-        db[c] += d;
+        sums[c] += d * h;
+        sums[C + c] += d;
         sum_g += g;
         sum_gh += g * h;
     }
@@ -48,26 +48,25 @@ static void backward_row(real *restrict dx, accum *restrict dw, accum *restrict 
 #pragma omp simd
     for (int64_t c = 0; c < C; c++) {
         accum h = (accum_of(x[c]) - mean) * rstd, g = accum_of(dy[c]) * accum_of(w[c]);
-        dx[c] = real_of(accum_of(dx[c]) + rstd * (g - mean_g - h * mean_gh));
+        accum sum = accum_of(dx[c]) + rstd * (g - mean_g - h * mean_gh);
+        sums[2 * C + c] += sum;
+        dx[c] = real_of(sum);
     }
 }
 
-void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean,
-                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w,
+                        const accum *mean, const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
+    accum *to[SUMS] = {dw, db, dbias};
     int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < BLOCKS; i++) {
-        accum *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
-        memset(block_dw, 0, (size_t)(2 * C) * sizeof(accum));
+        accum *sums = scratch + i * SUMS * C;
+        memset(sums, 0, (size_t)(SUMS * C) * sizeof(accum));
         for (int64_t r = i * block; r < smaller((i + 1) * block, R); r++)
-            backward_row(dx + r * C, block_dw, block_db, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
+            backward_row(dx + r * C, sums, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
     }
-    for (int64_t i = 0; i < BLOCKS && i * block < R; i++) {
-        const accum *block_dw = scratch + i * 2 * C, *block_db = block_dw + C;
+    for (int64_t i = 0; i < BLOCKS && i * block < R; i++)
+        for (int64_t k = 0; k < (dbias ? SUMS : SUMS - 1); k++)
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++) {
-            dw[c] += block_dw[c];
-            db[c] += block_db[c];
-        }
-    }
+            for (int64_t c = 0; c < C; c++) to[k][c] += scratch[(i * SUMS + k) * C + c];
 }

@@ -1,18 +1,21 @@
 // Layer normalisation on the GPU.
 //
 // A block is as wide as a row: a thread holds W neighbouring columns in registers, so the row is read once and its variance is
-// that of the differences from the mean. A block processes ROWS rows at once, so that their loads are in flight together and
-// one block-wide reduction serves all of them. The kernels with `long` in their name read longer rows, or long rows that are not
-// on sixteen-byte boundaries, several times, from the cache after the first.
+// that of the differences from the mean. A block processes some rows at once, so that their loads are in flight together and
+// one block-wide reduction serves all of them. A memory of 4 TB/s with 0.7 us of latency is busy while 22 kB are in flight on each
+// of 132 multiprocessors; a block waits half of its time in reductions, so there should be twice as many. Rows are kept as they
+// are in memory: four of forward take as many registers as two would as floats. Backward loads the rows after these before it
+// reduces. The kernels with `long` in their name read longer rows, or long rows that are not on sixteen-byte boundaries, several
+// times, from the cache after the first.
 //
-// Backward: the rows are cut into at most PARTIALS stretches on every GPU, a block for each. A thread adds up dw and db of its
-// columns over the block's rows in row order, in the block's part of the scratch. A second kernel adds these partial sums
-// (kernel.h).
+// Backward: the rows are cut into at most PARTIALS stretches on every GPU, a block for each. A thread adds up dw, db and dbias of
+// its columns over the block's rows in row order, in the block's part of the scratch. A second kernel adds these partial sums
+// (kernel.h). A pass of its own for dbias would read R · C elements more.
 #include "layernorm.h"
 #include "kernel.h"
 
 enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256 };
-enum { ROWS = PACK == 8 ? 2 : 4 }; // as many as registers allow without spills
+enum { ROWS = 4, ROWS_BACKWARD = 2, SUMS = 3 }; // rows: as many as registers allow without spills
 #define EPS 1e-5f
 
 // Threads for rows of C columns, W a thread; 0: too many.
@@ -22,45 +25,44 @@ static int64_t threads_of_row(int64_t C, int64_t W) {
 }
 
 template <int W>
-static __global__ void __launch_bounds__(THREADS_MAX)
+static __global__ void __launch_bounds__(THREADS_MAX, 2)
     forward_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
     int64_t at = mine ? c : 0;
-    values<W> row[ROWS], scale, shift;
+    raw<W, real> row[ROWS];
     float m[ROWS], s[ROWS];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        int64_t r = first + k < R ? first + k : R - 1;
-        row[k] = load<W>(x + r * C + at);
-    }
-    scale = load<W>(w + at), shift = load<W>(b + at);
+    for (int k = 0; k < ROWS; k++) row[k] = load_raw<W>(x + (first + k < R ? first + k : R - 1) * C + at);
+    const raw<W, real> raw_scale = load_raw<W>(w + at), raw_shift = load_raw<W>(b + at);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
+        const values<W> v = values_of(row[k]);
         m[k] = 0;
 #pragma unroll
-        for (int i = 0; i < W; i++) m[k] += row[k].at[i];
+        for (int i = 0; i < W; i++) m[k] += v.at[i];
         if (!mine) m[k] = 0;
     }
     block_sum(m);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
+        const values<W> v = values_of(row[k]);
         m[k] /= (float)C;
         s[k] = 0;
 #pragma unroll
-        for (int i = 0; i < W; i++) {
-            row[k].at[i] -= m[k];
-            if (mine) s[k] += row[k].at[i] * row[k].at[i];
-        }
+        for (int i = 0; i < W; i++)
+            if (mine) s[k] += (v.at[i] - m[k]) * (v.at[i] - m[k]);
     }
     block_sum(s);
+    const values<W> scale = values_of(raw_scale), shift = values_of(raw_shift);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         if (first + k >= R) break;
+        values<W> v = values_of(row[k]);
         float rs = 1 / sqrtf(s[k] / (float)C + EPS);
 #pragma unroll
-        for (int i = 0; i < W; i++) row[k].at[i] = row[k].at[i] * rs * scale.at[i] + shift.at[i];
-        if (mine) store<W>(out + (first + k) * C + c, row[k]);
+        for (int i = 0; i < W; i++) v.at[i] = (v.at[i] - m[k]) * rs * scale.at[i] + shift.at[i];
+        if (mine) store<W>(out + (first + k) * C + c, v);
         if (threadIdx.x == 0) mean[first + k] = m[k], rstd[first + k] = rs;
     }
 }
@@ -94,11 +96,17 @@ void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const
 }
 
 int64_t layernorm_scratch(int64_t C) {
-    return PARTIALS * 2 * C;
+    return PARTIALS * SUMS * C;
 }
 
+// What backward reads of some rows of W columns.
+template <int W> struct rows_read {
+    raw<W, real> x[ROWS_BACKWARD], dy[ROWS_BACKWARD], dx[ROWS_BACKWARD];
+    float mean[ROWS_BACKWARD], rstd[ROWS_BACKWARD];
+};
+
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
-// partial (stretches, 2, C): dw and db of each stretch of rows.
+// partial (stretches, SUMS, C): dw, db and dbias of each stretch of rows.
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
     backward_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w, const accum *mean, const accum *rstd,
@@ -106,54 +114,64 @@ static __global__ void __launch_bounds__(THREADS_MAX)
     int64_t c = (int64_t)threadIdx.x * W, begin = blockIdx.x * stretch;
     int64_t end = begin + stretch < R ? begin + stretch : R;
     bool mine = c < C;
-    values<W> dw = {}, db = {}, scale = mine ? load<W>(w + c) : values<W>{};
-    for (int64_t first = begin; first < end; first += ROWS) {
-        values<W> h[ROWS], d[ROWS], old[ROWS];
-        float m[ROWS], s[ROWS], sum[2 * ROWS]; // of g, of g · h
+    int64_t at = mine ? c : 0;
+    values<W> dw = {}, db = {}, dbias = {};
+    const raw<W, real> raw_scale = load_raw<W>(w + at);
+    rows_read<W> now, next;
+    const auto read = [&](int64_t first) {
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
+        for (int k = 0; k < ROWS_BACKWARD; k++) {
             int64_t r = first + k < end ? first + k : end - 1;
-            h[k] = mine ? load<W>(x + r * C + c) : values<W>{};
-            d[k] = mine ? load<W>(dy + r * C + c) : values<W>{};
-            old[k] = mine ? load<W>(dx + r * C + c) : values<W>{};
-            m[k] = mean[r];
-            s[k] = rstd[r];
+            next.x[k] = load_raw<W>(x + r * C + at), next.dy[k] = load_raw<W>(dy + r * C + at);
+            next.dx[k] = load_raw<W>(dx + r * C + at);
+            next.mean[k] = mean[r], next.rstd[k] = rstd[r];
         }
+    };
+    read(begin);
+    for (int64_t first = begin; first < end; first += ROWS_BACKWARD) {
+        float sum[2 * ROWS_BACKWARD]; // of g, of g · h
+        const values<W> scale = values_of(raw_scale);
+        now = next;
+        if (first + ROWS_BACKWARD < end) read(first + ROWS_BACKWARD);
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
+        for (int k = 0; k < ROWS_BACKWARD; k++) {
+            const values<W> v = values_of(now.x[k]), d = values_of(now.dy[k]);
             sum[2 * k] = sum[2 * k + 1] = 0;
 #pragma unroll
             for (int i = 0; i < W; i++) {
-                h[k].at[i] = (h[k].at[i] - m[k]) * s[k];
-                sum[2 * k] += d[k].at[i] * scale.at[i];
-                sum[2 * k + 1] += d[k].at[i] * scale.at[i] * h[k].at[i];
+                sum[2 * k] += d.at[i] * scale.at[i];
+                sum[2 * k + 1] += d.at[i] * scale.at[i] * ((v.at[i] - now.mean[k]) * now.rstd[k]);
             }
-            if (!mine) sum[2 * k] = sum[2 * k + 1] = 0; // 0 · infinity
+            if (!mine) sum[2 * k] = sum[2 * k + 1] = 0;
         }
         block_sum(sum);
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
+        for (int k = 0; k < ROWS_BACKWARD; k++) {
             if (first + k >= end) break;
+            const values<W> v = values_of(now.x[k]), d = values_of(now.dy[k]);
+            values<W> old = values_of(now.dx[k]);
             float mean_g = sum[2 * k] / (float)C, mean_gh = sum[2 * k + 1] / (float)C;
 #pragma unroll
             for (int i = 0; i < W; i++) {
-                dw.at[i] += d[k].at[i] * h[k].at[i];
-                db.at[i] += d[k].at[i];
-                old[k].at[i] += s[k] * (d[k].at[i] * scale.at[i] - mean_g - h[k].at[i] * mean_gh);
+                float h = (v.at[i] - now.mean[k]) * now.rstd[k];
+                dw.at[i] += d.at[i] * h;
+                db.at[i] += d.at[i];
+                old.at[i] += now.rstd[k] * (d.at[i] * scale.at[i] - mean_g - h * mean_gh);
             }
-            if (mine) store<W>(dx + (first + k) * C + c, old[k]);
+            dbias += old;
+            if (mine) store<W>(dx + (first + k) * C + c, old);
         }
     }
-    accum *part = partial + blockIdx.x * 2 * C;
-    if (mine) store<W>(part + c, dw), store<W>(part + C + c, db);
+    accum *part = partial + blockIdx.x * SUMS * C;
+    if (mine) store<W>(part + c, dw), store<W>(part + C + c, db), store<W>(part + 2 * C + c, dbias);
 }
 
-// The same for long rows: one thread adds up each element of dw and db in the scratch.
+// The same for long rows: one thread adds up each element of dw, db and dbias in the scratch.
 static __global__ void backward_long_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w,
                                             const accum *mean, const accum *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;
-    accum *dw = partial + blockIdx.x * 2 * C, *db = dw + C;
-    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = 0;
+    accum *dw = partial + blockIdx.x * SUMS * C, *db = dw + C, *dbias = db + C;
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = dbias[c] = 0;
     for (int64_t r = begin; r < end; r++) {
         float m = mean[r], s = rstd[r], sum[2] = {0, 0};
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
@@ -167,13 +185,15 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, const real
         float mean_g = sum[0] / (float)C, mean_gh = sum[1] / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
             float g = (float)dy[r * C + c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;
-            dx[r * C + c] = (real)((float)dx[r * C + c] + s * (g - mean_g - h * mean_gh));
+            float changed = (float)dx[r * C + c] + s * (g - mean_g - h * mean_gh);
+            dbias[c] += changed;
+            dx[r * C + c] = (real)changed;
         }
     }
 }
 
-void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const real *x, const real *w, const accum *mean,
-                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w,
+                        const accum *mean, const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
     if (R == 0) return;
     bool packed = packable(C, dx, dy, x, w, scratch);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
@@ -181,5 +201,5 @@ void layernorm_backward(real *dx, accum *dw, accum *db, const real *dy, const re
     auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;
     if (threads == 0) threads = LONG_THREADS;
     cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
-    add_partials(dw, db, scratch, stretches, C, 2 * C, stream);
+    add_partials(sums<SUMS>{{dw, db, dbias}}, scratch, stretches, C, stream);
 }

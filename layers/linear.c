@@ -23,17 +23,26 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
     return prepared;
 }
 
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
-                    int64_t OC, cf_stream *stream) {
-    const int64_t most = bias ? ROW_BLOCK : r.rows;
+// to (rows, OC) = bias (OC) + add (rows, OC)
+static void begin_sum(real *to, const real *bias, const real *add, int64_t rows, int64_t OC) {
+#pragma omp parallel for
+    for (int64_t k = 0; k < rows; k++) {
+        if (!add) memcpy(to + k * OC, bias, (size_t)OC * sizeof *to);
+#pragma omp simd
+        for (int64_t i = k * OC; i < (add ? (k + 1) * OC : 0); i++)
+            to[i] = real_of(accum_of(add[i]) + (bias ? accum_of(bias[i - k * OC]) : 0));
+    }
+}
+
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
+                    int64_t IC, int64_t OC, cf_stream *stream) {
+    const bool begin = bias || (add && add != out);
+    const int64_t most = begin ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
         for (int64_t row = 0; row < r.rows; row += most) {
             const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * OC;
             real *to = (pre ? pre : out) + first;
-            if (bias) {
-#pragma omp parallel for
-                for (int64_t k = 0; k < rows; k++) memcpy(to + k * OC, bias, (size_t)OC * sizeof *to);
-            }
+            if (begin) begin_sum(to, bias, add ? add + first : NULL, rows, OC);
             gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, GEMM_PACKED, bias || add ? 1 : 0, to, OC,
                          stream);
             if (pre) activation_forward(out + first, to, rows * OC, stream);
@@ -54,8 +63,9 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
 }
 
 // Of plain factors: on a Zen 4 neither packing x nor copying dyᵀ gained what it took (tests/bench/README.md).
-void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                  cf_stream *stream) {
+void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
+                  bool add, cf_stream *stream) {
+    if (db) linear_bias_grad(db, dy, R, rows, stream);
     gemm_to_accum(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 

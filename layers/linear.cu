@@ -5,21 +5,24 @@
 // each row of cuBLASLt's, as its epilogue expects.
 //
 // GELU (the tanh approximation, like ours) and its derivative are applied in epilogues too if cuBLASLt has them: the widest
-// activation is then written once instead of written, read and written. The gradient of a bias is always a kernel: epilogues store
-// it, ours is added to an fp32 sum. real = float computes in fp32 throughout, without TF32.
+// activation is then written once instead of written, read and written. What is added to a product is read by it: a residual stream
+// moves 2 · R · OC elements less than by a pass of its own. The gradient of a bias comes with that of the weights, from the dy that
+// the product reads anyway (R · OC elements less); the epilogue stores it, and a kernel adds it to the fp32 sum. real = float
+// computes in fp32 throughout, without TF32.
 //
 // Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed
 // at the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
-// times. (bench_gpu prints the gain: on an H200 6 % of the time of d12's products, 10 % of d48's.) The inner dimension may only be
-// split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need multiprocessors a product uses
-// fewer (cf_cuda_left), with the same algorithm.
+// times. (bench_gpu prints the gain: on an H200, of eight, 6 % of the time of d12's products, 10 % of d48's; the sixth to eighth
+// won four of fifteen.) They are timed in turns, so that a transfer beside them disturbs all; on one rank there is none. The inner
+// dimension may only be split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need
+// multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
 //
-// Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream.
+// Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream. After
+// it is room for the sums that an epilogue stores.
 // Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>
 #include <float.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include "../commfuse/gpu/cuda.h"
@@ -27,9 +30,11 @@
 #include "kernel.h"
 #include "activation.h"
 
-enum { CANDIDATES = 8, TIMES = 3 };
+enum { CANDIDATES = 64, TIMES = 10 };
 static const double WORTH = 0.99;          // another algorithm is used if it takes less than this times the first one's time
+static const double HOPEFUL = 1.1;         // one that takes more than this times the best one's time is not timed again
 static const int64_t WORKSPACE = 32 << 20; // bytes; cuBLAS recommends it for Hopper
+static const int64_t SUMS = 1 << 18;       // columns whose sums fit after it
 
 #ifdef REAL_IS_BF16
 static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
@@ -38,15 +43,16 @@ static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
 #endif
 
 // Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
-// the derivative of GELU at `pre`. NULL: not that.
+// the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
 typedef struct epilogue {
     cublasLtEpilogue_t kind;
-    const real *bias, *pre;
+    const void *bias;
+    const real *pre;
 } epilogue;
 static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
 
-// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n), or added to c, and an epilogue. All fields have one
-// type, so that two of them can be compared byte by byte.
+// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) and an epilogue; what is added makes no difference. All
+// fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
@@ -54,16 +60,15 @@ typedef struct product {
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
     int64_t blocks, step_a, step_c;          // products; elements from one's a and c to the next one's; all have the same b
-    int64_t add;                             // to c; not part of the kind
 } product;
 
 typedef struct plan {
     product of;
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, c; // ours
-    int left;                       // multiprocessors that it leaves free
-    cublasLtMatmulAlgo_t algorithm[CANDIDATES];
-    int algorithms, chosen; // how many, 0: cuBLASLt cannot; the one that is used
+    cublasLtMatrixLayout_t a, b, c;  // ours
+    int left;                        // multiprocessors that it leaves free
+    cublasLtMatmulAlgo_t *algorithm; // [CANDIDATES] apart: the list of plans is searched in every call
+    int algorithms, chosen;          // how many, 0: cuBLASLt cannot; the one that is used
     bool timed;
 } plan;
 
@@ -94,8 +99,8 @@ static void check(cublasStatus_t status, const char *call, const product *p) {
            p->lda, p->ldb, p->ldc);
 }
 
-static void *workspace_for(cf_stream *stream) {
-    return workspace_of(blas.of_stream, stream, WORKSPACE, "workspace of matrix products");
+static char *workspace_for(cf_stream *stream) {
+    return workspace_of(blas.of_stream, stream, WORKSPACE + SUMS * (int64_t)sizeof(float), "workspace of matrix products");
 }
 
 // Of an address and of those that follow in steps of `step` elements, in bytes; more than sixteen makes no difference to any
@@ -176,6 +181,7 @@ static void find_algorithms(plan *p) {
     // That an epilogue is not possible (odd leading dimensions, for one) shows in more than one way.
     if (is_plain(of)) check(status, "cublasLtMatmulAlgoGetHeuristic", of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
+    p->algorithm = (cublasLtMatmulAlgo_t *)cf_host_alloc(CANDIDATES, sizeof *p->algorithm, "kinds of products");
     for (int i = 0; i < found; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS) p->algorithm[p->algorithms++] = result[i].algo;
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
@@ -183,7 +189,7 @@ static void find_algorithms(plan *p) {
 
 static plan *plan_for(const product *of, const epilogue *e) {
     for (int64_t i = 0; i < blas.plans; i++)
-        if (memcmp(&blas.list[i].of, of, offsetof(product, add)) == 0) return &blas.list[i];
+        if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
     blas.list = (plan *)cf_host_grow(blas.list, &blas.room, blas.plans + 1, sizeof *blas.list, "kinds of products");
     plan *p = &blas.list[blas.plans++];
@@ -210,31 +216,34 @@ static void report_refusal(const product *of) {
 
 typedef struct matrices {
     const real *a, *b;
+    const void *add; // c = this + the product; may be c. NULL: nothing
     void *c;
     epilogue e;
-    int64_t add;
     cf_stream *stream;
 } matrices;
 
 static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
-    const float one = 1, beta = (float)x->add;
-    return cublasLtMatmul(blas.handle, p->operation, &one, x->b, p->b, x->a, p->a, &beta, x->c, p->c, x->c, p->c,
+    const float one = 1, beta = x->add ? 1 : 0;
+    return cublasLtMatmul(blas.handle, p->operation, &one, x->b, p->b, x->a, p->a, &beta, x->add ? x->add : x->c, p->c, x->c, p->c,
                           &p->algorithm[algorithm], workspace_for(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
 }
 
-// Milliseconds, and the checksums of what is written; negative: this algorithm cannot.
+// Milliseconds, and, unless sum is NULL, the checksums of what is written; negative: this algorithm cannot.
 static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t *sum) {
     const product *of = &p->of;
     const int64_t elements = (of->blocks - 1) * of->step_c + of->m * of->n;
-    const bool writes_pre = of->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    const bool writes_pre = of->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, sums = of->epilogue == CUBLASLT_EPILOGUE_BGRADB;
     float ms = 0;
     CF_CUDA(cudaEventRecord(blas.begin, cf_cuda_stream(x->stream)));
     if (run(p, algorithm, x) != CUBLAS_STATUS_SUCCESS) return -1;
     CF_CUDA(cudaEventRecord(blas.end, cf_cuda_stream(x->stream)));
-    cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
-    cf_checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
-    if (writes_pre) cf_checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
-    cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
+    if (sum) {
+        cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
+        cf_checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
+        if (writes_pre) cf_checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
+        if (sums) cf_checksum(&blas.sums[1], x->e.bias, of->m * (int64_t)sizeof(float), x->stream);
+        cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
+    }
     cf_stream_sync(x->stream);
     CF_CUDA(cudaEventElapsedTime(&ms, blas.begin, blas.end));
     return ms;
@@ -244,8 +253,8 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
 // cannot be computed twice.
 static void time_algorithms(plan *p, const matrices *x) {
     uint64_t first[2], sum[2];
-    double best[CANDIDATES];
-    if (p->timed || blas.first_only || x->add || x->c == x->e.pre || p->left > 0) return;
+    double best[CANDIDATES], least = DBL_MAX;
+    if (p->timed || blas.first_only || x->c == x->add || x->c == x->e.pre || p->left > 0) return;
     p->timed = true;
     if (!blas.sums) {
         blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
@@ -254,12 +263,13 @@ static void time_algorithms(plan *p, const matrices *x) {
     }
     for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
         for (int i = 0; i < p->algorithms; i++) {
-            if (turn > 0 && (best[0] < 0 || best[i] < 0)) continue;
-            double ms = time_of(p, i, x, i == 0 && turn == 0 ? first : sum);
+            if (turn > 0 && (best[0] < 0 || best[i] < 0 || (turn > 1 && i > 0 && best[i] > HOPEFUL * least))) continue;
+            double ms = time_of(p, i, x, turn > 0 ? NULL : i > 0 ? sum : first);
             if (turn == 0)
                 best[i] = ms < 0 || (i > 0 && memcmp(first, sum, sizeof sum) != 0) ? -1 : DBL_MAX;
             else if (ms < best[i])
                 best[i] = ms;
+            if (turn > 0) least = fmin(least, best[i]);
         }
     for (int i = 1; i < p->algorithms; i++)
         if (best[i] >= 0 && best[i] < best[p->chosen] * (p->chosen == 0 ? WORTH : 1)) p->chosen = i;
@@ -267,18 +277,18 @@ static void time_algorithms(plan *p, const matrices *x) {
 
 // False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it has named. Without either it must
 // have one: no product was refused on H100 and H200.
-static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
-    const matrices x = {a, b, c, e, of.add, stream};
+static bool multiply(product of, const real *a, const real *b, const void *add, void *c, epilogue e, cf_stream *stream) {
+    const matrices x = {a, b, add, c, e, stream};
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
     if (of.m == 0 || of.n == 0) return true;
-    if (of.k == 0) { // PLAIN
-        if (!of.add) cf_zero(c, of.m * of.n * size, stream);
+    if (of.k == 0) { // PLAIN, and add is c
+        if (!add) cf_zero(c, of.m * of.n * size, stream);
         return true;
     }
     of.epilogue = e.kind;
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
     of.aligned_b = alignment(b, 0, sizeof(real));
-    of.aligned_c = alignment(c, of.step_c, size);
+    of.aligned_c = smaller(alignment(c, of.step_c, size), alignment(add, 0, size));
     plan *p = plan_for(&of, &e);
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
@@ -297,22 +307,22 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     return true;
 }
 
-// c (r, n) of `real` = op(a) (r, k) · op(b) (k, n), or added to c, rows of a block without gaps
-static product dense(bool transpose_a, bool transpose_b, linear_rows r, int64_t n, int64_t k, bool add) {
+// c (r, n) of `real` = op(a) (r, k) · op(b) (k, n), rows of a block without gaps
+static product dense(bool transpose_a, bool transpose_b, linear_rows r, int64_t n, int64_t k) {
     product of = {};
     of.transpose_a = transpose_a, of.transpose_b = transpose_b;
     of.m = r.rows, of.n = n, of.k = k;
     of.lda = transpose_a ? of.m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
     of.c_type = REAL_TYPE;
-    of.add = add;
     of.blocks = r.blocks;
     if (r.blocks > 1) of.step_a = r.in * k, of.step_c = r.out * n;
     return of;
 }
 
-static __global__ void fill_with_bias(real *out, const real *bias, int64_t count, int64_t OC) {
+// out = bias (OC) + add, either of which may be NULL
+static __global__ void begin_sum(real *out, const real *bias, const real *add, int64_t count, int64_t OC) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < count) out[i] = bias[i % OC];
+    if (i < count) out[i] = (real)((bias ? (float)bias[i % OC] : 0) + (add ? (float)add[i] : 0));
 }
 
 int64_t linear_prepared_size(int64_t, int64_t) {
@@ -333,8 +343,8 @@ static bool takes_gelu(const real *pre, int64_t row) {
 }
 
 // First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
-                    int64_t OC, cf_stream *stream) {
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
+                    int64_t IC, int64_t OC, cf_stream *stream) {
     const epilogue e = {pre    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
                         : bias ? CUBLASLT_EPILOGUE_BIAS
                                : CUBLASLT_EPILOGUE_DEFAULT,
@@ -342,18 +352,19 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
     // Its kernels may read sixteen bytes of a bias at once.
     const bool possible = IC > 0 && !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
     if (r.rows == 0 || OC == 0) return;
-    if (possible && multiply(dense(false, true, r, OC, IC, add), x, w, out, e, stream)) return;
+    if (possible && multiply(dense(false, true, r, OC, IC), x, w, add, out, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
-            linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias, add,
-                           linear_all(r.rows), IC, OC, stream);
+            linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias,
+                           add ? add + i * r.out * OC : NULL, linear_all(r.rows), IC, OC, stream);
     } else if (pre) {
-        linear_forward(pre, NULL, x, w, bias, add, r, IC, OC, stream);
+        linear_forward(pre, NULL, x, w, bias, NULL, r, IC, OC, stream);
         activation_forward(out, pre, r.rows * OC, stream);
     } else {
         const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
-        if (bias) cf_launch(fill_with_bias, grid, dim3(THREADS), stream, out, bias, r.rows * OC, OC);
-        multiply(dense(false, true, r, OC, IC, bias || add), x, w, out, PLAIN, stream);
+        const bool begin = bias || (add && add != out);
+        if (begin) cf_launch(begin_sum, grid, dim3(THREADS), stream, out, bias, add, r.rows * OC, OC);
+        multiply(dense(false, true, r, OC, IC), x, w, begin ? out : add, out, PLAIN, stream);
     }
 }
 
@@ -361,25 +372,31 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                   cf_stream *stream) {
     const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
     const bool possible = OC > 0 && !(add && r.blocks > 1) && takes_gelu(pre, IC);
-    const product of = dense(false, false, r, IC, OC, add);
+    const product of = dense(false, false, r, IC, OC);
     if (r.rows == 0 || IC == 0) return;
-    if (possible && multiply(of, dy, w, dx, e, stream)) return;
+    if (possible && multiply(of, dy, w, add ? dx : NULL, dx, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, add, linear_all(r.rows), IC,
                          OC, stream);
     } else {
-        multiply(of, dy, w, dx, PLAIN, stream);
+        multiply(of, dy, w, add ? dx : NULL, dx, PLAIN, stream);
         if (pre) activation_backward(dx, dx, pre, r.rows * IC, stream);
     }
 }
 
-void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                  cf_stream *stream) {
-    product of = dense(true, false, linear_all(rows), IC, R, add);
+void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
+                  bool add, cf_stream *stream) {
+    product of = dense(true, false, linear_all(rows), IC, R);
+    const epilogue e = {CUBLASLT_EPILOGUE_BGRADB, db ? workspace_for(stream) + WORKSPACE : NULL, NULL};
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    multiply(of, dy, x, dw, PLAIN, stream);
+    if (db && R > 0 && IC > 0 && rows <= SUMS && multiply(of, dy, x, add ? dw : NULL, dw, e, stream)) {
+        add_partials(sums<1>{{db}}, (const float *)e.bias, 1, rows, stream);
+        return;
+    }
+    multiply(of, dy, x, add ? dw : NULL, dw, PLAIN, stream);
+    if (db) linear_bias_grad(db, dy, R, rows, stream);
 }
 
 // Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
@@ -434,7 +451,7 @@ void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_strea
     float *partial = (float *)workspace_for(stream); // (blocks, OC)
     cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
               OC, ceil_div(R, blocks));
-    add_partials(db, db, partial, blocks, OC, OC, stream);
+    add_partials(sums<1>{{db}}, partial, blocks, OC, stream);
 }
 
 void linear_time_algorithms(bool all) {

@@ -24,19 +24,19 @@ static inline linear_rows linear_all(int64_t R) { // R = blocks · rows rows, on
     return r;
 }
 
-// out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL. With pre, which has the layout of out and
-// needs a bias: pre is that sum, for backward, and out = activation(pre). add: out +=, without bias and pre; for products over
-// groups of inputs that arrive one after another.
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
-                    int64_t OC, cf_stream *stream);
+// out (R, OC) = x (R, IC) · wᵀ + bias + add, w prepared for forward. bias (OC) and add may be NULL. add has the layout of out: the
+// residual stream, or out itself, for products over groups of inputs that arrive one after another. With pre, which has the layout
+// of out and needs a bias: pre is that sum, without add, for backward, and out = activation(pre).
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
+                    int64_t IC, int64_t OC, cf_stream *stream);
 // dx (R, IC) = dy (R, OC) · w, prepared for dgrad. With pre, which has the layout of dx and x = activation(pre): dx is the gradient
 // of pre, (dy · w) · activation_slope(pre); it is not pre's memory. add: dx +=, without pre.
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream);
 // dw (rows, IC) = dyᵀ · x or, with add, += that. The rows of dy (R, rows) begin dy_row elements apart: OC for some rows of a
-// matrix (OC, IC).
-void linear_wgrad(accum *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                  cf_stream *stream);
+// matrix (OC, IC). With db, for all rows of a matrix alone: also linear_bias_grad().
+void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
+                  bool add, cf_stream *stream);
 // Fewest rows of dw that make an efficient product: a gradient is computed owner by owner if each has as many. A function of IC
 // alone, so that all ranks decide alike, whatever their devices.
 int64_t linear_wgrad_rows_min(int64_t IC);

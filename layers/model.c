@@ -9,8 +9,8 @@
 //              with the all-gather of the saved input during it, wgrad as its slices arrive, for a column-parallel one
 //
 // That is TPSP. In UP each rank holds the whole MLP, for which nothing travels; up.c is UP's attention half. Layer norms, biases
-// of row-parallel layers and residuals work on this rank's shard, between the operations; their weight gradients are partial
-// sums, which the optimizer adds up over the tp group.
+// of row-parallel layers and residuals work on this rank's shard, between the operations (where one rank has all of a row-parallel
+// layer, its product adds both); their weight gradients are partial sums, which the optimizer adds up over the tp group.
 //
 // The gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
 // left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
@@ -303,13 +303,16 @@ real *gpt_norm_again(gpt *g, int64_t n) {
     return g->setup.recompute ? norm_forward(g, n) : g->norm[n];
 }
 
-// g->dx += the gradient of the norm's input.
+// g->dx += the gradient of the norm's input, to which the half before it has added a bias: the gradient of that is the sum of its
+// rows.
 static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
     const parameters *p = &g->params;
     int64_t layer = 0;
     const int w = norm_tensor(g, n, &layer);
-    layernorm_backward(g->dx, params_grad(p, w, layer), params_grad(p, w + 1, layer), dnorm, g->x[n], params_weight(p, w, layer),
-                       g->mean[n], g->rstd[n], g->norm_scratch, g->pass.Ts * g->pass.B, p->shape.C, g->context->stream);
+    accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
+    layernorm_backward(g->dx, params_grad(p, w, layer), params_grad(p, w + 1, layer), bias, dnorm, g->x[n],
+                       params_weight(p, w, layer), g->mean[n], g->rstd[n], g->norm_scratch, g->pass.Ts * g->pass.B, p->shape.C,
+                       g->context->stream);
 }
 
 // --- computed inside operations: time steps [t0, t0 + n) ---
@@ -370,21 +373,19 @@ void gpt_forward(gpt *g, double scale) {
     trace_end(g, "embedding forward", -1, g->begun);
     for (int l = 0; l < L; l++) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
-        const real *sum; // (Ts, B, C)
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
         cf_event begin = trace_begin(g);
         real *norm = norm_forward(g, attention);
         if (is_up(g)) {
-            sum = up_forward(g, l, norm);
+            const real *sum = up_forward(g, l, norm); // (Ts, B, C)
+            residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
-            sum = row_forward(&g->attproj, l, g->sums, g->acts.heads[l], gpt_attend, g);
+            row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.heads[l], gpt_attend, g);
         }
-        residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
         column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], norm_forward(g, mlp));
-        sum = row_forward(&g->fcproj, l, g->sums, g->acts.hidden[l], NULL, NULL);
-        residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
+        row_forward(&g->fcproj, l, g->x[mlp + 1], g->x[mlp], g->sums, g->acts.hidden[l], NULL, NULL);
         trace_end(g, "block forward", l, begin);
     }
     cf_event begin = trace_begin(g);

@@ -41,7 +41,7 @@ typedef struct gpt {
     struct {              // [L] what forward keeps for backward
         real **qkv;       // (T, B, 3 Cl)
         real **heads;     // (T, B, Cl)
-        accum **lse;      // (T, B, Hl)
+        accum **lse;      // (B, Hl, T)
         real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
         real **fch;       // (S · Ts, B, Fl) before GELU
         real **hidden;    // (S · Ts, B, Fl) after GELU; with recompute one for all layers

@@ -17,10 +17,6 @@ static void weight_gradient_of(const parallel_linear *l, int layer, const real *
                          (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
 }
 
-static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
-    if (l->bias >= 0) linear_bias_grad(params_grad(l->pass->params, l->bias, layer), dy, rows, l->OC, l->pass->context->stream);
-}
-
 // --- life ---
 
 static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, const overlap *how,
@@ -68,14 +64,14 @@ static void column_forward_rows(void *argument, const cf_span *span, cf_stream *
     const parallel_linear *l = j->linear;
     const real *bias = l->bias >= 0 ? params_weight(l->pass->params, l->bias, j->layer) : NULL;
     int64_t first = span->row * l->pass->B * l->OC;
-    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, false,
+    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, NULL,
                    rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
 
 static void add_weight_gradient(linear_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
     const parallel_linear *l = j->linear;
     if (!j->dw.at) return;
-    linear_wgrad(j->dw.at, dy, l->OC, x, rows, l->IC, l->OC, j->dw.add, stream);
+    linear_wgrad(j->dw.at, j->dw.db, dy, l->OC, x, rows, l->IC, l->OC, j->dw.add, stream);
     j->dw.add = true;
 }
 
@@ -97,10 +93,12 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
-    const real *x = j->in + span->row * l->pass->B * l->IC;
+    const real *x = j->in + span->row * l->pass->B * l->IC, *before = span->accumulate ? (const real *)span->data : NULL;
     for (int i = 0; j->rows && i < span->blocks; i++)
         j->rows(j->argument, j->layer, (real *)j->in, span->row + i * span->row_stride, span->rows, stream);
-    linear_forward((real *)span->data, NULL, x, l->ready, NULL, span->accumulate, rows_of(j, span, l->OC), l->IC, l->OC, stream);
+    linear_forward((real *)span->data, NULL, x, l->ready, j->residual ? params_weight(l->pass->params, l->bias, j->layer) : NULL,
+                   j->residual ? j->residual + span->row * l->pass->B * l->OC : before, rows_of(j, span, l->OC), l->IC, l->OC,
+                   stream);
 }
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
@@ -151,7 +149,9 @@ void column_gradient_after(parallel_linear *l, int layer, const real *dy, const 
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
-    bias_gradient(l, layer, dy, l->group->size * pass->Ts * pass->B);
+    if (l->bias >= 0 && zero_place(pass->zero, l->w, layer) >= GRADIENT_AFTER)
+        linear_bias_grad(params_grad(pass->params, l->bias, layer), dy, l->group->size * pass->Ts * pass->B, l->OC,
+                         pass->context->stream);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
     l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
@@ -161,21 +161,25 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
 
 // --- the row-parallel layer ---
 
-const real *row_forward(parallel_linear *l, int layer, real *out, real *x, time_steps *rows, void *argument) {
+void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *rows,
+                 void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
+    const bool alone = l->group->size == 1;
     linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument};
+    j.residual = alone ? residual : NULL;
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream);
-    cf_fuse_begin(l->forward, out, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
-    return (const real *)cf_fuse_finish(l->forward);
+    cf_fuse_begin(l->forward, alone ? out : sums, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
+    const real *sum = (const real *)cf_fuse_finish(l->forward); // (Ts, B, OC)
+    if (!alone)
+        residual_forward(out, residual, sum, params_weight(pass->params, l->bias, layer), pass->Ts * pass->B, l->OC,
+                         pass->context->stream);
 }
 
 void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job) {
     const model_pass *pass = l->pass;
     int64_t rows = pass->Ts * pass->B;
     real *dy = l->group->size == 1 ? shard : whole;
-    // The bias is added to the sum, so that its gradient is of this rank's shard.
-    bias_gradient(l, layer, shard, rows);
     if (dy != shard)
         cf_copy(dy + l->group->rank * rows * l->OC, shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
     job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = zero_slices(l->pass->zero, l->w, layer);

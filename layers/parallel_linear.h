@@ -27,14 +27,15 @@ typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t 
 typedef struct linear_job {
     const struct parallel_linear *linear;
     int layer;
-    const real *in;     // the factor that does not travel
-    real *out;          // the result, where it does not travel
-    real *pre;          // GELU's input: column forward: (T·B, OC), out is GELU's output; row backward: (T·B, IC). NULL: no GELU
-    const real *dy, *x; // row backward: (T·B, OC), (T·B, IC) for the weight gradient
-    matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
-    time_steps *rows;   // row layers: computes x, or uses dx; NULL: none
-    void *argument;     // of rows
-    bool begun;         // row backward: an earlier slice was enqueued:
+    const real *in;       // the factor that does not travel
+    real *out;            // the result, where it does not travel
+    real *pre;            // GELU's input: column forward: (T·B, OC), out is GELU's output; row backward: (T·B, IC). NULL: no GELU
+    const real *dy, *x;   // row backward: (T·B, OC), (T·B, IC) for the weight gradient
+    matrix_gradient dw;   // added to slice by slice; at NULL: computed elsewhere
+    const real *residual; // row forward on one rank: is added, and the bias; NULL: both are added elsewhere
+    time_steps *rows;     // row layers: computes x, or uses dx; NULL: none
+    void *argument;       // of rows
+    bool begun;           // row backward: an earlier slice was enqueued:
     cf_event rows_done, added; // when it has run rows, and added to the weight gradient
 } linear_job;
 
@@ -42,7 +43,7 @@ typedef struct parallel_linear {
     const model_pass *pass;
     const cf_group *group;
     real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
-    int w, bias;    // tensors; bias −1: none, or added elsewhere
+    int w, bias;    // tensors; bias −1: none
     cf_fuse *forward, *backward;
     cf_fuse *gather;                     // column: of the saved input; NULL: backward still has all of it
     cf_fuse *arrives;                    // in backward: brings one factor of the weight gradient; NULL: none does
@@ -68,10 +69,12 @@ void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy)
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 
-// Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
-// rows(argument, layer, x, …) computes these rows of x first; NULL: x is complete.
-const real *row_forward(parallel_linear *l, int layer, real *out, real *x, time_steps *rows, void *argument);
-// dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy is gathered into whole
+// out (Ts, B, OC) = residual (Ts, B, OC) + this rank's shard of x · wᵀ + bias, x (T·B, IC). sums (T, B, OC): scratch of several
+// ranks. rows(argument, layer, x, …) computes these rows of x first; NULL: x is complete.
+void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *rows,
+                 void *argument);
+// dx (T·B, IC) = gathered dy · w, and the gradient of the weights. (That of the bias is the sum of the rows of dy, which
+// layernorm_backward() computes when it writes them.) shard (Ts, B, OC) of dy is gathered into whole
 // (T, B, OC); on one rank whole is not used, and shard must not change until row_finish_backward(). job: x and, if wanted, pre,
 // rows and argument. rows are called when those of dx are complete; then their part of the weight gradient is computed.
 void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job);

@@ -103,7 +103,7 @@ accum *params_grad(const parameters *p, int tensor, int64_t layer);
 // Destination of a weight gradient. add: to the value there; if not, that is the previous step's and is overwritten.
 // first: this micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
-    accum *at;
+    accum *at, *db; // db += the gradient of the bias; NULL: is not computed with the matrix'
     bool add;
 } matrix_gradient;
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);

@@ -73,14 +73,15 @@ static void prepare_groups(gpt *g, linear_prepare *prepare, int tensor, int laye
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
     const real *bias = params_weight(&j->g->params, QKVB, j->layer) + group * j->width;
-    linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias, false, linear_all(rows * B), C, j->width,
+    linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias, NULL, linear_all(rows * B), C, j->width,
                    j->stream);
 }
 
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
 static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
-    linear_forward(j->g->sums + first * B * C, NULL, heads, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
+    real *sum = j->g->sums + first * B * C;
+    linear_forward(sum, NULL, heads, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank ? sum : NULL,
                    linear_all(rows * B), j->width, C, j->stream);
 }
 
@@ -134,7 +135,6 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
     j.attend = attention_backward_by_ranges() ? gpt_attend_backward : NULL, j.in = dx;
     prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
-    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
     cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl, work, &j, layer);
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
@@ -148,11 +148,12 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const real *norm = gpt_norm_again(g, 2 * layer);
     prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
     cf_fuse_finish(g->qkv.backward);
+    const bool later = zero_place(&g->zero, QKVW, layer) >= GRADIENT_AFTER;
     for (int64_t i = 0; i < N; i++) {
         g->up.x[i] = norm;
-        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
+        if (later) linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
     }
-    if (zero_place(&g->zero, QKVW, layer) < GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
+    if (!later) weight_gradients(g, &g->qkv, layer);
     return g->sums;
 }
 

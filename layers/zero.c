@@ -222,9 +222,16 @@ gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
     return (gradient_place)z->place[(layer > 0 ? layer : 0) * TENSORS + tensor];
 }
 
+static matrix_gradient destination(const zero_shards *z, int tensor, int64_t layer) {
+    matrix_gradient to = params_matrix_grad(z->params, tensor, layer, z->first);
+    const bool bias = (tensor == QKVW || tensor == FCW) && zero_place(z, tensor, layer) < GRADIENT_AFTER;
+    if (bias) to.db = params_grad(z->params, tensor + 1, layer);
+    return to;
+}
+
 matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer) {
     if (zero_place(z, tensor, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
-    return params_matrix_grad(z->params, tensor, layer, z->first);
+    return destination(z, tensor, layer);
 }
 
 // --- gradients ---
@@ -256,8 +263,8 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
         for (int part = 0; part < g->parts; part++) {
             int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
             if (begin < end)
-                linear_wgrad(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
-                             end - begin, g->to.add, stream);
+                linear_wgrad(dw + (begin - first) * g->IC, g->to.db ? g->to.db + begin : NULL, g->dy[part] + begin - part * g->OC,
+                             g->OC, g->x[part], g->R, g->IC, end - begin, g->to.add, stream);
         }
     }
 }
@@ -267,7 +274,7 @@ void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_grad
     const int bucket = params_bucket_of(z->params, tensor, layer);
     cf_fuse *arrives = z->matrix[tensor].arrives;
     g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
-    g.to = params_matrix_grad(z->params, tensor, layer, z->first);
+    g.to = destination(z, tensor, layer);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
     if (place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
     if (place == GRADIENT_WHOLE || place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
@@ -318,25 +325,37 @@ int64_t zero_nonfinite(zero_shards *z, double *scratch) {
 
 // --- update ---
 
-// AdamW on this rank's shard of one bucket, once. Only matrices and embeddings decay; padding does not change.
+// Does bucket i + 1 continue bucket i in memory, one owner's like it, and do all elements of both decay?
+static bool continues(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    return i < z->params->table && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
+}
+
+// AdamW on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
+// reach half of the GPU's memory rate, whole it is 97 %. Only matrices and embeddings decay; padding does not change.
 static void update(zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
-    zero_bucket *s = &z->bucket[i];
     cf_stream *stream = z->context->stream;
-    if (!s->shard) return;
+    const accum *gradient = z->bucket[i].shard;
+    int last = i;
+    if (!gradient) return;
+    while (continues(z, last)) last++;
     cf_event start = cf_trace_begin(z->context->trace, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         adamw a = z->update;
         if (!params_owned(b, &begin, &end)) continue;
+        if (last > i) end = z->params->bucket[last].first + z->params->bucket[last].used;
         if (!decays) a.weight_decay = 0;
         const int64_t done = begin - params_first_owned(b), at = b->owned + done;
-        adamw_update(z->params->weight + begin, z->master ? z->master + at : NULL, z->m + at, z->v + at, s->shard + done,
+        adamw_update(z->params->weight + begin, z->master ? z->master + at : NULL, z->m + at, z->v + at, gradient + done,
                      end - begin, a, stream);
     }
     cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
-    s->shard = NULL;
-    s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
+    for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
+        s->shard = NULL;
+        s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
+    }
 }
 
 void zero_skip_update(zero_shards *z) {

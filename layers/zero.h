@@ -96,6 +96,8 @@ typedef struct weight_gradient {
     matrix_gradient to;
 } weight_gradient;
 // Both factors are complete: computes the gradient, unless slices have. Once a micro-batch for each matrix; fills OC, IC and to.
+// The gradients of the biases of QKV and the MLP's first product come with it. But if it comes after others (GRADIENT_AFTER,
+// GRADIENT_OWNERS), the vectors of all layers may travel before: then the caller has computed them.
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g);
 // Computes the rows of a span of it at span->data. argument: a weight_gradient.
 void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);

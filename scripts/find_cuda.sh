@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Find the CUDA toolkit, cuBLAS, cuDNN and NCCL. Each is searched separately, in this order:
+# Find the CUDA toolkit, cuBLAS, cuDNN and NCCL. Each is searched separately, in this order, header and library together, for a
+# program that is compiled with one version and runs with another is slower, or wrong:
 #   1. CUDA_HOME, CUDNN_HOME, NCCL_HOME       2. the toolkit that holds nvcc (on PATH, or /usr/local/cuda)
 #   3. the distribution's directories         4. Python wheels (nvidia-cudnn-cu13, nvidia-nccl-cu13, …)
 #
@@ -25,19 +26,17 @@ first_with() {
     done
 }
 
-names="cublasLt cudnn nccl"
+names="cudnn nccl cublasLt" # the toolkit's headers last: it may hold another version of the others
 declare -A home=([cublasLt]=${CUDA_HOME:-} [cudnn]=${CUDNN_HOME:-} [nccl]=${NCCL_HOME:-}) include library # directories
 complete=$NVCC
 for name in $names; do
-    includes=() libraries=()
     for place in "${home[$name]:-/nonexistent}" "$TOOLKIT" "$TOOLKIT"/targets/{x86_64,sbsa}-linux /usr /usr/local \
         "$wheels/${name%Lt}" "$wheels"/cu1{3,2}; do
-        includes+=("$place/include")
-        libraries+=("$place"/{lib64,lib,lib/{x86_64,aarch64}-linux-gnu})
+        include[$name]=$(first_with "$name.h" "$place/include")
+        library[$name]=$(first_with "lib$name.so*" "$place"/{lib64,lib,lib/{x86_64,aarch64}-linux-gnu})
+        [ -n "${include[$name]}" ] && [ -n "${library[$name]}" ] && continue 2
     done
-    include[$name]=$(first_with "$name.h" "${includes[@]}")
-    library[$name]=$(first_with "lib$name.so*" "${libraries[@]}")
-    [ -n "${include[$name]}" ] && [ -n "${library[$name]}" ] || complete=
+    include[$name]='' library[$name]='' complete=''
 done
 
 # link_of NAME: options to link a library. Wheels have libX.so.9 without the link libX.so that -lX needs, which nvcc rejects.
@@ -72,7 +71,7 @@ version_of() { # HEADER PREFIX: MAJOR.MINOR.PATCH from its #defines
 case ${1:-report} in
 make)
     [ -n "$complete" ] || exit 0
-    flags=$(printf '%s\n' "${include[@]}" | sort -u | sed '\|^/usr/include$|d; s/^/-isystem /')
+    flags=$(printf '%s\n' "${include[@]}" | awk '!seen[$0]++' | sed '\|^/usr/include$|d; s/^/-isystem /')
     echo "\$(eval NVCC := $NVCC)\$(eval CUDA_INCLUDES := $(echo $flags))"
     echo "\$(eval CUDA_LIBS := $(for name in $names; do link_of $name; done | tr '\n' ' '))\$(eval CUDA_ARCH := $(arch))" ;;
 report)

@@ -22,15 +22,22 @@ int cf_cuda_multiprocessors(void); // of the device in use
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
 extern int cf_cuda_left;
 
-// Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
+// Launch kernel<<<blocks, threads, shared, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>
-void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {
+void cf_launch_with(int64_t shared, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream,
+                    Arguments... arguments) {
     if ((int64_t)blocks.x * blocks.y * blocks.z == 0) return;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
+    config.dynamicSmemBytes = (size_t)shared;
     config.stream = cf_cuda_stream(stream);
     CF_CUDA(cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...));
+}
+
+template <typename... Parameters, typename... Arguments>
+void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {
+    cf_launch_with(0, kernel, blocks, threads, stream, arguments...);
 }
 
 // Sixteen bytes of T, moved by one instruction.

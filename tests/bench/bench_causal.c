@@ -69,7 +69,7 @@ static void attend(work *k, char *to, int64_t t0, int64_t n, cf_stream *stream) 
     int64_t B = k->s.B, row = t0 * B * k->Cl;
     attention_forward(k->heads, k->lse, k->qkv, t0, n, k->s.T, B, k->Hl, k->D, stream);
     if (k->kind == QUERY_SPLIT)
-        linear_forward((real *)to, NULL, k->heads + row, k->w, NULL, false, linear_all(n * B), k->Cl, k->s.C, stream);
+        linear_forward((real *)to, NULL, k->heads + row, k->w, NULL, NULL, linear_all(n * B), k->Cl, k->s.C, stream);
     else
         cf_copy(to, k->heads + row, n * B * k->Cl * (int64_t)sizeof(real), stream);
 }
@@ -94,9 +94,9 @@ static void project(work *k, const cf_span *span, cf_stream *stream) {
     int64_t rows = span->rows * k->s.B;
     real *out = k->out + row * k->s.C, *w = k->w + group * linear_prepared_size(k->Cl, k->s.C);
     if (group == k->rank)
-        linear_forward(out, NULL, (const real *)span->data, w, NULL, false, linear_all(rows), k->Cl, k->s.C, stream);
+        linear_forward(out, NULL, (const real *)span->data, w, NULL, NULL, linear_all(rows), k->Cl, k->s.C, stream);
     else
-        linear_forward(out, NULL, (const real *)span->data, w, NULL, true, linear_all(rows), k->Cl, k->s.C, stream);
+        linear_forward(out, NULL, (const real *)span->data, w, NULL, out, linear_all(rows), k->Cl, k->s.C, stream);
 }
 
 static void compute(void *argument, const cf_span *span, cf_stream *stream) {
@@ -112,7 +112,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 static void compute_whole(work *k, cf_stream *stream) {
     attend(k, (char *)k->full, 0, k->s.T, stream);
     if (k->kind == ULYSSES)
-        linear_forward(k->out, NULL, k->full, k->w, NULL, false, linear_all(k->s.T / k->N * k->s.B), k->s.C, k->s.C, stream);
+        linear_forward(k->out, NULL, k->full, k->w, NULL, NULL, linear_all(k->s.T / k->N * k->s.B), k->s.C, k->s.C, stream);
 }
 
 static real *filled(int64_t elements) {

@@ -90,17 +90,14 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward(k->out + row * k->local, NULL, (const real *)(span->data + i * span->data_stride), k->ready[0], NULL, false,
+        linear_forward(k->out + row * k->local, NULL, (const real *)(span->data + i * span->data_stride), k->ready[0], NULL, NULL,
                        linear_all(span->rows * k->s.B), k->s.C, k->local, stream);
     }
 }
 
 // A product for rows that travel, or onto what has arrived.
 static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
-    if (accumulate)
-        linear_forward(out, NULL, x, k->ready[0], NULL, true, linear_all(rows), k->local, k->s.C, stream);
-    else
-        linear_forward(out, NULL, x, k->ready[0], NULL, false, linear_all(rows), k->local, k->s.C, stream);
+    linear_forward(out, NULL, x, k->ready[0], NULL, accumulate ? out : NULL, linear_all(rows), k->local, k->s.C, stream);
 }
 
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
@@ -136,7 +133,7 @@ static void each_piece(work *k, const cf_span *span, on_piece *f) {
 
 // Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
 static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(data, NULL, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, false, linear_all(rows * k->s.B), k->s.C,
+    linear_forward(data, NULL, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, NULL, linear_all(rows * k->s.B), k->s.C,
                    k->local, NULL);
 }
 
@@ -146,8 +143,8 @@ static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, r
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(k->out + row * k->s.B * k->s.C, NULL, data, k->ready[shard], NULL, true, linear_all(rows * k->s.B), k->local,
-                   k->s.C, NULL);
+    real *out = k->out + row * k->s.B * k->s.C;
+    linear_forward(out, NULL, data, k->ready[shard], NULL, out, linear_all(rows * k->s.B), k->local, k->s.C, NULL);
 }
 
 static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
@@ -176,7 +173,7 @@ static void attention_alltoall(void *argument, const cf_span *span, cf_stream *s
 static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream) {
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++)
-        linear_wgrad((real *)(span->data + i * span->data_stride), k->out + span->row + i * span->row_stride, k->s.columns,
+        linear_wgrad((real *)(span->data + i * span->data_stride), NULL, k->out + span->row + i * span->row_stride, k->s.columns,
                      k->heads, k->s.T * k->s.B, k->s.C, span->rows, false, stream);
 }
 

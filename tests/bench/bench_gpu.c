@@ -203,7 +203,7 @@ static timing time_of(bench *b, work *run, const int64_t *numbers) {
 
 // numbers: IC, OC
 static void forward(bench *b, const int64_t *n) {
-    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), NULL, n[1] > n[0] ? residual(b, 1) : b->wide, b->weight, NULL, false,
+    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), NULL, n[1] > n[0] ? residual(b, 1) : b->wide, b->weight, NULL, NULL,
                    linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void dgrad(bench *b, const int64_t *n) {
@@ -211,21 +211,27 @@ static void dgrad(bench *b, const int64_t *n) {
                  linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void wgrad(bench *b, const int64_t *n) {
-    linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1], n[1] > n[0] ? residual(b, 1) : b->wide, b->s.R, n[0],
-                 n[1], false, b->stream);
+    linear_wgrad(b->dweight, NULL, n[1] > n[0] ? b->wide : residual(b, 0), n[1], n[1] > n[0] ? residual(b, 1) : b->wide, b->s.R,
+                 n[0], n[1], false, b->stream);
 }
 static void forward_gelu(bench *b, const int64_t *n) {
-    linear_forward(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, false, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_forward(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, NULL, linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void dgrad_gelu(bench *b, const int64_t *n) {
     linear_dgrad(b->wide2, residual(b, 1), b->weight, b->wide, false, linear_all(b->s.R), n[0], n[1], b->stream);
+}
+static void wgrad_and_bias(bench *b, const int64_t *n) {
+    linear_wgrad(b->dweight, b->vectors, b->wide, n[1], residual(b, 1), b->s.R, n[0], n[1], false, b->stream);
+}
+static void forward_residual(bench *b, const int64_t *n) {
+    linear_forward(sink(b, 0), NULL, b->wide, b->weight, b->weight, residual(b, 1), linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void bias_grad(bench *b, const int64_t *n) {
     linear_bias_grad(b->vectors, n[0] > b->s.C ? b->wide : residual(b, 0), b->s.R, n[0], b->stream);
 }
 static void head_forward(bench *b, const int64_t *n) {
     (void)n;
-    linear_forward(b->logits, NULL, residual(b, 0), b->table, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
+    linear_forward(b->logits, NULL, residual(b, 0), b->table, NULL, NULL, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
 }
 static void head_dgrad(bench *b, const int64_t *n) {
     (void)n;
@@ -233,7 +239,7 @@ static void head_dgrad(bench *b, const int64_t *n) {
 }
 static void head_wgrad(bench *b, const int64_t *n) {
     (void)n;
-    linear_wgrad(b->dtable, b->logits, b->s.V, residual(b, 0), b->s.R, b->s.C, b->s.V, false, b->stream);
+    linear_wgrad(b->dtable, NULL, b->logits, b->s.V, residual(b, 0), b->s.R, b->s.C, b->s.V, false, b->stream);
 }
 
 static void attention(bench *b, const int64_t *n) {
@@ -255,8 +261,8 @@ static void norm(bench *b, const int64_t *n) {
 }
 static void norm_gradient(bench *b, const int64_t *n) {
     (void)n;
-    layernorm_backward(sink(b, 0), b->vectors, b->vectors + b->s.C, residual(b, 1), residual(b, 2), b->weight, b->rows,
-                       b->rows + b->s.R, b->scratch, b->s.R, b->s.C, b->stream);
+    layernorm_backward(sink(b, 0), b->vectors, b->vectors + b->s.C, b->vectors + 2 * b->s.C, residual(b, 1), residual(b, 2),
+                       b->weight, b->rows, b->rows + b->s.R, b->scratch, b->s.R, b->s.C, b->stream);
 }
 static void gelu(bench *b, const int64_t *n) {
     (void)n;
@@ -267,7 +273,7 @@ static void gelu_gradient(bench *b, const int64_t *n) {
     activation_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
 }
 static void forward_then_gelu(bench *b, const int64_t *n) {
-    linear_forward(b->wide, NULL, residual(b, 1), b->weight, b->weight, false, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_forward(b->wide, NULL, residual(b, 1), b->weight, b->weight, NULL, linear_all(b->s.R), n[0], n[1], b->stream);
     gelu(b, n);
 }
 static void dgrad_then_gelu(bench *b, const int64_t *n) {
@@ -275,7 +281,7 @@ static void dgrad_then_gelu(bench *b, const int64_t *n) {
     gelu_gradient(b, n);
 }
 static void square(bench *b, const int64_t *n) {
-    linear_forward(b->wide2, NULL, b->wide, b->weight, NULL, false, linear_all(n[0]), n[0], n[0], b->stream);
+    linear_forward(b->wide2, NULL, b->wide, b->weight, NULL, NULL, linear_all(n[0]), n[0], n[0], b->stream);
 }
 static void residual_add(bench *b, const int64_t *n) {
     (void)n;
@@ -381,8 +387,11 @@ static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC, bo
     const int64_t n[] = {IC, OC};
     const double flops = 2 * (double)(b->s.R * IC * OC), L = (double)b->s.L;
     char line[40];
+    const bool column = OC > IC; // QKV and the MLP's first
     snprintf(line, sizeof line, "%s forward", name);
-    report(b, line, forward, n, gelu_behind ? 0 : L, flops, 0);
+    report(b, line, forward, n, gelu_behind || !column ? 0 : L, flops, 0);
+    snprintf(line, sizeof line, "%s forward, residual", name);
+    if (!column) report(b, line, forward_residual, n, L, flops, 0);
     snprintf(line, sizeof line, "%s forward, GELU", name);
     if (gelu_behind) report(b, line, forward_gelu, n, L, flops, 0);
     snprintf(line, sizeof line, "%s dgrad", name);
@@ -390,7 +399,9 @@ static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC, bo
     snprintf(line, sizeof line, "%s dgrad, GELU", name);
     if (gelu_before) report(b, line, dgrad_gelu, n, L, flops, 0);
     snprintf(line, sizeof line, "%s wgrad", name);
-    report(b, line, wgrad, n, L, flops, 0);
+    report(b, line, wgrad, n, column ? 0 : L, flops, 0);
+    snprintf(line, sizeof line, "%s wgrad, bias", name);
+    if (column) report(b, line, wgrad_and_bias, n, L, flops, 0);
 }
 
 static void report_layers(bench *b) {
@@ -405,14 +416,14 @@ static void report_layers(bench *b) {
     fill_qkv(b);
     report(b, "attention forward", attention, NULL, L, 4 * causal, 0);
     report(b, "attention backward", attention_gradient, NULL, L, 10 * causal, 0);
-    report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 2 * L, 0, narrow);
-    report(b, "bias gradient 3C", bias_grad, &C3, L, 0, 3 * narrow);
-    report(b, "bias gradient 4C", bias_grad, &C4, L, 0, wide);
+    report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 0, 0, narrow); // these where several ranks delay a weight's
+    report(b, "bias gradient 3C", bias_grad, &C3, 0, 0, 3 * narrow);
+    report(b, "bias gradient 4C", bias_grad, &C4, 0, 0, wide);
     report(b, "layernorm forward", norm, NULL, 2 * L + 1, 0, 2 * narrow);
     report(b, "layernorm backward", norm_gradient, NULL, 2 * L + 1, 0, 4 * narrow);
     report(b, "gelu forward", gelu, NULL, 0, 0, 2 * wide);
     report(b, "gelu backward", gelu_gradient, NULL, 0, 0, 3 * wide);
-    report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
+    report(b, "residual", residual_add, NULL, 0, 0, 3 * narrow);          // where several ranks sum a product
     report(b, "sum of four parts", sum_of_parts, NULL, 0, 0, 5 * narrow); // where four ranks reduce and scatter rows
     report(b, "copy of rows", row_copy, NULL, 2, 0, 2 * narrow);          // where several ranks gather rows, 2 L more
 }
@@ -534,20 +545,20 @@ static int64_t slice_rows(const bench *b, const int64_t *n) {
 static void qkv_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 3 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(b->wide + i * rows * local, NULL, residual(b, 0) + i * rows * C, b->weight, NULL, false, linear_all(rows), C,
+        linear_forward(b->wide + i * rows * local, NULL, residual(b, 0) + i * rows * C, b->weight, NULL, NULL, linear_all(rows), C,
                        local, b->stream);
 }
 static void fc_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
         linear_forward(b->wide2 + i * rows * local, b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, b->weight,
-                       false, linear_all(rows), C, local, b->stream);
+                       NULL, linear_all(rows), C, local, b->stream);
 }
 static void fcproj_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(sink(b, 0) + i * rows * C, NULL, b->wide2 + i * rows * local, b->weight, NULL, false, linear_all(rows),
-                       local, C, b->stream);
+        linear_forward(sink(b, 0) + i * rows * C, NULL, b->wide2 + i * rows * local, b->weight, NULL, NULL, linear_all(rows), local,
+                       C, b->stream);
 }
 static void fc_dgrad_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
@@ -558,14 +569,14 @@ static void fc_dgrad_scatter(bench *b, const int64_t *n) {
 static void fc_wgrad_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_wgrad(b->dweight, b->wide + i * rows * local, local, residual(b, 0) + i * rows * C, rows, C, local, i > 0,
+        linear_wgrad(b->dweight, NULL, b->wide + i * rows * local, local, residual(b, 0) + i * rows * C, rows, C, local, i > 0,
                      b->stream);
 }
 static void fc_wgrad_scatter(bench *b,
                              const int64_t *n) { // data parallel: owner by owner, nothing is split by tp
     int64_t C = b->s.C, rows = 4 * C / n[1];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_wgrad(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), n[2] * b->s.B, C, rows, false,
+        linear_wgrad(b->dweight + i * rows * C, NULL, b->wide + i * rows, 4 * C, residual(b, 0), n[2] * b->s.B, C, rows, false,
                      b->stream);
 }
 static void attention_scatter(bench *b, const int64_t *n) {
@@ -573,7 +584,7 @@ static void attention_scatter(bench *b, const int64_t *n) {
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
         attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, s->D, b->stream);
-        linear_forward(sink(b, 1) + i * rows * s->C, NULL, sink(b, 0) + i * rows * local, b->weight, NULL, false, linear_all(rows),
+        linear_forward(sink(b, 1) + i * rows * s->C, NULL, sink(b, 0) + i * rows * local, b->weight, NULL, NULL, linear_all(rows),
                        local, s->C, b->stream);
     }
 }

@@ -94,7 +94,7 @@ static void cut_fc_forward(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     const real *w = linear_prepare_forward(b->prepared, b->weight, C, OC, NULL);
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_forward(b->wide + r * OC, NULL, b->narrow + r * C, w, b->bias, false, linear_all(piece_rows(b, r, rows)), C, OC,
+        linear_forward(b->wide + r * OC, NULL, b->narrow + r * C, w, b->bias, NULL, linear_all(piece_rows(b, r, rows)), C, OC,
                        NULL);
 }
 static void cut_fc_dgrad(bench *b, int64_t rows) {
@@ -106,7 +106,7 @@ static void cut_fc_dgrad(bench *b, int64_t rows) {
 static void cut_fc_wgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_wgrad(b->dweight, b->wide + r * OC, OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true, NULL);
+        linear_wgrad(b->dweight, NULL, b->wide + r * OC, OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true, NULL);
 }
 static void run_fc_forward(bench *b) {
     cut_fc_forward(b, b->s.R);
@@ -125,7 +125,7 @@ static void run_layernorm_forward(bench *b) {
     layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C, b->s.R, b->s.C, NULL);
 }
 static void run_layernorm_backward(bench *b) {
-    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, b->narrow2, b->narrow, b->bias, b->row_stats,
+    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, NULL, b->narrow2, b->narrow, b->bias, b->row_stats,
                        b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
 }
 
@@ -163,21 +163,21 @@ static void run_attention_backward(bench *b) {
 // The head's three products, and two of a block's.
 static void run_head_forward(bench *b) {
     const real *w = linear_prepare_forward(b->prepared_head, b->table, b->s.C, b->s.V, NULL);
-    linear_forward(b->logits, NULL, b->narrow, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, NULL);
+    linear_forward(b->logits, NULL, b->narrow, w, NULL, NULL, linear_all(b->s.R), b->s.C, b->s.V, NULL);
 }
 static void run_head_dgrad(bench *b) {
     const real *w = linear_prepare_dgrad(b->prepared_head, b->table, b->s.C, b->s.V, NULL);
     linear_dgrad(b->narrow2, b->logits, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, NULL);
 }
 static void run_head_wgrad(bench *b) {
-    linear_wgrad(b->dtable, b->logits, b->s.V, b->narrow, b->s.R, b->s.C, b->s.V, false, NULL);
+    linear_wgrad(b->dtable, NULL, b->logits, b->s.V, b->narrow, b->s.R, b->s.C, b->s.V, false, NULL);
 }
 static void run_projection_forward(bench *b) {
     const real *w = linear_prepare_forward(b->prepared, b->weight, b->s.C, b->s.C, NULL);
-    linear_forward(b->narrow2, NULL, b->narrow, w, NULL, false, linear_all(b->s.R), b->s.C, b->s.C, NULL);
+    linear_forward(b->narrow2, NULL, b->narrow, w, NULL, NULL, linear_all(b->s.R), b->s.C, b->s.C, NULL);
 }
 static void run_fcproj_wgrad(bench *b) {
-    linear_wgrad(b->dweight, b->narrow, b->s.C, b->wide, b->s.R, 4 * b->s.C, b->s.C, false, NULL);
+    linear_wgrad(b->dweight, NULL, b->narrow, b->s.C, b->wide, b->s.R, 4 * b->s.C, b->s.C, false, NULL);
 }
 
 static void run_crossentropy_stats(bench *b) {
@@ -243,7 +243,7 @@ static double gemm_peak(bench *b) {
         const real *w = linear_prepare_forward(ready, y, k, n, NULL);
         for (int64_t j = 0; j < b->s.repetitions; j++) {
             double start = threads_ms();
-            linear_forward(z, NULL, x, w, NULL, false, linear_all(m), k, n, NULL);
+            linear_forward(z, NULL, x, w, NULL, NULL, linear_all(m), k, n, NULL);
             peak = fmax(peak, 2e-6 * (double)(m * n * k) / (threads_ms() - start));
         }
         cf_free(x);

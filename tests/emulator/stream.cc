@@ -149,10 +149,21 @@ using namespace emulator;
 
 // -------------------------------------------------------------------------------------------------------- launches
 
+enum { SHARED_BYTES = 100 << 10 };                // of a multiprocessor
+static std::atomic<size_t> shared_most{48 << 10}; // of a block, besides static arrays
+
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > SHARED_BYTES)
+        return remember(cudaErrorInvalidValue);
+    shared_most = (size_t)value;
+    return cudaSuccess;
+}
+
 cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {
     dim3 g = config->gridDim, b = config->blockDim;
     if (config->numAttrs) fail("launch attributes are not emulated");
-    if (config->dynamicSmemBytes) fail("dynamic shared memory is not emulated: declare static arrays");
+    if (config->dynamicSmemBytes > shared_most)
+        fail("%zu bytes of shared memory, %zu allowed", config->dynamicSmemBytes, shared_most.load());
     if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 || b.y < 1 || b.z < 1 ||
         b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
         return remember(cudaErrorInvalidConfiguration);
@@ -361,8 +372,9 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    if (attribute != cudaDevAttrCanFlushRemoteWrites) return cudaErrorInvalidValue;
-    *value = 1;
+    if (attribute != cudaDevAttrCanFlushRemoteWrites && attribute != cudaDevAttrMaxSharedMemoryPerMultiprocessor)
+        return cudaErrorInvalidValue;
+    *value = attribute == cudaDevAttrCanFlushRemoteWrites ? 1 : SHARED_BYTES;
     return valid(device);
 }
 
@@ -372,7 +384,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     memcpy(p->uuid.bytes, &device, sizeof device);
     p->totalGlobalMem = (size_t)memory_mib() << 20;
-    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerMultiprocessor = 100 << 10;
+    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerMultiprocessor = SHARED_BYTES;
     p->regsPerBlock = 65536, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;

@@ -24,7 +24,7 @@ typedef struct linear_problem {
 static double linear_loss(void *context) {
     linear_problem *p = context;
     const real *w = linear_prepare_forward(p->prepared, p->w, p->IC, p->OC, NULL);
-    linear_forward(p->y, NULL, p->x, w, p->bias, false, linear_all(p->R), p->IC, p->OC, NULL);
+    linear_forward(p->y, NULL, p->x, w, p->bias, NULL, linear_all(p->R), p->IC, p->OC, NULL);
     return dot(p->y, p->dy, p->R * p->OC);
 }
 
@@ -42,8 +42,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
     real *dx = poisoned_buffer(R * IC), *dw = random_buffer(OC * IC), *db = random_buffer(OC);
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
     linear_dgrad(dx, p.dy, linear_prepare_dgrad(p.prepared, p.w, IC, OC, NULL), NULL, false, linear_all(R), IC, OC, NULL);
-    linear_wgrad(dw, p.dy, OC, p.x, R, IC, OC, true, NULL);
-    linear_bias_grad(db, p.dy, R, OC, NULL);
+    linear_wgrad(dw, db, p.dy, OC, p.x, R, IC, OC, true, NULL);
     subtract(dw, dw_before, OC * IC);
     subtract(db, db_before, OC);
     assert_gradient("x", p.x, dx, R * IC, MOST, linear_loss, &p);
@@ -84,7 +83,7 @@ static void check_layernorm(int64_t R, int64_t C) {
     real *dx_before = copy_buffer(dx, R * C), *dw_before = copy_buffer(dw, C), *db_before = copy_buffer(db, C);
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     layernorm_loss(&p);
-    layernorm_backward(dx, dw, db, p.dy, p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
+    layernorm_backward(dx, dw, db, NULL, p.dy, p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
     subtract(dx, dx_before, R * C);
     subtract(dw, dw_before, C);
     subtract(db, db_before, C);
@@ -210,8 +209,8 @@ static void crossentropy(void **state) {
 // is composed as a block does it, gradients of the residual stream accumulating in place.
 typedef struct mlp_problem {
     int64_t R, C, F;
-    real *x, *lnw, *lnb, *w1, *b1, *w2, *b2;          // parameters
-    real *ln, *mean, *rstd, *hidden, *gelu, *mlp, *y; // activations
+    real *x, *lnw, *lnb, *w1, *b1, *w2, *b2;    // parameters
+    real *ln, *mean, *rstd, *hidden, *gelu, *y; // activations
     real *prepared;
     real *dy;
 } mlp_problem;
@@ -220,11 +219,10 @@ static double mlp_loss(void *context) {
     mlp_problem *p = context;
     layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, p->R, p->C, NULL);
     const real *w = linear_prepare_forward(p->prepared, p->w1, p->C, p->F, NULL);
-    linear_forward(p->hidden, NULL, p->ln, w, p->b1, false, linear_all(p->R), p->C, p->F, NULL);
+    linear_forward(p->hidden, NULL, p->ln, w, p->b1, NULL, linear_all(p->R), p->C, p->F, NULL);
     activation_forward(p->gelu, p->hidden, p->R * p->F, NULL);
     w = linear_prepare_forward(p->prepared, p->w2, p->F, p->C, NULL);
-    linear_forward(p->mlp, NULL, p->gelu, w, NULL, false, linear_all(p->R), p->F, p->C, NULL);
-    residual_forward(p->y, p->x, p->mlp, p->b2, p->R, p->C, NULL);
+    linear_forward(p->y, NULL, p->gelu, w, p->b2, p->x, linear_all(p->R), p->F, p->C, NULL);
     return dot(p->y, p->dy, p->R * p->C);
 }
 
@@ -244,21 +242,20 @@ static void mlp_with_residual(void **state) {
     p.dy = random_buffer(R * C);
     p.ln = poisoned_buffer(R * C), p.mean = poisoned_buffer(R), p.rstd = poisoned_buffer(R);
     p.hidden = poisoned_buffer(R * F), p.gelu = poisoned_buffer(R * F);
-    p.mlp = poisoned_buffer(R * C), p.y = poisoned_buffer(R * C);
+    p.y = poisoned_buffer(R * C);
     p.prepared = poisoned_buffer(linear_prepared_size(F, C)); // of either
     mlp_loss(&p);
 
     real *dx = parameter[0].gradient, *dhidden = poisoned_buffer(R * F), *dln = poisoned_buffer(R * C);
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     cf_copy(dx, p.dy, R * C * (int64_t)sizeof(real), NULL);
-    linear_bias_grad(parameter[6].gradient, p.dy, R, C, NULL);
-    linear_wgrad(parameter[5].gradient, p.dy, C, p.gelu, R, F, C, true, NULL);
+    linear_wgrad(parameter[5].gradient, parameter[6].gradient, p.dy, C, p.gelu, R, F, C, true, NULL);
     linear_dgrad(dhidden, p.dy, linear_prepare_dgrad(p.prepared, p.w2, F, C, NULL), NULL, false, linear_all(R), F, C, NULL);
     activation_backward(dhidden, dhidden, p.hidden, R * F, NULL);
-    linear_bias_grad(parameter[4].gradient, dhidden, R, F, NULL);
-    linear_wgrad(parameter[3].gradient, dhidden, F, p.ln, R, C, F, true, NULL);
+    linear_wgrad(parameter[3].gradient, parameter[4].gradient, dhidden, F, p.ln, R, C, F, true, NULL);
     linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), NULL, false, linear_all(R), C, F, NULL);
-    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, dln, p.x, p.lnw, p.mean, p.rstd, scratch, R, C, NULL);
+    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, NULL, dln, p.x, p.lnw, p.mean, p.rstd, scratch, R, C,
+                       NULL);
 
     for (int i = 0; i < COUNT; i++)
         assert_gradient(parameter[i].name, *parameter[i].at, parameter[i].gradient, parameter[i].n, MOST, mlp_loss, &p);

@@ -82,12 +82,14 @@ static void check(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_
     for (int64_t i = t0 * B * H; i < (t0 + n) * B * H; i++) {
         naive_query(out, &lse, expected, probability, &p, i / (B * H), i / H % B, i % H);
         assert_close("out", p.out + i * D, out, D, 3e-6 * (1 + deviation * deviation), 1 + deviation);
-        assert_close("lse", p.lse + i, &lse, 1, 3e-6, 1 + deviation * deviation);
+        assert_close("lse", p.lse + i % (B * H) * T + i / (B * H), &lse, 1, 3e-6, 1 + deviation * deviation);
     }
     assert_untouched("out before", p.out, t0 * width);
     assert_untouched("out after", p.out + (t0 + n) * width, (T - t0 - n) * width);
-    assert_untouched("lse before", p.lse, t0 * B * H);
-    assert_untouched("lse after", p.lse + (t0 + n) * B * H, (T - t0 - n) * B * H);
+    for (int64_t pair = 0; pair < B * H; pair++) {
+        assert_untouched("lse before", p.lse + pair * T, t0);
+        assert_untouched("lse after", p.lse + pair * T + t0 + n, T - t0 - n);
+    }
     assert_close("dqkv", dqkv, expected, count, 1e-5 * (1 + deviation * deviation), 2 + 2 * deviation);
     assert_threads_do_not_matter("out", run_forward, &p, untouched, T * width);
     assert_threads_do_not_matter("dqkv", run_backward, &p, start, count);

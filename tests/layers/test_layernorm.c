@@ -75,12 +75,14 @@ static void nan_stays_in_its_row(void **state) {
     for (int64_t i = 0; i < 60; i++) assert_int_equal(isnan(p.out[i]) != 0, i >= 20 && i < 40);
 }
 
-// dx, dw, db are side by side
+// dx, dw, db, dbias are side by side
 static void backward(void *context, real *gradients) {
     problem *p = context;
     real *scratch = poisoned_buffer(layernorm_scratch(p->C));
-    layernorm_backward(gradients, gradients + p->R * p->C, gradients + p->R * p->C + p->C, p->dy, p->x, p->w, p->mean, p->rstd,
-                       scratch, p->R, p->C, NULL);
+    real *dw = gradients + p->R * p->C;
+    layernorm_backward(gradients, dw, dw + p->C, dw + 2 * p->C, p->dy, p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C, NULL);
+    real *dx = copy_buffer(gradients, p->R * p->C), *others = zero_buffer(2 * p->C); // not wanted: not written
+    layernorm_backward(dx, others, others + p->C, NULL, p->dy, p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C, NULL);
 }
 
 static void naive_backward(const problem *p, double *gradients) {
@@ -95,8 +97,10 @@ static void naive_backward(const problem *p, double *gradients) {
             dw[c] += (double)dy[c] * h;
             db[c] += (double)dy[c];
         }
-        for (int64_t c = 0; c < p->C; c++)
+        for (int64_t c = 0; c < p->C; c++) {
             gradients[r * p->C + c] += rstd * ((double)dy[c] * (double)p->w[c] - mean_g - ((double)x[c] - mean) * rstd * mean_gh);
+            db[p->C + c] += gradients[r * p->C + c]; // dbias
+        }
     }
 }
 
@@ -105,7 +109,7 @@ static void backward_equals_naive(void **state) {
     static const int64_t shapes[][2] = {{0, 3}, {1, 5}, {31, 7}, {33, 130}, {64, 9}, {65, 33}, {200, 768}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1]);
-        int64_t n = p.R * p.C + 2 * p.C;
+        int64_t n = p.R * p.C + 3 * p.C;
         real *gradients = random_buffer(n), *start = copy_buffer(gradients, n);
         double *expected = double_buffer(n);
         for (int64_t j = 0; j < n; j++) expected[j] = (double)gradients[j];

@@ -78,8 +78,8 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *bias = integer_buffer(OC);
     real *y = poisoned_buffer(R * OC), *plain = poisoned_buffer(R * OC);
     const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_forward(y, NULL, x, ready, bias, false, linear_all(R), IC, OC, NULL);
-    linear_forward(plain, NULL, x, ready, NULL, false, linear_all(R), IC, OC, NULL);
+    linear_forward(y, NULL, x, ready, bias, NULL, linear_all(R), IC, OC, NULL);
+    linear_forward(plain, NULL, x, ready, NULL, NULL, linear_all(R), IC, OC, NULL);
     for (int64_t r = 0; r < R; r++)
         for (int64_t o = 0; o < OC; o++) {
             double sum = dot(x + r * IC, w + o * IC, IC);
@@ -91,8 +91,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_dgrad(dx, y, ready, NULL, false, linear_all(R), IC, OC, NULL);
-    linear_wgrad(dw, y, OC, x, R, IC, OC, true, NULL);
-    linear_bias_grad(db, y, R, OC, NULL);
+    linear_wgrad(dw, db, y, OC, x, R, IC, OC, true, NULL);
     for (int64_t i = 0; i < IC; i++) {
         for (int64_t r = 0; r < R; r++) {
             double sum = 0;
@@ -123,10 +122,14 @@ static void linear_is_exact_on_integers(void **state) {
 
 static void check_added(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *dy = integer_buffer(R * OC);
-    real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC);
+    real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC), *bias = integer_buffer(OC);
+    real *apart = poisoned_buffer(R * OC), *unbiased = poisoned_buffer(R * OC);
     real *y_before = copy_buffer(y, R * OC), *dx_before = copy_buffer(dx, R * IC);
     const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_forward(y, NULL, x, ready, NULL, true, linear_all(R), IC, OC, NULL);
+    linear_forward(apart, NULL, x, ready, bias, y, linear_all(R), IC, OC, NULL);
+    linear_forward(unbiased, NULL, x, ready, NULL, y, linear_all(R), IC, OC, NULL);
+    linear_forward(y, NULL, x, ready, NULL, y, linear_all(R), IC, OC, NULL);
+    for (int64_t i = 0; i < R * OC; i++) assert_true(apart[i] == y[i] + bias[i % OC] && unbiased[i] == y[i]);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_dgrad(dx, dy, ready, NULL, true, linear_all(R), IC, OC, NULL);
     for (int64_t r = 0; r < R; r++) {
@@ -146,8 +149,8 @@ static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
     real *dw = poisoned_buffer((rows + 1) * IC), *before = integer_buffer(rows * IC);
     real *written = poisoned_buffer((rows + 1) * IC);
     cf_copy(dw, before, rows * IC * (int64_t)sizeof *dw, NULL);
-    linear_wgrad(dw, dy, dy_row, x, R, IC, rows, true, NULL);
-    linear_wgrad(written, dy, dy_row, x, R, IC, rows, false, NULL);
+    linear_wgrad(dw, NULL, dy, dy_row, x, R, IC, rows, true, NULL);
+    linear_wgrad(written, NULL, dy, dy_row, x, R, IC, rows, false, NULL);
     for (int64_t o = 0; o < rows; o++)
         for (int64_t i = 0; i < IC; i++) {
             double sum = 0;
@@ -224,6 +227,16 @@ static void assert_product(const product *q, const real *gradient) {
                      q->whole[i]);
 }
 
+// Of QKV's bias, which comes with the weights'. What it was is put back.
+static void assert_bias(const product *q, real *gradient, const real *before) {
+    for (int64_t i = 0; i < 2 * q->g.OC; i++) {
+        double sum = (double)before[i];
+        for (int64_t r = 0; r < PART_ROWS; r++) sum += (double)q->dy[i / q->g.OC][r * q->g.OC + i % q->g.OC];
+        assert_true((double)gradient[i] == sum);
+        gradient[i] = before[i];
+    }
+}
+
 // The step's first micro-batch overwrites the gradient of a matrix with a bucket of its own; others share a bucket,
 // which is zero when a step begins.
 static void check_in_place(zero_shards *z, int tensor, bool add) {
@@ -235,6 +248,8 @@ static void check_in_place(zero_shards *z, int tensor, bool add) {
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
     zero_weight_gradient(z, tensor, 1, q.g);
     assert_product(&q, gradient);
+    real *bias = params_grad(p, QKVB, 1);
+    if (tensor == QKVW) assert_bias(&q, bias, around + (bias - p->grad));
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
     assert_same_bits("after the gradient", p->grad + end, around + end, p->elements - end);

@@ -55,6 +55,26 @@ class Processor(Copy):
         self.assertEqual(self.compiled(), ["native"] * n)
 
 
+class Cuda(unittest.TestCase):
+    def test_header_and_library_are_of_one_place(self):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            half, whole = (pathlib.Path(folder, name) for name in ("half", "whole"))
+            files = [whole / "bin/nvcc", half / "include/cudnn.h"]
+            for name in "cublasLt", "cudnn", "nccl":
+                files += whole / f"include/{name}.h", whole / f"lib/lib{name}.so.9"
+            for path in files:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(mode=0o755)
+            for home, found in (whole, True), (half, False):
+                variables = dict(os.environ, CUDA_HOME=str(whole), NCCL_HOME=str(whole), CUDNN_HOME=str(home))
+                if not found:
+                    (whole / "include/cudnn.h").unlink()  # the other half is elsewhere
+                result = subprocess.run([ROOT / "scripts" / "find_cuda.sh", "make"], env=variables, capture_output=True, text=True)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertNotIn(str(half), result.stdout)
+                self.assertEqual(f"{whole}/lib -Xlinker -l:libcudnn.so.9" in result.stdout, found, result.stdout)
+
+
 class Version(Copy):
     def test_define_belongs_to_it(self):
         for words, expected in (((), ""), (("DEFINE=-DRELU2 -DX=\"a\"",), " -DRELU2 -DX=a"), ((), "")):

@@ -358,6 +358,14 @@ class Trace(Traced):
         sent = [e["args"].get("bytes", 0) for e in intervals if e["cat"] == "comm"]
         self.assertGreater(sum(sent), 0)
 
+    def test_one_owner_updates_in_few_calls(self):
+        """Vectors, the token table, and the matrices of all layers at once, however many there are."""
+        for ranks, more in ((1, {}), (2, {"tp": 2})):
+            with self.subTest(ranks=ranks):
+                intervals = self.traced(ranks, **more)[1]
+                updates = [e for e in intervals if e["name"] == "update" and e["pid"] == 0 and e["args"]["step"] == 2]
+                self.assertEqual(len(updates), 3 + (ranks > 1), updates)  # split vectors are apart
+
     def assertNested(self, intervals):
         """Two intervals of one thread are apart or one contains the other, as far as the clock's digits go."""
         open_until, slack = [], 0.01  # microseconds
