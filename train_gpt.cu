@@ -171,7 +171,6 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     report_meet(&t->report);
     allow_long_waits(t, false);
     report_line(&t->report, "step %5ld  saved %s\n", step, path);
-    report_spent(&t->report, TIME_SAVE);
 }
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
@@ -188,7 +187,6 @@ static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
         if (wait) saved = saver_finish(t->report.checkpoints);
     }
     allow_long_waits(t, false);
-    report_spent(&t->report, TIME_SAVE);
     return saved;
 }
 
@@ -327,7 +325,6 @@ int main(int argc, char **argv) {
     static trainer t;
     options *opt = &t.opt;
     cf_streams_open();
-    t.report.lap_ms = cf_now_ms();
     cf_die_meet_by(cf_transport_meet);
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);

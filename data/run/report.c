@@ -4,6 +4,7 @@
 #include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
+#include "audit.h"
 #include "derived.h"
 #include <math.h>
 #include <sys/resource.h>
@@ -25,16 +26,11 @@ void report_line(const run_report *r, const char *format, ...) {
     fflush(stdout);
 }
 
-double report_lap(run_report *r) {
+// Time since the last call, or since report_begin().
+static double lap(run_report *r) {
     double before = r->lap_ms;
     r->lap_ms = cf_now_ms();
     return r->lap_ms - before;
-}
-
-double report_spent(run_report *r, time_purpose purpose) {
-    double ms = report_lap(r);
-    r->time.ms[purpose] += ms;
-    return ms;
 }
 
 // --- the beginning ---
@@ -49,9 +45,7 @@ void report_resume(run_report *r, const manifest *m) {
 
 void report_open(run_report *r) {
     const log_resume resume = {r->run, r->first, r->evaluated};
-    if (!root(r)) return;
-    r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
-    accounts_open(&r->time, r->opt->out);
+    if (root(r)) r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
 }
 
 void report_config(run_report *r) {
@@ -230,8 +224,6 @@ void report_step(run_report *r, const double *all, int stride) {
                  FIELD("in_a_row", s->skipped));
     }
     plan_step(&r->plan, r->log, s->step);
-    accounts_step(&r->time, s->step, times.ms);
-    if (root(r)) accounts_store(&r->time, false);
     if (times.stop) r->stop = times.stop;
     r->last.step = -1;
 }
@@ -242,9 +234,7 @@ void report_meet(run_report *r) {
 }
 
 void report_begin(run_report *r) {
-    const double start_ms = report_lap(r);
-    r->begin_ms = r->lap_ms, r->trace_from = r->trace_to = -1;
-    if (r->first < r->opt->steps) r->time.ms[TIME_START] += start_ms;
+    r->begin_ms = r->lap_ms = cf_now_ms(), r->trace_from = r->trace_to = -1;
     if (*r->opt->trace) sscanf(r->opt->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
     if (r->first > r->trace_from && r->first < r->trace_to && r->first > 0) r->trace_from = (int)r->first;
 }
@@ -257,12 +247,9 @@ void report_begin_step(run_report *r) {
     cf_context *c = r->context;
     const bool follows = r->last.step >= 0;
     if (c->step == r->trace_from) report_meet(r), cf_trace_start(c->trace, r->transport);
-    if (!follows) {
-        report_meet(r);
-        report_spent(r, TIME_WATCH);
-    }
+    if (!follows) report_meet(r), lap(r);
     cf_trace_step(c->trace, c->step, c->stream);
-    if (follows) r->last.ms = report_lap(r);
+    if (follows) r->last.ms = lap(r);
     cf_tuner_begin_step(r->plan.tuner);
 }
 
@@ -286,7 +273,7 @@ void report_end_step(run_report *r) {
     double mine[FIGURES];
     cf_stream_sync(c->stream);
     cf_trace_step(c->trace, c->step, c->stream);
-    r->last.ms = report_lap(r);
+    r->last.ms = lap(r);
     cf_tuner_end_step(r->plan.tuner);
     report_figures(r, mine);
     double *all = cf_allgather_alloc(r->transport, mine, (int64_t)sizeof mine);
@@ -299,7 +286,7 @@ void report_end_step(run_report *r) {
 // --- between steps ---
 
 void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences) {
-    const double ms = report_spent(r, TIME_WATCH);
+    const double ms = lap(r);
     double loss = 0;
     for (int64_t i = 0; i < sequences; i++) loss += losses[i];
     loss /= (double)(sequences * r->opt->seq);
@@ -308,7 +295,7 @@ void report_validation(run_report *r, int64_t step, const double *losses, int64_
 }
 
 void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
-    const double ms = report_spent(r, TIME_WATCH), accuracy = (double)correct / (double)examples;
+    const double ms = lap(r), accuracy = (double)correct / (double)examples;
     LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
              FIELD("examples", examples));
     report_line(r, "step %5ld  HellaSwag %.4f  %ld of %ld\n", step, accuracy, correct, examples);
@@ -316,7 +303,7 @@ void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t exam
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
     static bool explained;
-    const double ms = report_spent(r, TIME_WATCH);
+    const double ms = lap(r);
     if (!root(r)) return;
     if (!r->words && r->V > vocabulary_size(NULL) && !explained)
         cf_print(stderr,
@@ -340,19 +327,15 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     const int stop = stopped ? r->stop : 0;
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    report_spent(r, TIME_WATCH);
-    if (root(r)) accounts_store(&r->time, true);
-    accounts_audit(r->context->trace, r->transport, r->opt, r->log);
+    audit(r->context->trace, r->transport, r->opt, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
             FIELD("bytes_sent_rank0", r->transport->bytes_sent));
-    accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
                     step, r->opt->steps);
-    if (root(r) && *r->opt->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
         cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",

@@ -318,7 +318,7 @@ class ModelFile(checkpoints.Case):
         self.run_with(out=out)
         self.assertSameEnd(out, expected)
         self.assertEqual(sorted(os.listdir(out)),
-                         ["accounts.json", "lock", "model.bin", os.path.basename(checkpoints.directory(out, self.steps))])
+                         ["lock", "model.bin", os.path.basename(checkpoints.directory(out, self.steps))])
         return True
 
     def test_a_run_killed_while_it_writes_its_model(self):

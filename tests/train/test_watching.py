@@ -83,14 +83,12 @@ class Log(harness.Case):
         for ranks, mesh in (1, {}), (4, dict(tp=2, dp=2)):
             with self.subTest(ranks=ranks):
                 log, _ = self.train(ranks, steps=60, micro_batch=2, batch=4, val=self.tokens, val_every=20, val_batches=1,
-                                    sample_every=30, out=self.fresh("out"), save_every=25, **mesh)
+                                    sample_every=30, **mesh)
                 between = sum(entry["ms"] for kind in ("val", "sample") for entry in harness.events(log, kind))
                 steps, end = sum(s["step_ms"] for s in harness.events(log, "step")), log[-1]
                 self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
-                self.assertAlmostEqual(steps / 1e3, end["train_s"], delta=1e-6)
                 wall = 1e3 * end["total_s"]
-                self.assertAlmostEqual(steps + 1e3 * (end["watch_s"] + end["save_s"]), wall, delta=0.01 * wall)
-                self.assertLessEqual(between, 1e3 * end["watch_s"] + 1e-3)
+                self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
 
     def test_config_has_every_option_and_the_place(self):
