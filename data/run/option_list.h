@@ -106,8 +106,6 @@ REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
 INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
     "steps in a row that may be skipped because loss or gradient is not finite; one more ends the run")
-TEXT(config, "config", "", "FILE",
-    "read options from a JSON object, or from the log of a run (--log); the command line overrides them")
 FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
 FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",

@@ -49,15 +49,12 @@ void report_open(run_report *r) {
 }
 
 void report_config(run_report *r) {
-    char host[64] = "unknown", given[4096] = "";
+    char host[64] = "unknown";
     gethostname(host, sizeof host - 1);
-    for (int i = 0; i < OPTIONS; i++)
-        if (r->opt->given[i] && i != OPTION_config)
-            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", options_table[i].name);
     const bool resumed = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, resumed ? "resume" : "config");
     LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),
-            FIELD("host", host), FIELD("given", given) /* for --config */, FIELD("ranks", r->mesh->world_group.size));
+            FIELD("host", host), FIELD("ranks", r->mesh->world_group.size));
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         const void *value = (const char *)r->opt + row->offset;
         if (row->type == OPTION_INT) LOG_ADD(r->log, FIELD(row->name, *(const int64_t *)value));

@@ -96,7 +96,7 @@ static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
 }
 
 void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
-    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
+    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|";
     cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
     manifest_add(program, "version of this program", "%s", version);
     compare(transport, program, "copy one program to every host, or build it there from the same sources");

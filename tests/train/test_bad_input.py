@@ -130,7 +130,7 @@ class Tokens(BadInput):
         self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
         os.mkfifo(os.path.join(folder, "tokenizer.bin"))
         self.fails_once("tokenizer.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
-        for name in ("log", "trace", "config", "plan", "hellaswag", "predict"):
+        for name in ("log", "trace", "plan", "hellaswag", "predict"):
             with self.subTest(name):
                 os.mkfifo(os.path.join(folder, name))
                 self.fails(f"{folder}/{name}", **{name: os.path.join(folder, name)})
@@ -253,11 +253,9 @@ class Tokens(BadInput):
 
     def test_a_prompt_that_is_too_long(self):
         """Its encoding takes a time that grows with the square of its length."""
-        config, text = self.fresh("config.json"), "a" * 70000
-        with open(config, "w", encoding="utf-8") as file:
-            json.dump({"prompt": text}, file)
+        text = "a" * 70000
         prompt = self.file_of(text.encode())
-        for more in (dict(prompt=text), dict(config=config), dict(prompt="@" + prompt)):
+        for more in (dict(prompt=text), dict(prompt="@" + prompt)):
             self.fails("--prompt", "70000 bytes, more than the 65536", **more)
 
     def test_validation_missing(self):

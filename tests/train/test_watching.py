@@ -21,7 +21,7 @@ import reference
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host transport overlap gradients
     prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
     verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every resume force export
-    export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run predict predict-ranks predict-all help""".split()
+    export-step threads peak-tflops timeout skip-nonfinite check-wire dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
 
@@ -125,21 +125,6 @@ class Log(harness.Case):
             said = config(4, tp=2)
             self.assertEqual((said["tp"], said["dp"], said["batch"]), (2, 2, 8))
             self.assertGreater(said["threads"], 0)
-
-    def test_the_first_line_of_a_log_is_a_config(self):
-        """The same run again, whatever followed from its options, and another one beside it by the command line."""
-        first, _ = self.train(2, tp=2, steps=3, seed=7, lr=2e-3)
-        path = self.fresh("config.jsonl")
-        pathlib.Path(path).write_text(json.dumps(first[0]) + "\n", encoding="utf-8")
-        losses = [[], []]
-        for more, found in zip(({}, dict(seed=8)), losses):
-            log = self.fresh("log")
-            result = harness.run(harness.options(config=path, log=log, **more), 2)
-            self.assertEqual(result.status, 0, str(result))
-            found += [step["loss"] for step in harness.events(harness.read_log(log), "step")]
-        self.assertEqual(losses[0], [step["loss"] for step in harness.events(first, "step")])
-        self.assertNotEqual(losses[0], losses[1])
-        self.assertFails(harness.run(harness.options(config=self.tokens)), "--config", "JSON object")
 
     def test_mfu_is_what_its_formula_says(self):
         # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, without the vocabulary's
@@ -280,19 +265,19 @@ class ControlCharacters(harness.Case):
             json.dump(values, file)
         return path
 
-    def test_names_in_a_config(self):
+    def test_names_of_files(self):
         folder = self.fresh("folder")
         os.mkdir(folder)
         names = {name: os.path.join(folder, name + self.evil) for name in ("out", "trace", "log")}
-        config = self.written({**names, "trace-steps": "0:1", "plan": "new"})
         for steps in (2, 4):  # saves, and resumes
-            result = self.shown(*self.arguments(config=config, steps=steps, schedule="constant", save_every=1))
+            result = self.shown(*self.arguments(**names, trace_steps="0:1", plan="new", steps=steps, schedule="constant",
+                                                save_every=1))
             self.assertEqual(result.status, 0, str(result))
             self.assertIn("saved " + names["out"][:-len(self.evil)] + "?]0;owned???", result.out)
         self.assertEqual(len(os.listdir(folder)), 3)
         for name in ("train", "val", "init-from", "hellaswag", "log", "plan", "prompt", "predict", "overlap", "export"):
             more = {name: os.path.join(folder, "none", self.evil), "out": names["out"]}
-            self.assertFails(self.shown(*self.arguments(train=None, init_from=None, config=self.written(more))), "error:")
+            self.assertFails(self.shown(*self.arguments(**{"train": None, "init_from": None, **more})), "error:")
 
     def test_a_manifest(self):
         xxhash = ctypes.CDLL("libxxhash.so.0")
