@@ -26,7 +26,7 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
-    events = list(run_log.Lines(log))
+    events = list(run_log.lines(log))
     (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
         raise Problem(f"no step with a loss in log {log}", "wait until the run has taken steps, then plot")

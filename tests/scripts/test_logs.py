@@ -69,7 +69,7 @@ class Plot(Logs):
 
     def test_a_line_that_lacks_only_its_end_counts(self):
         path = self.log("log", log_of([5]) + json.dumps(step(1, 4)).encode())
-        self.assertEqual([step["loss"] for step in run_log.steps(run_log.Lines(path))], [5, 4])
+        self.assertEqual([step["loss"] for step in run_log.steps(run_log.lines(path))], [5, 4])
 
     def test_damage_is_named_with_its_line(self):
         for line, what in ((b'{"event":"st\n', "not a JSON object"), (b"\n", "not a JSON object"), (b"7\n", "not a JSON object"),
@@ -77,7 +77,7 @@ class Plot(Logs):
             with self.subTest(line):
                 self.fails(os.path.join(self.folder, "log") + ", line 2: " + what,
                            script=self.plot(b'{"event":"config"}\n' + line + log_of([5])))
-        self.fails("an event without 'loss'", script=self.plot(b'{"event":"step","step":1}\n'))
+        self.fails("an event without a step and a loss", script=self.plot(b'{"event":"step","step":1}\n'))
         deep = b"[" * 100_000
         for line in (b'{"event":["step"],"step":1,"loss":1}', b'{"event":"step","step":"1","loss":1}',
                      b'{"event":"step","step":1,"loss":"x"}', b'{"event":"val","step":1,"loss":[1]}',
