@@ -3,7 +3,6 @@ is not 0, and on several ranks one message, not one per rank.
 """
 # sanitizers: too
 # limit: 400
-import json
 import os
 import re
 import resource
