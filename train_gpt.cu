@@ -71,8 +71,8 @@ static void make_model(trainer *t) {
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
     r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;
-    r->train = startup_tokens(opt, "train", opt->train, shape.V, t->transport->rank == 0);
-    r->val = startup_tokens(opt, "val", opt->val, shape.V, t->transport->rank == 0);
+    r->train = startup_tokens(opt, "train", opt->train, shape.V);
+    r->val = startup_tokens(opt, "val", opt->val, shape.V);
 }
 
 // Reading and writing files takes longer on some ranks than on others.

@@ -25,9 +25,6 @@ TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c form
 TEXT(train, "train", "", "GLOB",
     "token files to train on (llm.c format, made by data/prepare.py); of a directory its train_*.bin; quote a pattern")
 TEXT(val, "val", "", "GLOB", "token files for the validation loss; of a directory its val_*.bin")
-FLAG(verify_data, "verify-data",
-    "read and hash all tokens before the run begins, not only parts of them; a resumed run compares the hash with that of its last "
-    "start, if that had this option too")
 #undef GROUP
 #define GROUP "parallel"
 INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too")

@@ -9,8 +9,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
-
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
 }
@@ -65,17 +63,6 @@ void report_config(run_report *r) {
     log_end(r->log);
 }
 
-// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
-// each wait then lasts as long as the time slices of other threads.
-static void print_shared_cores(const run_report *r) {
-    const int threads = (int)r->opt->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
-    if (ranks * (threads + 1) <= cores) return;
-    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
-    cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
-             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
-                  : "the threads that move bytes share them with those that compute");
-}
-
 // Where groups span hosts.
 static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
     const int R = ranks_per_host, tp = mesh->tp;
@@ -85,15 +72,6 @@ static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
     else if (R < mesh->world_group.size)
         cf_print(stdout, "hosts     %d, of %d ranks each; a tp group is on %d of them, a dp group on %d\n", mesh->world_group.hosts,
                  R, mesh->tp_group.hosts, mesh->dp_group.hosts);
-}
-
-// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
-static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
-    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
-        cf_print(stdout,
-                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
-                 "--encoding gpt2 makes GPT-2's tokens\n",
-                 option, files, r->V);
 }
 
 void report_banner(const run_report *r) {
@@ -107,8 +85,6 @@ void report_banner(const run_report *r) {
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
              opt->strategy, r->transport->name);
     print_hosts(r->mesh, r->transport->ranks_per_host);
-    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
-        print_shared_cores(r);
     if (!schedule.algorithm)
         cf_print(stdout, "overlap   auto: --dry-run prints the schedule of each operation\n");
     else
@@ -119,8 +95,6 @@ void report_banner(const run_report *r) {
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
-    print_bytes(r, r->train, "train", opt->train);
-    print_bytes(r, r->val, "val", opt->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else
@@ -296,15 +270,8 @@ void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t exam
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
-    static bool explained;
     const double ms = lap(r);
     if (!root(r)) return;
-    if (!r->words && r->V > vocabulary_size(NULL) && !explained)
-        cf_print(stderr,
-                 "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
-                 "(data/prepare.py writes one)\n",
-                 r->V);
-    explained = true;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)

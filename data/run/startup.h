@@ -13,8 +13,8 @@
 void startup_open_streams(void);
 
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
-// Opens --train or --val; NULL if it is not given. With --verify-data reads all of it, and prints so if this is rank 0 (root).
-tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root);
+// Opens --train or --val; NULL if it is not given.
+tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
 // The *count tokens of --prompt, in an array with room for opt->sample_tokens more, which the caller frees. Without --prompt one
 // token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.

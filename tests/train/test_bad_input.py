@@ -117,7 +117,7 @@ class Tokens(BadInput):
         place = f"{path}: token {500 * self.T} is 101, at byte {1024 + 1000 * self.T}"
         for given in (dict(train=path), dict(val=path), dict(train=path, dry_run=True)):
             with self.subTest(**given):
-                self.fails_once(place, "--verify-data", **given)
+                self.fails_once(place, "--vocab", **given)
 
     def test_no_regular_file(self):
         """A pipe that nobody writes into holds up nobody."""
@@ -206,29 +206,6 @@ class Tokens(BadInput):
         tokens[5000] = (tokens[5000] + 1) % self.shape.V
         reference.write_tokens(path, tokens)
         self.fails_once("would be changed by: content of --train", **goes_on)
-
-    def test_verify_data(self):
-        """In a file so large that not all is looked at, one token is another."""
-        path, out = self.fresh("tokens.bin"), self.fresh("out")
-        reference.write_tokens(path, np.zeros(1))
-        count = (1 << 27) + 1
-        with open(path, "r+b") as file:
-            file.write(struct.pack("<3i", 20240520, 1, count))
-            file.truncate(1024 + 2 * count)  # zeros that take no space
-
-        def put(token):
-            with open(path, "r+b") as file:
-                file.seek(1024 + 2 * 100_000_000)
-                file.write(struct.pack("<H", token))
-
-        run = dict(train=path, out=out, schedule="constant", verify_data=True)
-        _, result = self.train(**run)
-        self.assertRegex(result.out, r"verify +--train: reading and hashing 0.268 GB")
-        put(1)
-        self.fails("would be changed by: content of --train, by --verify-data", **run)
-        self.train(**{**run, "verify_data": None})
-        put(101)
-        self.fails(path, "token 100000000 is 101, at byte 200001024", **{**run, "out": None, "dry_run": True})
 
     def test_other_model_file_on_another_host(self):
         """As large as rank 0's, with other weights."""
