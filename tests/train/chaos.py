@@ -34,7 +34,6 @@ class Result:
     kills: collections.Counter  # where they hit: "start", "training", "saving", "the end"
     starts: int
     seconds: float
-    end: dict                   # the last line of the log
 
 
 class Chaos:

@@ -88,7 +88,9 @@ class Log(harness.Case):
                 steps, end = sum(s["step_ms"] for s in harness.events(log, "step")), log[-1]
                 self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
                 wall = 1e3 * end["total_s"]
-                self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
+                self.assertLessEqual(steps + between, 1.001 * wall)  # with other ranks: without waits until all are ready
+                if ranks == 1:
+                    self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
 
     def test_config_has_every_option_and_the_place(self):
