@@ -88,13 +88,12 @@ static void restore_state(trainer *t, const manifest *m) {
 
 // From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, 0, false};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, false};
     manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);
     startup_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->opt.steps - (m ? m->step : 0));
     if (m) {
         restore_state(t, m);
-        t->report.last.skipped = startup_number(m, "skipped", 0);
         report_resume(&t->report, m);
         manifest_free(m);
         return;
@@ -125,9 +124,8 @@ static void train_step(trainer *t) {
     const bool trial = cf_tuner_trying(report->plan.tuner);
     const step_result *r = gpt_train_step(&t->step, &batch, a, opt->clip);
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
-    const int64_t skipped = r->skipped ? report->last.skipped + 1 : 0;
-    if (skipped > opt->skip_nonfinite) gpt_step_die(&t->step);
-    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
+    if (!r->finite) gpt_step_die(&t->step);
+    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, trial};
     report->last = last;
 }
 
@@ -175,7 +173,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
     char *plan = plan_text(&t->report.plan);
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan, t->report.last.skipped, evaluated};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan, evaluated};
     allow_long_waits(t, true);
     bool saved = saver_begin(t->report.checkpoints, step, startup_describe(&t->opt, &facts));
     free(plan);

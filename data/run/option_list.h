@@ -101,8 +101,6 @@ INT(threads, "threads", "0", 0, 4096,
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
-INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
-    "steps in a row that may be skipped because loss or gradient is not finite; one more ends the run")
 FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
 FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",

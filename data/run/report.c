@@ -185,12 +185,6 @@ void report_step(run_report *r, const double *all, int stride) {
              FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
              FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
              FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
-    if (s->skipped > 0) {
-        report_line(r, "step %5ld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %ld in a row, at most %ld\n",
-                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->opt->skip_nonfinite);
-        LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
-                 FIELD("in_a_row", s->skipped));
-    }
     plan_step(&r->plan, r->log, s->step);
     if (times.stop) r->stop = times.stop;
     r->last.step = -1;

@@ -10,9 +10,6 @@ typedef struct step_report {
     int64_t step;               // -1: none
     double loss, grad_norm, lr; // of all ranks
     double ms;                  // this rank's clock
-    int64_t skipped;            // steps skipped in a row up to and including this one; 0: it was not skipped
-    int nonfinite_rank;         // if skipped: the first rank with a number that is not finite, -1: none
-    const char *nonfinite;      // if skipped: the tensor that was not finite
     bool trial;                 // of the plan
 } step_report;
 

@@ -49,7 +49,6 @@ typedef struct run_facts {
     const tokens *train; // NULL: none
     const char *version, *run;
     const char *plan; // as data/run/plan.h prints it; NULL: none has been found yet
-    int64_t skipped;  // steps in a row, up to this one
     bool evaluated;   // validation and samples of this step are done
 } run_facts;
 struct cJSON *startup_describe(const options *opt, const run_facts *facts);   // the options of a manifest
