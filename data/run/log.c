@@ -22,9 +22,7 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die(errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
-                                                                : "give another --log",
-           "log %s cannot be written: %s", path, strerror(errno));
+    cf_die("free space on its disk, or give another --log", "log %s cannot be written: %s", path, strerror(errno));
 }
 
 static void join_name(char name[PATH_MAX], const char *path, const char *suffix) {

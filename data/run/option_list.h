@@ -86,11 +86,10 @@ TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing o
 TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B")
 #undef GROUP
 #define GROUP "output"
-TEXT(out, "out", "", "DIR", "directory of checkpoints and of the trained model")
+TEXT(out, "out", "", "DIR", "directory of checkpoints, from whose newest valid one a run resumes, and of the trained model")
 INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: only at the end, or when a signal ends the run")
 INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all")
 INT(keep_every, "keep-every", "0", 0, 1e9, "also keep the checkpoints of steps that are multiples of this; 0: none")
-CHOICE(resume, "resume", "auto", "auto|no", "auto: resume from the newest valid checkpoint in --out; no: refuse if there is one")
 FLAG(force, "force", "resume although options would change the run, or begin a new run if no checkpoint is valid")
 TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out as a model file (llm.c format), then stop")
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")

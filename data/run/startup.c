@@ -346,9 +346,6 @@ manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_tran
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "no valid checkpoint in %s", opt->out);
     if (!m && damage) cf_print(stderr, "warning: no valid checkpoint in %s: a new run begins there\n", opt->out);
-    if (m && strcmp(opt->resume, "no") == 0)
-        cf_die_together("choose another --out, or leave out --resume to continue that run",
-                        "--resume no, but %s holds a checkpoint of step %ld", opt->out, m->step);
     if (m) startup_compare_run(opt, facts, m);
     if (m && m->step > opt->steps)
         cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", opt->out, m->step,

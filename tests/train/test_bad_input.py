@@ -125,10 +125,10 @@ class Tokens(BadInput):
         os.mkdir(folder)
         for name in ("train_0.bin", "model.bin"):
             os.mkfifo(os.path.join(folder, name))
-        self.fails_once("train_0.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+        self.fails_once("train_0.bin", "not a regular file", train=os.path.join(folder, "train_*.bin"))
         self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
         os.mkfifo(os.path.join(folder, "tokenizer.bin"))
-        self.fails_once("tokenizer.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+        self.fails_once("tokenizer.bin", "not a regular file", train=os.path.join(folder, "train_*.bin"))
         for name in ("log", "trace", "plan", "hellaswag", "predict"):
             with self.subTest(name):
                 os.mkfifo(os.path.join(folder, name))

@@ -72,7 +72,6 @@ class Refusals(checkpoints.Case):
         self.refused("content of --train", "(the checkpoint: ", "--force", train=path)
 
     def test_resume_no(self):
-        self.refused("--resume no", f"a checkpoint of step {AT}", resume="no")
 
     def test_fewer_steps_than_are_done(self):
         out = self.with_only(self.undisturbed(1, 1, schedule="constant")[0], AT)
