@@ -29,7 +29,7 @@ except ImportError as missing:
              "scripts/install_deps.sh installs it")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER, Parser, Problem, close_synced, opened, say, status_of
+from prepare import GPT2_TOKENS, HEADER, Parser, Problem, close_synced, opened, say, status_of, sync_directory
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
@@ -228,6 +228,7 @@ def appearing(out):
     with tempfile.TemporaryDirectory(prefix=".hugging_face-", dir=parent) as own:
         yield os.path.join(own, "new")
         os.rename(os.path.join(own, "new"), out)
+        sync_directory(parent)
 
 
 def read_model(path):
@@ -281,6 +282,7 @@ def export_model(path, out):
         with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file, indent=2)
             close_synced(file)
+        sync_directory(directory)
     return f"{out}: {describe(shape)}"
 
 

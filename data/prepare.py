@@ -16,6 +16,7 @@ import argparse
 import array
 import codecs
 import contextlib
+import errno
 import gzip
 import itertools
 import json
@@ -277,6 +278,19 @@ def replace_data_set(own, directory):
         os.replace(os.path.join(own, name), os.path.join(directory, name))
     for name in old - new:
         os.remove(os.path.join(directory, name))
+    sync_directory(directory)
+
+
+def sync_directory(directory):
+    """Makes new names survive a power cut."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system whose directories have no sync
+            raise
+    finally:
+        os.close(opened)
 
 
 def encoded(parts, encoder):

@@ -209,10 +209,14 @@ static void test_names(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_appears_whole), cmocka_unit_test(test_relative_name),
-        cmocka_unit_test(test_killed),        cmocka_unit_test(test_two_at_once),
-        cmocka_unit_test(test_many),          cmocka_unit_test(test_links_are_not_followed),
-        cmocka_unit_test(test_lock),          cmocka_unit_test(test_what_is_no_file),
+        cmocka_unit_test(test_appears_whole),
+        cmocka_unit_test(test_relative_name),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_lock),
+        cmocka_unit_test(test_what_is_no_file),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
