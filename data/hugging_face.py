@@ -40,6 +40,8 @@ MOST_DIMENSIONS, MOST_SIZE = 100, 1 << 100  # of a tensor: more are no tensors, 
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bf16: its bits
 PREFIX = "transformer."  # of the names in some files
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved
+ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+           "num_attention_heads": "n_head"}  # other names of fields, which take precedence in transformers
 DOWNLOAD = "hf download openai-community/gpt2 config.json model.safetensors --local-dir gpt2, for one"
 
 # In the order of a model file: Hugging Face's name of each tensor, its rows (V: tokens, T: positions) and columns as multiples of
@@ -81,8 +83,8 @@ class Shape:
         return sum(math.prod(shape) for _, shape, _ in self.tensors())
 
 
-class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
-    """A tensor in a file, from byte `at` on."""
+class Tensor(collections.namedtuple("Tensor", "path dtype shape at end")):
+    """A tensor in a file: bytes [at, end)."""
 
     def stored(self):
         """The elements as they are stored; bf16 as bits."""
@@ -114,6 +116,7 @@ def read_config(path):
         raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
     with opened(path) as file:
         config = read_object(file.read(), path)
+    config.update({name: config[alias] for alias, name in ALIASES.items() if alias in config})
     if config.get("model_type") != "gpt2":
         raise Problem(f"{path}: model_type is {repr(config.get('model_type'))[:50]}, only gpt2 can be imported")
     usual = {"n_positions": 1024, "vocab_size": GPT2_TOKENS, "n_layer": 12, "n_head": 12, "n_embd": 768}
@@ -148,6 +151,8 @@ def safetensors(path):
     with opened(path) as file:
         first = file.read(8)
         length = int.from_bytes(first, "little")
+        if first == b"version ":
+            raise Problem(f"{path} is only a pointer to a file that git has not fetched", "git lfs pull, in its directory")
         if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
             raise Problem(f"{path} is not a safetensors file, or was not copied completely", "make or copy it again")
         header = read_object(file.read(length), path)
@@ -164,7 +169,7 @@ def safetensors(path):
             raise Problem(f"{path}: {name[:50]}: its entry in the header is damaged, or the file was not copied completely")
         if dtype in DTYPES and end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
             raise Problem(f"{path}: {name[:50]}: {end - begin} bytes cannot be {dtype} of shape {str(shape)[:50]}")
-        yield name, Tensor(path, dtype, tuple(shape), 8 + length + begin)
+        yield name, Tensor(path, dtype, tuple(shape), 8 + length + begin, 8 + length + end)
 
 
 def read_weights(directory, shape):
@@ -185,6 +190,7 @@ def read_weights(directory, shape):
         path, dtype, found, *_ = tensors[name]
         if found != size or dtype not in DTYPES:
             raise Problem(f"{path}: {name} is {dtype[:50]} {str(list(found))[:50]}, not {' or '.join(DTYPES)} {list(size)}")
+    places = sorted((tensor.path, tensor.at, tensor.end, name) for name, tensor in tensors.items() if tensor.at < tensor.end)
     head = tensors.pop("lm_head.weight", None)
     if head and not (head.shape == expected["wte.weight"] and head.dtype in DTYPES
                      and np.array_equal(head.fp32(), tensors["wte.weight"].fp32())):
@@ -192,6 +198,9 @@ def read_weights(directory, shape):
     for name in sorted(tensors.keys() - expected.keys()):
         if not BUFFER.fullmatch(name):
             raise Problem(f"{tensors[name].path} has {name[:50]}, which the trainer's GPT-2 does not have")
+    for (path, _, end, name), (other, at, _, second) in zip(places, places[1:]):
+        if path == other and at < end:
+            raise Problem(f"{path}: {name} and {second} share bytes", "it is damaged; make or copy it again")
     return tensors
 
 
@@ -248,8 +257,9 @@ def read_model(path):
     dtype, itemsize = ("F32", 4) if version == FP32 else ("BF16", 2)
     tensors, at = [], 4 * HEADER
     for name, size, linear in shape.tensors():
-        tensors.append((name, Tensor(path, dtype, size, at), linear))
-        at += (padded if name == "wte.weight" else size[0]) * math.prod(size[1:]) * itemsize
+        end = at + (padded if name == "wte.weight" else size[0]) * math.prod(size[1:]) * itemsize
+        tensors.append((name, Tensor(path, dtype, size, at, end), linear))
+        at = end
     if os.path.getsize(path) != at:
         raise Problem(f"{path} has {os.path.getsize(path)} bytes, its header promises {at}",
                       "it is damaged or was not copied completely; make or copy it again")

@@ -5,6 +5,7 @@
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
+#     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
@@ -16,9 +17,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --slurm | --lint | --carry) ;;
+    --bpe | --slurm | --lint | --download | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
 options=" $* "
@@ -28,6 +29,7 @@ die() { printf '%s\n' "$@" >&2; exit 1; }
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 program() { command -v "$1" >/dev/null 2>&1; }
 module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
+certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; }
 
 # package | probe | reason
 needed="\
@@ -60,6 +62,8 @@ munge|program munged|authentication between Slurm's daemons"
 want --lint && needed="$needed
 clang-format|program clang-format|the format of the C sources
 clang-tidy|program clang-tidy|checks of the C sources"
+want --download && needed="$needed
+ca-certificates|certificates|downloads over https"
 
 installed=
 program dpkg-query && installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' 2>/dev/null \

@@ -7,9 +7,12 @@
 #include "../json.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { READER_MS = 1000 };
 
 struct logfile {
     int fd;
@@ -22,7 +25,10 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die("free space on its disk, or give another --log", "log %s cannot be written: %s", path, strerror(errno));
+    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log"
+           : errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
+                                                                  : "give another --log",
+           "log %s cannot be written: %s", path, strerror(errno));
 }
 
 static void join_name(char name[PATH_MAX], const char *path, const char *suffix) {
@@ -140,6 +146,9 @@ void log_end(logfile *log) {
     cf_sanitize(text);
     text[length] = '\n'; // in place of the terminator
     bool written = atomic_file_write(log->fd, text, length + 1);
+    struct pollfd reader = {.fd = log->fd, .events = POLLOUT}; // one that has stopped is waited for once
+    if (!written && errno == EAGAIN && !log->failing && poll(&reader, 1, READER_MS) >= 0)
+        written = atomic_file_write(log->fd, text, length + 1);
     if (!written && !log->failing)
         cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                  strerror(errno));

@@ -125,13 +125,22 @@ typedef struct step_times {
     double ms;                  // by rank 0's clock, so that the sum over steps is the time of the run
     double exposed_ms, comm_ms; // the maximum over ranks
     double exposed_mean_ms;     // over ranks
+    double lag_ms;              // how much longer the slowest rank computes than the median
+    int slowest;                // rank
     int stop;                   // a signal, 0: none
     bool written;               // all ranks have written their part of a checkpoint
 } step_times;
 
-// Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong.
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
+// rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS], .written = true};
+    double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
@@ -142,7 +151,12 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
         times.written &= r[FIGURE_WRITTEN] > 0;
         if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
+        busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
+        if (busy[rank] > most) most = busy[rank], times.slowest = rank;
     }
+    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
+    times.lag_ms = most - busy[(ranks - 1) / 2];
+    free(busy);
     return times;
 }
 
@@ -169,7 +183,8 @@ void report_step(run_report *r, const double *all, int stride) {
     show_step(r, s, &times, tokens_per_s, mfu);
     LOG_LINE(r->log, "step", FIELD("step", s->step), FIELD("loss", s->loss), FIELD("grad_norm", s->grad_norm), FIELD("lr", s->lr),
              FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
-             FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms), FIELD("trial", s->trial));
+             FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
+             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
     plan_step(&r->plan, r->log, s->step);
     if (times.stop) r->stop = times.stop;
     r->last.step = -1;

@@ -171,6 +171,12 @@ class Import(Case):
         config = their_config(SHAPE)
         del config["n_head"]  # 12 unless said
         self.assertImported(self.theirs(config=config))
+        config.update(num_attention_heads=12, n_head=6)  # the alias wins
+        self.assertImported(self.theirs(config=config))
+        aliases = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "max_position_embeddings": "n_positions"}
+        for alias, name in aliases.items():
+            config[alias] = config.pop(name)
+        self.assertImported(self.theirs(config=config))
 
     def test_several_files(self):
         directory, names = self.theirs(), list(their_tensors(SHAPE, self.model))
@@ -274,6 +280,20 @@ class Import(Case):
             self.assertIn("lm_head.weight", error)
         self.assertLess(os.times().children_user - begin, 20)
 
+    def test_tensors_that_share_bytes_are_refused(self):
+        biases = "h.0.ln_1.bias", "h.0.ln_2.bias"
+
+        def onto(name, by):
+            def change(header):
+                at = header[biases[0]]["data_offsets"]
+                return {**header, name: {**header[biases[0]], "data_offsets": [at[0] + by, at[1] + by]}}
+            return change
+        for by in 0, 4, -4, 380:
+            self.refused("share bytes", "h.0.ln_", change=onto(biases[1], by))
+        self.refused("share bytes", change=lambda header: {**header, "lm_head.weight": header["wte.weight"]})
+        empty = {"dtype": "U8", "shape": [0], "data_offsets": [8, 8]}
+        self.convert("--import", self.theirs(change=lambda header: {**header, "h.0.attn.bias": empty}), "--out", self.path("x.bin"))
+
     def test_names_do_not_reach_the_terminal_as_they_are(self):
         evil = "\x1b]0;title\x07\x9b31m\r"
         tensors, config = their_tensors(SHAPE, self.model), their_config(SHAPE)
@@ -300,7 +320,7 @@ class Import(Case):
         with open(weights, "rb") as file:
             whole = file.read()
         length, = struct.unpack("<Q", whole[:8])
-        for content, word in ((b"version https://git-lfs.github.com/spec/v1", "not a safetensors"),
+        for content, word in ((b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
                               (b"", "not a safetensors"), (whole[:7], "not a safetensors"),
                               (b"\xff" * 8 + whole[8:], "not a safetensors"),
                               (whole[:8 + length - 1], "not a safetensors"), (whole[:-1], "damaged, or the file was not copied"),
