@@ -11,7 +11,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, RANDOM = 16 };
+enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, RANDOM = 16, OPEN_DIRECTORY = O_RDONLY | O_DIRECTORY | O_CLOEXEC };
 
 bool atomic_file_write(int fd, const void *bytes, int64_t count) {
     for (const char *at = bytes; count > 0;) {
@@ -22,10 +22,14 @@ bool atomic_file_write(int fd, const void *bytes, int64_t count) {
     return true;
 }
 
+static bool sync_directory(int fd) {
+    return fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
+}
+
 bool atomic_file_sync_directory(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(path, OPEN_DIRECTORY);
     if (fd < 0) return false;
-    bool synced = fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
+    bool synced = sync_directory(fd);
     int error = errno;
     close(fd);
     errno = error;
@@ -55,8 +59,11 @@ bool atomic_file_make_directories(const char *path) {
     return mkdir(path, 0777) == 0 ? atomic_file_sync_directory(parent) : errno == EEXIST;
 }
 
+// Another user may have put a link there, to any directory of this one.
 bool atomic_file_remove_directory(const char *path) {
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    struct stat status;
+    const int fd = open(path, OPEN_DIRECTORY | O_NOFOLLOW);
+    if (fd < 0 && errno == ENOTDIR && lstat(path, &status) == 0 && S_ISLNK(status.st_mode)) return unlink(path) == 0;
     DIR *directory = fd < 0 ? NULL : fdopendir(fd);
     if (!directory) return fd < 0 && errno == ENOENT;
     int error = 0;
@@ -84,6 +91,7 @@ bool atomic_file_problem(problem *why, const char *doing, const char *path, int6
     if (error == EROFS || error == EACCES || error == EPERM) hint = "make it writable, or save elsewhere";
     if (error == ENOENT) hint = "is its directory there, on a file system that all hosts share?";
     if (error == ENAMETOOLONG) hint = "choose a shorter name";
+    if (error == EMLINK) hint = "it is another file, too: remove this name of it";
     if (error == EWOULDBLOCK) hint = "wait for that process, end it, or choose another name";
     return problem_set(why, hint, "%s %.1500s%s: %s", doing, path, need,
                        error == EWOULDBLOCK ? "another process writes it" : strerror(error));
@@ -91,35 +99,52 @@ bool atomic_file_problem(problem *why, const char *doing, const char *path, int6
 
 // --- a file that appears whole -----------------------------------------------------------------------------
 
+static const char *last_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 // Removes what killed writers have left. One that lives, at the same time, finds that its file is gone when it commits.
-static void remove_temporaries(const char *path) {
-    char parent[PATH_MAX];
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+static void remove_temporaries(int directory, const char *name) {
     const size_t length = strlen(name);
-    parent_of(path, parent);
-    DIR *all = opendir(parent);
+    DIR *all = fdopendir(openat(directory, ".", OPEN_DIRECTORY));
     for (struct dirent *entry; all && (entry = readdir(all));) {
         const char *rest = entry->d_name + length;
         if (strncmp(entry->d_name, name, length) == 0 && strncmp(rest, ".tmp.", 5) == 0 && strlen(rest) == 5 + RANDOM)
-            unlinkat(dirfd(all), entry->d_name, 0);
+            unlinkat(directory, entry->d_name, 0);
     }
     if (all) closedir(all);
+}
+
+// Another user may have put a link in the place of a directory of ours, whose name ends in .tmp.
+static int open_parent(const char *path) {
+    char directory[PATH_MAX];
+    parent_of(path, directory);
+    const size_t length = strlen(directory);
+    const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0;
+    return open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
 }
 
 bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
     uint64_t random = 0;
-    *file = (atomic_file){.bytes = bytes, .fd = -1};
+    *file = (atomic_file){.bytes = bytes, .fd = -1, .directory = -1};
     const bool exists = stat(path, &old) == 0;
     if (exists && !S_ISREG(old.st_mode)) // /dev/null would be replaced
         return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
     if ((!exists && errno != ENOENT) || getrandom(&random, sizeof random, 0) != sizeof random)
         return atomic_file_problem(why, "cannot create", path, bytes);
     snprintf(file->path, sizeof file->path, "%s", path);
-    snprintf(file->temporary, sizeof file->temporary, "%s.tmp.%0*lx", path, RANDOM, random);
-    remove_temporaries(path);
-    file->fd = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return file->fd >= 0 || atomic_file_problem(why, "cannot create", path, bytes);
+    snprintf(file->temporary, sizeof file->temporary, "%s.tmp.%0*lx", last_name(path), RANDOM, random);
+    file->directory = open_parent(path);
+    if (file->directory >= 0) {
+        remove_temporaries(file->directory, last_name(path));
+        file->fd = openat(file->directory, file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    if (file->fd < 0) atomic_file_problem(why, "cannot create", path, bytes);
+    if (file->fd < 0) atomic_file_abandon(file);
+    if (file->fd >= 0 && exists && fchmod(file->fd, old.st_mode & 0777) != 0) errno = 0; // a file system without modes
+    return file->fd >= 0;
 }
 
 // Hashes and writes piece by piece, so that each piece is still in the cache.
@@ -134,22 +159,20 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
 }
 
 bool atomic_file_commit(atomic_file *file, problem *why) {
-    char parent[PATH_MAX];
     bool done = file->bytes < 0 || file->written == file->bytes;
-    parent_of(file->path, parent);
     const bool synced = done && (file->unsynced || fsync(file->fd) == 0);
     if (!done)
         problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path, file->bytes,
                     file->written);
     else if (!synced)
         done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
-    else if (rename(file->temporary, file->path) != 0) {
+    else if (renameat(file->directory, file->temporary, file->directory, last_name(file->path)) != 0) {
         if (errno == ENOENT) errno = EWOULDBLOCK;
         done = atomic_file_problem(why, "cannot rename the temporary file to", file->path, file->bytes);
     } else {
         close(file->fd);
         file->fd = -1;
-        if (!file->unsynced && !atomic_file_sync_directory(parent))
+        if (!file->unsynced && !sync_directory(file->directory))
             done = problem_set(why, "the file is complete, but may not survive a power cut",
                                "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
     }
@@ -158,10 +181,10 @@ bool atomic_file_commit(atomic_file *file, problem *why) {
 }
 
 void atomic_file_abandon(atomic_file *file) {
-    if (file->fd < 0) return;
-    unlink(file->temporary);
-    close(file->fd);
-    file->fd = -1;
+    if (file->fd >= 0) unlinkat(file->directory, file->temporary, 0);
+    if (file->fd >= 0) close(file->fd);
+    if (file->directory >= 0) close(file->directory);
+    file->fd = file->directory = -1;
 }
 
 bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
@@ -179,17 +202,25 @@ bool atomic_file_replace(const char *path, const char *bytes, int64_t count, boo
 int atomic_file_lock(const char *path, problem *why) {
     char host[256] = "", text[320] = "";
     uint64_t random = 0; // makes the text unique
-    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    const int error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    struct stat status;
+    const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0660);
+    int error = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
+    // With another name it may be any file of the user's; with none it has been removed before it was locked.
+    const bool own = fd >= 0 && fstat(fd, &status) == 0 && status.st_nlink == 1;
     if (error == EWOULDBLOCK) { // its holder has written its name into it
         const bool named = pread(fd, text, sizeof text - 1, 0) > 0;
         problem_set(why, "wait for it, end it, or choose another name", "another run saves to the directory of %.1500s: %s", path,
                     named ? text : "a process that has not written its name yet");
-    } else if (fd < 0) {
+    } else if (!own) {
+        errno = fd < 0 ? error : status.st_nlink > 1 ? EMLINK : ESTALE;
         atomic_file_problem(why, "cannot open lock", path, -1);
+        if (error == EACCES && access(path, F_OK) == 0)
+            problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
+                        "cannot open lock %.1500s: it is of another user's run", path);
     } else {
         if (error)
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
+        if (fchmod(fd, (status.st_mode & 060) == 060 ? 0660 : 0600) != 0) errno = 0; // another user's
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&random, sizeof random, 0) == sizeof random;
         int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, random);

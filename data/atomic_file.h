@@ -5,12 +5,14 @@
 
 // A file that appears whole: written beside PATH under a random name, synced, renamed to PATH, and the directory synced. A kill or
 // a power cut at any moment leaves the old PATH or the new one; the next writer removes what a killed one left. If two write the
-// same PATH at once, the commit of the first fails, and PATH is whole. False: see why.
+// same PATH at once, the commit of the first fails, and PATH is whole. A link in the place of a directory whose name ends in .tmp
+// is not followed. False: see why.
 typedef struct atomic_file {
-    char path[PATH_MAX], temporary[PATH_MAX + 32];
-    int64_t bytes; // exactly as many must be written; -1: any number
+    char path[PATH_MAX], temporary[NAME_MAX + 32]; // temporary: a name in the directory
+    int64_t bytes;                                 // exactly as many must be written; -1: any number
     int64_t written;
     int fd;        // -1: not open
+    int directory; // where both names are; -1: not open
     bool unsynced; // it may be lost in a power cut
     void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
 } atomic_file;
@@ -21,14 +23,15 @@ void atomic_file_abandon(atomic_file *file);              // removes the tempora
 // Replaces a file by bytes in memory.
 bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
-// A lock that ends with its process. -1: see why; if another process has the lock, its number and host.
+// A lock that ends with its process. Only its owner, and with umask 002 his group, may open the file, because whoever can read it
+// can lock it. -1: see why; if another process has the lock, its number and host.
 int atomic_file_lock(const char *path, problem *why);
 
 // Single steps. False with errno set.
 bool atomic_file_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
 bool atomic_file_sync_directory(const char *path);                // names survive a power cut only after this
 bool atomic_file_make_directories(const char *path);              // and its parents, each synced into the one above
-bool atomic_file_remove_directory(const char *path);              // and the files in it; true if there is none
+bool atomic_file_remove_directory(const char *path);              // and the files in it; true if there is none; a link: only itself
 
 // "DOING PATH, which needs N bytes: no space …", from errno; bytes -1: unknown. Returns false.
 bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes);

@@ -7,11 +7,21 @@
 #include "data/atomic_file.h"
 #include <errno.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 enum { SIZE = 100000 };
+
+static const char *removed_now; // by another process, just before it is locked here
+
+int flock(int fd, int operation) {
+    if (removed_now) unlink(removed_now);
+    removed_now = NULL;
+    return (int)syscall(SYS_flock, fd, operation);
+}
 
 static const char *content(char letter) {
     static char bytes[SIZE];
@@ -111,20 +121,131 @@ static void test_two_at_once(void **state) {
     }
 }
 
-// A link of such a name is removed, not followed.
+static void test_a_lock_removed_before_it_is_locked(void **state) {
+    (void)state;
+    removed_now = scratch_path("lock");
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
+    ASSERT_SAYS("cannot open lock", "Stale file handle");
+    int lock = atomic_file_lock(scratch_path("lock"), &why);
+    assert_true(lock >= 0);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
+    close(lock);
+    unlink(scratch_path("lock"));
+    assert_int_equal(scratch_entries(), 1);
+}
+
+static unsigned mode_of(const char *name) {
+    struct stat status;
+    assert_int_equal(stat(scratch_path(name), &status), 0);
+    return status.st_mode & 0777;
+}
+
+static void test_modes(void **state) {
+    (void)state;
+    atomic_file file;
+    unlink(scratch_path("file"));
+    mode_t mask = umask(022);
+    umask(mask);
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    assert_int_equal(mode_of("file"), 0666 & ~mask);
+    assert_int_equal(chmod(scratch_path("file"), 0640), 0); // as its owner wants it, from the first byte on
+    assert_true(begin(&file, 'b'));
+    assert_int_equal(mode_of(file.temporary), 0640);
+    assert_true(finish(&file, 'b'));
+    assert_int_equal(mode_of("file"), 0640);
+    unlink(scratch_path("file"));
+}
+
+// Nobody can guess where the file beside comes to be; a link of such a name is removed, not followed.
 static void test_links_are_not_followed(void **state) {
     (void)state;
     atomic_file file;
     scratch_write("victim", "dear", 4);
-    assert_int_equal(symlink(scratch_path("victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
-    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    for (int dangling = 0; dangling < 2; dangling++) {
+        assert_int_equal(symlink(scratch_path(dangling ? "nowhere" : "victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
+        assert_true(begin(&file, 'a') && finish(&file, 'a'));
+        assert_int_equal(found(), 'a');
+    }
     assert_int_equal(scratch_entries(), 2);
     size_t size;
     char *victim = scratch_read(scratch_path("victim"), &size);
     assert_string_equal(victim, "dear");
     free(victim);
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("lock")), 0);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
+    ASSERT_SAYS("cannot open lock", "symbolic links");
+    unlink(scratch_path("lock"));
     unlink(scratch_path("victim"));
     unlink(scratch_path("file"));
+}
+
+static void assert_victim(void) {
+    size_t size;
+    char *victim = scratch_read(scratch_path("other/victim"), &size);
+    assert_non_null(victim);
+    assert_string_equal(victim, "dear");
+    free(victim);
+    assert_int_equal(mode_of("other/victim"), 0644);
+}
+
+// Whoever may write where a run saves may put a link there to a directory of the run's owner.
+static void test_nothing_is_removed_or_written_through_a_link(void **state) {
+    (void)state;
+    atomic_file file;
+    assert_int_equal(mkdir(scratch_path("other"), 0777), 0);
+    chmod(scratch_write("other/victim", "dear", 4), 0644);
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
+    assert_false(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    ASSERT_SAYS("cannot create", "/step.tmp/victim", "Not a directory");
+    assert_int_equal(scratch_entries(), 2);
+    assert_true(atomic_file_remove_directory(scratch_path("step.tmp")));
+    assert_int_equal(scratch_entries(), 1);
+    assert_victim();
+    scratch_write("file", "", 0);
+    assert_false(atomic_file_remove_directory(scratch_path("file")));
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("linked")), 0); // one that the user names is followed
+    assert_true(atomic_file_replace(scratch_path("linked/new"), "new", 3, false, &why));
+    assert_int_equal(unlink(scratch_path("other/new")), 0);
+    unlink(scratch_path("linked"));
+    unlink(scratch_path("file"));
+}
+
+// A link may be swapped for the directory at any time, so what was opened once is used to the end.
+static void test_a_directory_that_is_swapped(void **state) {
+    (void)state;
+    atomic_file file;
+    assert_int_equal(mkdir(scratch_path("step.tmp"), 0777), 0);
+    assert_true(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
+    assert_int_equal(rename(scratch_path("step.tmp"), scratch_path("moved")), 0);
+    assert_int_equal(symlink(scratch_path("other"), scratch_path("step.tmp")), 0);
+    char bait[NAME_MAX + 64];
+    snprintf(bait, sizeof bait, "other/%s", file.temporary);
+    scratch_write(bait, "bait", 4);
+    assert_true(atomic_file_append(&file, content('a'), SIZE, &why) && atomic_file_commit(&file, &why));
+    assert_victim();
+    assert_int_equal(access(scratch_path(bait), F_OK), 0);
+    assert_int_equal(unlink(scratch_path("moved/victim")), 0);
+    unlink(scratch_path(bait));
+    unlink(scratch_path("step.tmp"));
+    rmdir(scratch_path("moved"));
+}
+
+// Nor through another name of a file: a lock is emptied and closed to others.
+static void test_hard_links_are_not_taken(void **state) {
+    (void)state;
+    atomic_file file;
+    assert_int_equal(link(scratch_path("other/victim"), scratch_path("lock")), 0);
+    assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
+    assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
+    ASSERT_SAYS("cannot open lock", "Too many links");
+    assert_non_null(strstr(why.hint, "remove this name"));
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    assert_int_equal(found(), 'a');
+    assert_victim();
+    for (const char *const *name = (const char *const[]){"lock", "file", "other/victim", NULL}; *name; name++)
+        assert_int_equal(unlink(scratch_path(*name)), 0);
+    rmdir(scratch_path("other"));
+    assert_int_equal(scratch_entries(), 0);
 }
 
 static void test_lock(void **state) {
@@ -132,6 +253,7 @@ static void test_lock(void **state) {
     char *path = scratch_path("lock"), process[32];
     int lock = atomic_file_lock(path, &why);
     assert_true(lock >= 0);
+    assert_int_equal(mode_of("lock"), 0600);
     assert_int_equal(atomic_file_lock(path, &why), -1);
     snprintf(process, sizeof process, "process %ld on host ", (long)getpid());
     ASSERT_SAYS("another run saves to", "/lock", process);
@@ -213,8 +335,13 @@ int main(void) {
         cmocka_unit_test(test_relative_name),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_a_lock_removed_before_it_is_locked),
         cmocka_unit_test(test_many),
+        cmocka_unit_test(test_modes),
         cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_nothing_is_removed_or_written_through_a_link),
+        cmocka_unit_test(test_a_directory_that_is_swapped),
+        cmocka_unit_test(test_hard_links_are_not_taken),
         cmocka_unit_test(test_lock),
         cmocka_unit_test(test_what_is_no_file),
         cmocka_unit_test(test_names),

@@ -332,6 +332,13 @@ static void test_lock(void **state) {
     assert_int_equal(checkpoint_lock(out_path(), &why), -1);
     ASSERT_SAYS("another run saves to", "/out", process, host);
     close(lock);
+    // Whoever could read it could lock it, and every run out; that of an earlier version could be read.
+    struct stat status;
+    char *path = scratch_path("out/lock");
+    assert_int_equal(chmod(path, 0644), 0);
+    close(lock_out());
+    assert_int_equal(stat(path, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0600);
     // A run that is killed holds nothing.
     int ends[2];
     assert_int_equal(pipe(ends), 0);

@@ -251,6 +251,7 @@ static void assert_continues(const char *before, int64_t step, bool evaluated, c
 
 #define CONFIG    "{\"event\":\"config\",\"run\":\"" RUN "\",\"version\":\"x\"}\n"
 #define STEP(n)   "{\"event\":\"step\",\"step\":" #n ",\"loss\":0.1}\n"
+#define SKIP(n)   "{\"event\":\"skip\",\"step\":" #n ",\"tensor\":\"fcw\"}\n"
 #define VAL(n)    "{\"event\":\"val\",\"step\":" #n ",\"loss\":0.2}\n"
 #define TEXT(n)   "{\"event\":\"sample\",\"step\":" #n ",\"text\":\"\\n\"}\n"
 #define SAVE(n)   "{\"event\":\"save\",\"step\":" #n ",\"bytes\":1}\n"
@@ -264,6 +265,8 @@ static void test_continue(void **state) {
     assert_continues(CONFIG STEP(0) STEP(1) STEP(2) AUDIT END, 3, true, CONFIG STEP(0) STEP(1) STEP(2));
     assert_continues(CONFIG STEP(0) STEP(1) STEP(2), 1, true, CONFIG STEP(0));
     assert_continues(CONFIG STEP(0) STEP(1), 7, true, CONFIG STEP(0) STEP(1));
+    assert_continues(CONFIG VAL(0) STEP(0) SKIP(0) STEP(1) SKIP(1) SKIP(2), 1, true,
+                     CONFIG VAL(0) STEP(0) SKIP(0)); // a step that was left out was taken
     // What belongs between steps was done before the step that it is numbered with.
     assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2) SAVE(2) STEP(2), 1, true,
                      CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1));

@@ -192,6 +192,31 @@ class Lock(checkpoints.Case):
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertIn("resume    from step", result.out)
 
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "not root, or no setpriv")
+    def test_a_second_user_of_a_group(self):
+        """Resumes a finished run if files are the group's (umask 002); else is told what keeps him out."""
+        others = ["setpriv", "--reuid", "65534", "--regid", "65534", "--groups", "65533", "sh", "-c", 'umask 002; exec "$@"', "sh"]
+        for folder in (self.folder, os.path.dirname(self.folder)):
+            os.chmod(folder, os.stat(folder).st_mode | 0o055)
+        if subprocess.run([*others, "test", "-x", harness.PROGRAM], check=False).returncode != 0:
+            self.skipTest("others cannot reach the program")
+        for umask, mode in (("002", 0o660), ("022", 0o600)):
+            with self.subTest(umask=umask):
+                out, log = self.fresh("out"), self.fresh("log.jsonl")
+                first = dict(out=out, log=log, steps=2, schedule="constant")
+                os.mkdir(out)
+                os.chown(out, 0, 65533)
+                os.chmod(out, 0o2775)  # files in it get its group
+                result = self.start(**first, wrapper=["sh", "-c", f'umask {umask}; exec "$@"', "sh"]).wait()
+                self.assertEqual(result.status, 0, str(result))
+                self.assertEqual(os.stat(f"{out}/lock").st_mode & 0o777, mode)
+                result = self.start(**{**first, "log": None, "steps": 4}, wrapper=others).wait()
+                if umask == "002":
+                    self.assertEqual(result.status, 0, str(result))
+                    self.assertIn("resume    from step 2", result.out)
+                else:
+                    self.assertFails(result, f"cannot open lock {out}/lock: it is of another user's run", "umask 002")
+
     def test_a_directory_that_only_rank_0_sees(self):
         """Found before the first step, as it is where the others have one of their own by that name, or may not write."""
         for others, words in (("rm -rf out", "no directory where it may write"), ("mkdir out", "no directory where it may write"),
@@ -205,6 +230,43 @@ class Lock(checkpoints.Case):
                 self.assertEqual(result.err.count("error:"), 1, str(result))
                 self.assertNotIn("loss", result.out)
                 self.assertEqual(os.listdir(f"{folder}/0/out"), ["lock"])
+
+
+class Links(checkpoints.Case):
+    def setUp(self):
+        self.out, self.dear = self.fresh("out"), self.fresh("dear")
+        os.mkdir(self.out)
+        os.mkdir(self.dear)
+        for name in ("thesis", "manifest.json", "rank_00000.safetensors"):
+            with open(os.path.join(self.dear, name), "w", encoding="utf-8") as file:
+                file.write("x")
+
+    def assertUntouched(self):
+        self.assertEqual(sorted(os.listdir(self.dear)), ["manifest.json", "rank_00000.safetensors", "thesis"])
+        self.assertEqual({checkpoints.read_bytes(self.dear, name) for name in os.listdir(self.dear)}, {b"x"})
+
+    def test_in_the_place_of_what_is_removed(self):
+        """At start what an earlier run has left, before a save, and an old checkpoint that its owner has moved and linked."""
+        for step in (1, 2):
+            os.symlink(self.dear, os.path.join(self.out, f"step_{step:08d}.tmp"))
+        result = self.start(out=self.out, steps=3, save_every=1, keep=1).wait()
+        self.assertEqual(result.status, 0, str(result))
+        self.assertEqual(checkpoints.steps_in(self.out), [3])
+        self.assertUntouched()
+        moved = self.fresh("moved")
+        shutil.move(checkpoints.directory(self.out, 3), moved)
+        os.symlink(moved, checkpoints.directory(self.out, 3))
+        before = sorted(os.listdir(moved))
+        result = self.start(out=self.out, steps=5, save_every=1, keep=1, force=True).wait()
+        self.assertEqual(result.status, 0, str(result))
+        self.assertIn("resume    from step 3", result.out)
+        self.assertEqual(checkpoints.steps_in(self.out), [5])
+        self.assertEqual(sorted(os.listdir(moved)), before)
+
+    def test_a_lock_that_is_another_file_too(self):
+        os.link(os.path.join(self.dear, "thesis"), os.path.join(self.out, "lock"))
+        self.assertFails(self.start(out=self.out).wait(), "cannot open lock", "remove this name")
+        self.assertUntouched()
 
 
 class Logs(checkpoints.Case):
