@@ -17,6 +17,7 @@ import array
 import codecs
 import contextlib
 import errno
+import fcntl
 import gzip
 import itertools
 import json
@@ -28,10 +29,11 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
-from command import Parser, Problem, close_synced, opened, say, status_of
+from command import Parser, Problem, close_synced, note, opened, say, status_of
 
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
@@ -42,10 +44,15 @@ GPT2_TOKENS = 50257
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of that pattern; Python's has more
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
-TO_UTF8 = "convert it to UTF-8 (iconv), or --encoding byte"
+TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
+# The first bytes of files that are not text, and their kind.
+NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
+           b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+           struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
+PROGRESS_S = 2
 
 
 @contextlib.contextmanager
@@ -72,28 +79,39 @@ class Bytes:
 
 
 class GPT2:
-    def __init__(self, bpe_dir=None, documents="file"):
+    def __init__(self, bpe_dir=None, documents="file", errors="strict"):
         self.encoding = load_gpt2(bpe_dir)
         self.separator = [self.encoding.eot_token]
         self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
+        self.errors, self.warned = errors, False
 
     def encode(self, part):
         """Tokens, as bytes; None between two documents."""
         if part.source.lines:
             for line in part.pieces():
-                text = text_of(line, part.at) if line.strip() else ""
+                text = text_of(line, part.at, self.errors) if line.strip() else ""
                 slices = (text[i:i + PIECE_BYTES] for i in range(0, len(text), PIECE_BYTES))
-                yield from map(self.tokens, whole_words(slices, part))
+                yield from (self.tokens(words, part) for words in whole_words(slices, part))
                 yield None
             return
-        for text in whole_words(decoded(part), part):
+        for text in whole_words(decoded(part, self.errors), part):
+            if not self.documents and not self.warned and END_OF_TEXT in text:
+                note(f"note: {part.source.name}: {END_OF_TEXT} is encoded as ordinary letters; "
+                     "--documents end-of-text makes it the token between two documents")
+                self.warned = True
             for i, words in enumerate(self.documents.split(text) if self.documents else [text]):
                 if i > 0:
                     yield None
-                yield self.tokens(words)
+                yield self.tokens(words, part)
 
-    def tokens(self, text):
-        return little_endian(self.encoding.encode_ordinary(text))
+    def tokens(self, text, part):
+        try:
+            return little_endian(self.encoding.encode_ordinary(text))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is not an Exception
+            raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
+                          "its pattern fails at a million blanks in a row: shorten them, or leave out that part") from None
 
     def tokenizer_file(self):
         header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
@@ -132,21 +150,27 @@ def load_gpt2(bpe_dir):
 
 
 def little_endian(tokens):
-    return array.array("H", tokens).tobytes()
+    words = array.array("H", tokens)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
 
 
-def text_of(line, at):
+def text_of(line, at, errors):
     """The text of a line of JSON; half a surrogate pair is an error."""
     try:
-        return json.loads(line.decode())["text"].encode().decode()
+        text = json.loads(line.decode("utf-8", errors))["text"]
+        text = re.sub("[\ud800-\udfff]", "\ufffd", text) if errors == "replace" else text
+        return text.encode().decode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Problem(f'the line at byte {at} is not a JSON object with a "text": {type(error).__name__} {error}',
+                      "correct it, or --errors replace puts U+FFFD there" if isinstance(error, UnicodeError) else
                       "one object a line, for instance {\"text\": \"…\"}; --format text takes the file as it is") from None
 
 
-def decoded(part):
+def decoded(part, errors):
     """Bytes to text."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
     for piece in itertools.chain(part.pieces(), [b""]):
         try:
             yield decoder.decode(piece, final=not piece)
@@ -193,6 +217,12 @@ class Source:
         with opened(path) as file:
             self.packed = file.read(2) == b"\x1f\x8b"
         with about(self.name), self.open() as file:
+            begin = file.read(512)
+            kinds = [kind for magic, kind in NO_TEXT.items() if begin.startswith(magic)]
+            if begin[257:262] == b"ustar":
+                kinds = ["a tar archive"]
+            if kinds:
+                raise Problem(f"it is {kinds[0]}, not text", "unpack or convert it: … | data/prepare.py --input -")
             self.size = file.seek(0, os.SEEK_END)
 
     def open(self):
@@ -215,8 +245,8 @@ class Source:
 class Part:
     """Bytes [start, end) of a source."""
 
-    def __init__(self, source, start, end):
-        self.source, self.at, self.end = source, start, end
+    def __init__(self, source, start, end, progress=None):
+        self.source, self.at, self.end, self.progress = source, start, end, progress
 
     def pieces(self):
         """Bytes, or whole lines, which begin at self.at."""
@@ -228,8 +258,32 @@ class Part:
                     raise Problem("it became shorter while it was read")
                 if len(piece) == LONGEST_LINE:
                     raise Problem(f"the line at byte {self.at} has {LONGEST_LINE} bytes or more", "put its text into several lines")
+                size = len(piece)
+                if self.at == 0 and piece.startswith(codecs.BOM_UTF8):
+                    note(f"note: {self.source.name} begins with a byte-order mark, which is left out")
+                    self.at, piece = self.at + 3, piece[3:]
                 yield piece
                 self.at += len(piece)
+                self.progress.add(size)
+
+
+def files_below(top):
+    """The paths of its files, without hidden ones. Links are followed, but no directory is read twice. Names what it leaves out."""
+    def leave_out(path, why):
+        note(f"note: {path} is left out: {why}")
+
+    known = {}  # the real path of a directory → its first path
+    for folder, folders, files in os.walk(top, followlinks=True, onerror=lambda error: leave_out(error.filename, error.strerror)):
+        folders[:], files = (sorted(name for name in names if not name.startswith(".")) for names in (folders, files))
+        if (first := known.setdefault(os.path.realpath(folder), folder)) != folder:
+            folders.clear()
+            leave_out(folder, f"it is {first}, which is read already")
+            continue
+        for path in (os.path.join(folder, name) for name in files):
+            if os.path.isfile(path):
+                yield path
+            else:
+                leave_out(path, "it is not a regular file")
 
 
 def find_sources(names, form, own):
@@ -240,8 +294,7 @@ def find_sources(names, form, own):
                 shutil.copyfileobj(given, file, PIECE_BYTES)
             sources.append(Source(file.name, form, name))
         elif os.path.isdir(name):
-            paths = [os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files]
-            found = [Source(path, form) for path in sorted(paths) if "/." not in f"/{os.path.relpath(path, name)}"]
+            found = [Source(path, form) for path in sorted(files_below(name))]
             if not found:
                 raise Problem(f"--input {name} is a directory without files", "name the text files")
             sources += found
@@ -255,30 +308,72 @@ def find_sources(names, form, own):
 def split_input(sources, val_fraction):
     """Parts for training and for validation."""
     total = sum(source.size for source in sources)
-    cut, train, val = int(total * (1 - val_fraction)), [], []
+    cut, train, val, progress = int(total * (1 - val_fraction)), [], [], Progress(total)
     if total == 0:
         raise Problem("the input is empty")
     for source in sources:
         here = source.boundary(min(max(cut, 0), source.size))
-        train += [Part(source, 0, here)] if here > 0 else []
-        val += [Part(source, here, source.size)] if here < source.size else []
+        train += [Part(source, 0, here, progress)] if here > 0 else []
+        val += [Part(source, here, source.size, progress)] if here < source.size else []
         cut -= source.size
     if not train:
         raise Problem(f"the input is too small to split with --val-fraction {val_fraction}")
     return train, val
 
 
+class Progress:
+    """Prints a line on standard error every other second."""
+
+    def __init__(self, total):
+        self.total, self.done = total, 0
+        self.start = self.printed = time.monotonic()
+
+    def add(self, count):
+        self.done += count
+        now = time.monotonic()
+        if now - self.printed >= PROGRESS_S:
+            self.printed = now
+            rate = self.done / (now - self.start)
+            note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
+                 f"{(self.total - self.done) / rate:.0f} s left")
+
+
+@contextlib.contextmanager
+def workplace(directory):
+    """A temporary directory in it, which is locked meanwhile. What killed runs have left goes first."""
+    os.makedirs(directory, exist_ok=True)
+    with contextlib.ExitStack() as at_end:
+        locked = os.open(directory, os.O_RDONLY)
+        at_end.callback(os.close, locked)
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in (entry for entry in os.scandir(directory) if entry.name.startswith(".prepare-")):
+                if left.is_dir(follow_symlinks=False):
+                    shutil.rmtree(left.path, ignore_errors=True)
+        except BlockingIOError:
+            raise Problem(f"another prepare.py writes into {directory}", "wait for its end, or choose another --out") from None
+        except OSError:  # a file system without locks: who has left something may be alive
+            pass
+        yield at_end.enter_context(tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory))
+
+
 def replace_data_set(own, directory):
-    """Renames the new files and removes other old ones. Ignores signals, because old and new files do not belong together."""
+    """Renames the new files and returns the old ones that it has removed. Ignores signals, because old and new files do not
+    belong together."""
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)
     old, new = ({name for name in os.listdir(where) if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
                 for where in (directory, own))
+    for name in old:
+        if os.path.isdir(path := os.path.join(directory, name)):
+            raise Problem(f"{path} is a directory, but a file of the data set has this name", "remove it")
     for name in new:
         os.replace(os.path.join(own, name), os.path.join(directory, name))
-    for name in old - new:
-        os.remove(os.path.join(directory, name))
+    gone = [os.path.join(directory, name) for name in sorted(old - new)]
+    for path in gone:
+        os.remove(path)
     sync_directory(directory)
+    return gone
 
 
 def sync_directory(directory):
@@ -345,6 +440,8 @@ def parse_arguments(arguments):
         help="auto: files named .jsonl, .ndjson or .json are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
         help=f"for gpt2: documents of text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
+    add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
+        help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
     add("--val-fraction", metavar="X", default=0.1, type=float, help="share of the text, at its end, for validation")
     add("--shard-tokens", metavar="N", default=100_000_000, type=int, help="most tokens in one file")
     options = parser.parse_args(arguments)
@@ -352,15 +449,14 @@ def parse_arguments(arguments):
         parser.error(f"--val-fraction {options.val_fraction} is not a fraction from 0 to 0.999")
     if not 1 <= options.shard_tokens < 2**31:
         parser.error(f"--shard-tokens {options.shard_tokens} is not a whole number from 1 to 2^31 - 1")
-    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents")}
+    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents", "errors")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
         parser.error(f"--{name.replace('_', '-')} is for --encoding gpt2")
     return options
 
 
 def prepare(options):
-    os.makedirs(options.out, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=options.out) as own:
+    with workplace(options.out) as own:
         sources = find_sources(options.input, options.format, own)
         lines = [source.name for source in sources if source.lines]
         if lines and options.encoding == "byte":
@@ -376,7 +472,9 @@ def prepare(options):
             with open(os.path.join(own, "tokenizer.bin"), "xb") as file:
                 file.write(encoder.tokenizer_file())
                 close_synced(file)
-        replace_data_set(own, options.out)
+        gone = replace_data_set(own, options.out)
+    for path in gone:
+        say(f"removed {path} of an earlier run")
     for split, files, total in written:
         if files > 0:
             pattern = shlex.quote(os.path.join(options.out, split) + "_*.bin")

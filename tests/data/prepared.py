@@ -55,11 +55,14 @@ class PrepareCase(unittest.TestCase):
         result = subprocess.run(command, capture_output=True, env={**os.environ, **(env or {})}, input=given, timeout=100)
         return subprocess.CompletedProcess(command, result.returncode, result.stdout.decode(), result.stderr.decode())
 
-    def prepare(self, *arguments, given=b""):
-        """Standard output of a run that must succeed without a note on standard error."""
+    def prepare(self, *arguments, given=b"", noted=None):
+        """Standard output of a run that must succeed and say `noted`, or no note, on standard error."""
         result = self.run_prepare(*arguments, "--out", self.out, given=given)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertNotIn("note: ", result.stderr)
+        if noted:
+            self.assertIn(noted, result.stderr)
+        else:
+            self.assertNotIn("note: ", result.stderr)
         return result.stdout
 
     def refused(self, *arguments, status=1, env=None, given=b""):

@@ -1,13 +1,19 @@
 """data/prepare.py with bytes as tokens: files, shards, split, errors. Needs nothing but Python itself."""
 # limit: 240
+import bz2
+import codecs
 import contextlib
 import gzip
+import io
+import lzma
 import os
 import random
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -65,9 +71,11 @@ class Files(PrepareCase):
             self.write(f"tokens/{name}", "x")
         self.prepare("--input", self.write("a", EVERY_BYTE), "--shard-tokens", 100)
         self.assertEqual(len(self.listing()), 12 + 2 + 2)
-        self.prepare("--input", self.write("a", "short text"), "--val-fraction", 0)
+        told = self.prepare("--input", self.write("a", "short text"), "--val-fraction", 0)
         self.assertEqual(self.listing(), ["notes.txt", "train_000000.bin", "train_x.bin"])
         self.assertEqual(bytes(self.tokens("train_000000.bin")), b"short text")
+        self.assertIn("removed", told)
+        self.assertIn("val_000000.bin", told)
 
     def test_summary(self):
         told = self.prepare("--input", self.write("a", "x" * 20000), "--shard-tokens", 10000)
@@ -105,10 +113,31 @@ class Inputs(PrepareCase):
         os.mkdir(self.path("nothing"))
         self.assertIn("a directory without files", self.refused("--input", self.path("nothing")))
 
+    def test_linked_directories_are_read_once(self):
+        for name in "real/b/two", "elsewhere/c/three":
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            self.write(name, f"text of {name}\n")
+        self.write("one", "text of one\n")
+        for link, target in {"data": "real", "real/linked": "../elsewhere", "real/again": "../elsewhere/c", "real/file": "../one",
+                             "real/b/loop": "..", "elsewhere/c/back": "..", "real/nowhere": "gone"}.items():
+            os.symlink(target, self.path(link))
+        os.mkfifo(self.path("real/fifo"))
+        os.mkdir(self.path("only"))
+        os.symlink("../elsewhere", self.path("only/link"))
+        self.expect(b"text of elsewhere/c/three\n", "--input", self.path("only"), noted="only/link/c/back is left out: it is ")
+        result = self.run_prepare("--input", self.path("data"), "--out", self.out, "--val-fraction", 0)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = bytes(self.all_tokens("train"))
+        for name in "real/b/two", "elsewhere/c/three", "one":
+            self.assertEqual(text.count(f"text of {name}\n".encode()), 1, text)
+        for name, why in ("fifo", "not a regular file"), ("nowhere", "not a regular file"), ("linked", "which is read already"):
+            self.assertRegex(result.stderr, f"note: {self.path('data')}/{name} is left out: it is .*{why}\n")
+
     def test_names_do_not_reach_the_terminal_as_they_are(self):
         evil = "a\x1b]0;title\x07\x9b31m\x7f\r"
         os.mkdir(self.path("in"))
         os.mkfifo(self.path(f"in/{evil}"))
+        self.write(f"in/{evil}b", b"\xff\xfe")
         for inputs in ["--input", self.path("in")], ["--input", self.path(f"in/{evil}")], ["--input", "a", "--" + evil]:
             result = self.run_prepare(*inputs, "--out", self.path(evil))
             self.assertNotEqual(result.returncode, 0)
@@ -119,6 +148,11 @@ class Inputs(PrepareCase):
         self.assertIn(r"a\x1b]0;title\x07\x9b31m\x7f\r", result.stdout)
         self.assertNotIn("\x1b", result.stdout)
 
+    def test_its_own_output_is_no_input(self):
+        self.write("a", self.text)
+        self.prepare("--input", self.directory)
+        self.assertIn("train_000000.bin: it is a token file", self.refused("--input", self.directory))
+
     def test_gzip(self):
         self.expect(self.text, "--input", self.write("a.gz", gzip.compress(self.text)))
         self.expect(self.text, "--input", self.write("a.txt", gzip.compress(self.text[:999]) + gzip.compress(self.text[999:])))
@@ -126,6 +160,28 @@ class Inputs(PrepareCase):
         for damaged in packed[:-5], packed[:50000] + b"x" + packed[50001:], packed + b"and more":
             path = self.write("damaged.gz", damaged)
             self.assertIn(f"--input {path}: it is damaged, gzip cannot unpack it", self.refused("--input", path))
+
+    def test_byte_order_mark(self):
+        path = self.write("a", codecs.BOM_UTF8 + self.text)
+        self.prepare("--input", path, noted=f"note: {path} begins with a byte-order mark, which is left out\n")
+        self.assertEqual(bytes(self.all_tokens("train") + self.all_tokens("val")), self.text)
+        self.prepare("--input", self.write("b", self.text + codecs.BOM_UTF8), "--val-fraction", 0)  # not at the beginning
+        self.assertEqual(bytes(self.all_tokens("train")), self.text + codecs.BOM_UTF8)
+
+    def test_what_is_no_text(self):
+        tar = io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("x"))
+        for what, content in {"packed by zstd": bytes.fromhex("28b52ffd"), "packed by xz": lzma.compress(b"x"), "Parquet": b"PAR1",
+                              "packed by bzip2": bz2.compress(b"x"), "a zip archive": b"PK\3\4", "a tar archive": tar.getvalue(),
+                              "UTF-16": "text".encode("utf-16"), "a token file": struct.pack("<I", 20240520),
+                              "a vocabulary file": struct.pack("<I", 20240328)}.items():
+            for form, data in (("", content), (".gz", gzip.compress(content))):
+                path = self.write("a" + form, data)
+                with self.subTest(what=what, path=path):
+                    error = self.refused("--input", path)
+                    self.assertRegex(error, f"--input {path}: it is .*{what}.*, not text")
+                    self.assertIn("--input -", error)
 
     def test_json_lines_have_no_bytes_between_them(self):
         for name in "a.jsonl", "a.json.gz", "a.ndjson":
@@ -172,12 +228,20 @@ class Replacing(PrepareCase):
                                       env={"PYTHONIOENCODING": "utf-8:strict"})
             self.assertEqual(result.returncode, 0, result.stderr)
         self.assertReplaced(os.fsdecode(out))
+        self.assertIn("removed", result.stdout)
 
     def test_what_is_printed_can_be_pasted(self):
         self.out = self.path("it's [1]")
         told = self.prepare("--input", self.write("a", EVERY_BYTE))
         pattern = shlex.split(told.split("file: ")[1].split("\n")[0])
         self.assertEqual(pattern, [f"{self.out}/train_*.bin"])
+
+    def test_a_directory_in_the_way(self):
+        self.earlier()
+        os.mkdir(self.path("tokens/train_000500.bin"))
+        before = {name: self.tokens(name) for name in self.listing() if "500" not in name}
+        self.assertIn("train_000500.bin is a directory", self.refused("--input", self.write("b", "some text")))
+        self.assertEqual({name: self.tokens(name) for name in before}, before)
 
     def test_links_are_not_followed(self):
         victim = self.write("victim", "precious")
@@ -189,6 +253,21 @@ class Replacing(PrepareCase):
         self.assertFalse(os.path.islink(self.path("tokens/train_000000.bin")))
         with open(victim, encoding="utf-8") as file:
             self.assertEqual(file.read(), "precious")
+
+
+    def test_what_others_left_is_not_followed(self):
+        """Whoever can write --out could name any directory of its owner as one that a killed run has left."""
+        os.makedirs(self.path("precious/.prepare-b"))
+        os.mkdir(self.out)
+        self.write("precious/thesis", "x")
+        os.symlink(self.path("precious"), self.path("tokens/.prepare-a"))
+        os.mkdir(self.path("tokens/.prepare-b"))
+        os.symlink(self.path("precious"), self.path("tokens/.prepare-b/link"))
+        os.mkdir(self.path("tokens/.prepare-c"))
+        os.mkfifo(self.path("tokens/.prepare-c/lock"))
+        self.prepare("--input", self.write("a", EVERY_BYTE))
+        self.assertEqual(sorted(os.listdir(self.path("precious"))), [".prepare-b", "thesis"])
+        self.assertNotIn(".prepare-b", self.listing())
 
 
 class Errors(PrepareCase):
@@ -206,7 +285,7 @@ class Errors(PrepareCase):
         for wrong in (["--val-fraction", "1"], ["--val-fraction", "-0.1"], ["--val-fraction", "nan"],
                       ["--val-fraction", "x"], ["--shard-tokens", "0"], ["--shard-tokens", "2147483648"],
                       ["--shard-tokens", "1e8"], ["--encoding", "gpt3"], ["--bpe-dir", "."], ["--outt", "x"],
-                      ["--documents", "file"], ["--format", "json"]):
+                      ["--documents", "file"], ["--errors", "replace"], ["--format", "json"]):
             with self.subTest(wrong=wrong):
                 self.assertIn(wrong[0], self.refused("--input", text, *wrong, status=2))
         self.assertEqual(self.run_prepare("--input", text).returncode, 2)
@@ -253,6 +332,24 @@ class Errors(PrepareCase):
         self.assertEqual(child.stdout.readline(), "written\n")
         return child
 
+    def test_killed(self):
+        """What it has left goes with the next run; what one that lives has written does not."""
+        names = set()
+        for _ in range(2):
+            child = self.started()
+            left = [name for name in self.listing() if not name.endswith(".bin")]
+            self.assertEqual(len(left), 1)
+            self.assertEqual(os.stat(os.path.join(self.out, left[0])).st_mode & 0o777, 0o700)
+            error = self.refused("--input", self.path("a"))
+            self.assertIn(f"another prepare.py writes into {self.out}", error)
+            child.kill()
+            child.communicate(timeout=60)
+            self.assertIn(left[0], self.listing())
+            names.update(left)
+            self.prepare("--input", self.path("a"))
+            self.assertEqual(self.listing(), ["train_000000.bin", "val_000000.bin"])
+        self.assertEqual(len(names), 2)  # nobody can guess them
+
     def test_its_own_directory_is_not_anothers(self):
         """Since Python 3.12 mkdtemp() gives the whole path, whatever --out is."""
         script = ("import os, runpy, sys, tempfile; sys.argv = sys.argv[1:]; made = tempfile.mkdtemp;"
@@ -283,7 +380,7 @@ class Pieces(unittest.TestCase):
 
     def parts(self, content, size):
         part = PartOfBytes(content, size)
-        return list(self.prepare.whole_words(self.prepare.decoded(part), part))
+        return list(self.prepare.whole_words(self.prepare.decoded(part, "strict"), part))
 
     def test_cuts(self):
         texts = ["", "word", "two words", "  a \n\n b  c \t d\n", "nothing\u00adto€cut\u00adhere" * 9,
@@ -306,7 +403,7 @@ class Pieces(unittest.TestCase):
             for size in range(1, 9):
                 with self.subTest(content=content, size=size):
                     with self.assertRaises(self.prepare.Problem) as caught:
-                        list(self.prepare.decoded(PartOfBytes(content, size, 100)))
+                        list(self.prepare.decoded(PartOfBytes(content, size, 100), "strict"))
                     self.assertIn(what, str(caught.exception))
 
     def test_a_cut_is_found_within_blanks(self):
@@ -333,10 +430,21 @@ class Pieces(unittest.TestCase):
             file.flush()
             source = self.prepare.Source(file.name, "auto")
             self.assertEqual([source.boundary(at) for at in (0, 1, 9, 10, 107, 109)], [0, 9, 9, 108, 108, 208])
-            pieces = []
+            pieces, progress = [], self.prepare.Progress(1)
             with self.assertRaisesRegex(self.prepare.Problem, "the line at byte 108 has 100 bytes or more"):
-                pieces.extend(self.prepare.Part(source, 0, 208).pieces())
-            self.assertLessEqual(max(map(len, self.prepare.Part(source, 0, 108).pieces())), 99)
+                pieces.extend(self.prepare.Part(source, 0, 208, progress).pieces())
+            self.assertLessEqual(max(map(len, self.prepare.Part(source, 0, 108, progress).pieces())), 99)
+
+    def test_progress(self):
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            progress = self.prepare.Progress(4_000_000)
+            progress.add(1_000_000)
+            self.assertEqual(told.getvalue(), "")
+            progress.printed = progress.start = time.monotonic() - 5
+            progress.add(1_000_000)
+        self.assertRegex(told.getvalue(), r"2\.0 of 4\.0 MB read, 0\.4 MB/s, 5 s left")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,6 +1,7 @@
 """data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file."""
 # python: venv
 # limit: 240
+import codecs
 import gzip
 import json
 import os
@@ -8,6 +9,7 @@ import random
 import struct
 import sys
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepared import SHARED, PartOfBytes, PrepareCase, load_prepare
@@ -55,7 +57,8 @@ class GPT2(PrepareCase):
     def test_known_tokens(self):
         for text, tokens in KNOWN.items():
             with self.subTest(text=text):
-                self.encode("--input", self.write("a", text), "--val-fraction", 0)
+                noted = f"{text} is encoded as ordinary letters; --documents end-of-text" if text == "<|endoftext|>" else None
+                self.encode("--input", self.write("a", text), "--val-fraction", 0, noted=noted)
                 self.assertEqual(self.all_tokens("train"), tokens)
 
     def test_end_of_text_between_documents(self):
@@ -101,6 +104,31 @@ class GPT2(PrepareCase):
             got = b"".join(encoder.encode(PartOfBytes(text.encode(), draw.randrange(1, 12))))
             self.assertEqual(got, whole, repr(text))
 
+    def test_long_runs_of_blanks(self):
+        """As many as the library's pattern can take; more are refused, and the place is named."""
+        text = "x" + " " * 200_000 + "y z"
+        self.encode("--input", self.write("a", text), "--val-fraction", 0)
+        words = self.vocabulary()
+        self.assertEqual(b"".join(words[token] for token in self.all_tokens("train")).decode(), text)
+        error = self.refused("--input", self.write("a", "x" + " " * 2_000_000 + "y z"), "--encoding", "gpt2", "--bpe-dir", BPE)
+        self.assertIn("the tokenizer fails near byte", error)
+        self.assertIn("blanks", error)
+
+    def test_whatever_the_library_throws(self):
+        prepare = load_prepare()
+
+        class Panic(BaseException):
+            pass
+
+        def panic(_):
+            raise Panic("in Rust")
+
+        encoder = prepare.GPT2(BPE)
+        encoder.encoding = unittest.mock.Mock(encode_ordinary=panic)
+        with self.assertRaises(prepare.Problem) as caught:
+            list(encoder.encode(PartOfBytes(b"some text", 100, 4000)))
+        self.assertIn("the tokenizer fails near byte 4000: Panic in Rust", str(caught.exception))
+
     HELLO = [15496, 995]
 
     def test_documents(self):
@@ -113,7 +141,7 @@ class GPT2(PrepareCase):
         tokens = self.all_tokens("train")
         self.assertEqual(tokens.count(50256), 3)
         self.assertEqual(tokens[-3:], [50256, *self.HELLO])
-        self.encode("--input", path, "--val-fraction", 0)
+        self.encode("--input", path, "--val-fraction", 0, noted="--documents end-of-text makes it the token")
         self.assertNotIn(50256, self.all_tokens("train"))
 
     def test_documents_in_pieces(self):
@@ -131,9 +159,11 @@ class GPT2(PrepareCase):
 
     def test_json_lines(self):
         lines = "".join(json.dumps({"id": i, "text": "Hello world"}) + "\n" for i in range(9)) + "\n"
-        for path in (self.write("a.jsonl", lines), self.write("b.json.gz", gzip.compress(lines.encode()))):
+        for path in (self.write("a.jsonl", lines), self.write("b.json.gz", gzip.compress(lines.encode())),
+                     self.write("c.jsonl", codecs.BOM_UTF8 + lines.encode())):
             for fraction in 0, 0.2, 0.5:
-                self.encode("--input", path, "--val-fraction", fraction)
+                noted = "byte-order" if path.endswith("c.jsonl") else None
+                self.encode("--input", path, "--val-fraction", fraction, noted=noted)
                 train, val = self.all_tokens("train"), self.all_tokens("val")
                 self.assertEqual(train.count(995) + val.count(995), 9)
                 for tokens in filter(None, (train, val)):
@@ -149,8 +179,19 @@ class GPT2(PrepareCase):
                 path = self.write("a.jsonl", good + bad + b"\n" + good)
                 error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
                 self.assertIn(f"{path}: the line at byte {len(good)} is not a JSON object with a \"text\"", error)
+                self.assertEqual("--errors replace" in error, b"ud800" in bad or b"\xff" in bad, error)
         self.assertIn("leave out --documents", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
                                                              "--bpe-dir", BPE, "--documents", "blank-line"))
+
+    def test_errors_replaced(self):
+        path = self.write("a", b"Hello\xff world\xe2\x82")
+        self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
+        words = self.vocabulary()
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd world\ufffd")
+        path = self.write("a.jsonl", b'{"text": "Hello\xff \\ud800"}\n{"text": "\\ude00?\\ud83d\\ude00"}')
+        self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(),
+                         "Hello\ufffd \ufffd<|endoftext|>\ufffd?\U0001f600")
 
     def test_tiny_shakespeare(self):
         text = os.path.join(SHARED, "tinyshakespeare.txt")
