@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include "commfuse/base/die.h"
+#include "commfuse/base/streams.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
@@ -321,7 +322,7 @@ static int print_prediction(trainer *t) {
 int main(int argc, char **argv) {
     static trainer t;
     options *opt = &t.opt;
-    startup_open_streams();
+    cf_streams_open();
     cf_die_meet_by(cf_transport_meet);
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);

@@ -7,6 +7,7 @@
 // If several threads die at once (compute and progress), the first one does this and the others stop.
 #include "die.h"
 #include "sanitize.h"
+#include "streams.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -107,7 +108,7 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *text) {
     snprintf(message, sizeof message, hint ? "\nerror: %s: %s\nhint:  %s\n" : "\nerror: %s: %s\n", who, text, hint);
     fputs(cf_sanitize(message), stderr);
     fflush(stderr);
-    fflush(stdout);
+    cf_streams_drain(UNREAD_MS);
     obey_signals();
     wait_until_read(STDERR_FILENO);
     wait_until_read(STDOUT_FILENO);

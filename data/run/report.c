@@ -1,6 +1,7 @@
 // See report.h.
 #include "report.h"
 #include "../../commfuse/base/limits.h"
+#include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
 #include "audit.h"
@@ -8,6 +9,8 @@
 #include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+enum { BEHIND = 2048 }; // bytes of output that wait to be read
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -164,6 +167,7 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     char share[32] = "n/a", eta[32];
     double steps_left = (double)(r->opt->steps - s->step - 1) / (double)(s->step + 1 - r->first);
     const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
+    if (s->step + 1 < r->opt->steps && cf_streams_waiting() > BEHIND) return; // a pager may not read for a while
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);

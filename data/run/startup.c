@@ -3,17 +3,11 @@
 #include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-void startup_open_streams(void) {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) abort(); // it gets the lowest number
-}
 
 // The token files of an option, "train" or "val": those with its name in a directory.
 static const char *files_of(const char *option, const char *value) {

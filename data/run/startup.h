@@ -9,9 +9,6 @@
 #include "../tokens.h"
 #include "../vocabulary.h"
 
-// Call it before anything else. A closed standard stream becomes /dev/null, because a library would get its number for a file.
-void startup_open_streams(void);
-
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);

@@ -6,9 +6,12 @@ default a second each, and its own status is no longer that of the ranks.
 """
 # quick: test_2x1 1x2_up at_once killed second_signal without_out reads keyboard
 # limit: 240
+import contextlib
 import json
 import os
+import pty
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +23,10 @@ import harness
 import launcher
 
 SAME_S = 0.5  # signals closer together are one
+
+
+def events(log, kind):
+    return harness.events(harness.read_log(log), kind)
 
 
 class Stopping(checkpoints.Case):
@@ -165,21 +172,71 @@ class Stop(Stopping):
         self.assertEqual(result.status, 1, str(result))
         self.assertFails(result, "nothing was saved", "Terminated", "--out")
 
-    def test_who_reads_has_gone(self):
-        """As `| tee` does on Ctrl-C, before the run is told."""
-        expected = self.undisturbed(1, 1, save_every=0)
-        out, log = self.fresh("out"), self.fresh("log.jsonl")
+    def started_into_a_pipe(self, out, log, fill=0):
+        """A start that prints into a pipe, and the end that nobody reads."""
         reads, writes = os.pipe()
+        os.write(writes, bytes(fill))
         options = harness.options(**self.recipe(out=out, log=log))
         started = harness.Run(options, wrapper=("sh", "-c", f'exec "$@" >&{writes}', "sh"), pass_fds=(writes,))
         self.addCleanup(started.close)
         os.close(writes)
+        return started, reads
+
+    def test_who_reads_has_gone(self):
+        """As `| tee` does on Ctrl-C, before the run is told."""
+        expected = self.undisturbed(1, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started, reads = self.started_into_a_pipe(out, log)
         harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= 5, 30, "some steps")
         os.close(reads)
         os.kill(started.process.pid, signal.SIGINT)
         result = started.wait()
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.goes_on(out, log, expected, 2)
+
+    def test_nobody_reads(self):
+        """The pipe is full before long; the run goes on without what it would print, and stops when it is told."""
+        expected = self.undisturbed(1, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started, reads = self.started_into_a_pipe(out, log, fill=15 << 12)  # of its sixteen pages
+        harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= 90, 60, "more steps than it can print")
+        os.kill(started.process.pid, signal.SIGINT)
+        harness.wait_until(lambda: checkpoints.newest(out), 30, "a checkpoint")
+        printed = b""
+        while more := os.read(reads, 1 << 16):
+            printed += more
+        os.close(reads)
+        result = started.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.assertLess(printed.count(b"MFU"), len(self.steps_of(log)))
+        self.goes_on(out, log, expected, 2)
+
+    def test_a_terminal_that_stops_reading_costs_no_time(self):
+        """Nor does what comes between steps: all is printed when it reads again, but for the steps' lines."""
+        for reader in (os.pipe, pty.openpty, lambda: [end.detach() for end in socket.socketpair()]):
+            reads, writes = reader()
+            os.set_blocking(writes, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writes, b"before\n" * 500)
+            os.set_blocking(writes, True)
+            log = self.fresh("log.jsonl")
+            options = harness.options(**self.recipe(log=log, val_every=1, steps=60))
+            started = harness.Run(options, wrapper=("sh", "-c", f'exec "$@" >&{writes}', "sh"), pass_fds=(writes,))
+            self.addCleanup(started.close)
+            os.close(writes)
+            harness.wait_until(lambda: started.ended() or events(log, "end"), 30, "its end, which nobody has read of")
+            self.assertTrue(os.get_blocking(reads))
+            steps = [step["step_ms"] for step in events(log, "step")]
+            self.assertEqual(len(steps), 60)
+            printed = b""
+            with contextlib.suppress(OSError):  # a terminal whose other end is closed
+                while more := os.read(reads, 1 << 16):
+                    printed += more
+            os.close(reads)
+            self.assertEqual(started.wait().status, 0)
+            self.assertEqual(printed.count(b"validation loss"), 61)
+            self.assertLess(sorted(steps)[30], 100)
 
     def test_closed_streams(self):
         """No library gets their numbers, neither in the program nor in the launcher."""
