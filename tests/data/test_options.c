@@ -149,6 +149,13 @@ static void test_choices(void **state) {
 }
 
 // What schedules were called before they had one name each.
+static void test_old_names_of_schedules(void **state) {
+    (void)state;
+    assert_refused("--route direct", "--route", "--overlap NAME[:SLICES], as in --overlap direct:4");
+    assert_refused("--overlap ring --slices=2", "--slices", "--overlap NAME[:SLICES]");
+    assert_refused("--slice 2", "slice", "--help lists all options");
+}
+
 static void test_malformed_numbers(void **state) {
     (void)state;
     assert_refused("--seq 12x", "--seq '12x' is not a whole number", "");
@@ -293,6 +300,7 @@ int main(void) {
         cmocka_unit_test(test_the_last_one_counts),
         cmocka_unit_test(test_every_row),
         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_old_names_of_schedules),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_malformed_numbers),
         cmocka_unit_test(test_step_range),

@@ -74,7 +74,7 @@ def options():
     yield b""
     yield b"--help\n--dry-run"
     yield b"--model\nd12\n--seq=64\n--tp=2\n--dp\n2\n--overlap=ring:4\n--gradients\nready\n--prefetch=2"
-    yield b"--overlap=slice"
+    yield b"--route=direct\n--overlap=slice\n--slices=4"
     yield b"--layers=3\n--channels=96\n--heads=4\n--lr=3e-4\n--beta2=0.95\n--clip=1\n--warmup=10\n--schedule=wsd"
     yield b"--train=a*.bin\n--val\nb.bin\n--trace=t.json\n--trace-steps=3:7\n--timeout=30\n--dtype=bf16"
 

@@ -488,7 +488,7 @@ class Help(unittest.TestCase):
         self.assertEqual(re.findall(r"^    (\w+)", schedules, re.MULTILINE), [row.name for row in harness.schedules()])
 
     def test_is_printed_once(self):
-        for words, ranks in (["--help"], 1), (["--help"], 2):
+        for words, ranks in (["--help"], 2), (["-h"], 1), (["-h"], 2):
             with self.subTest(words=words, ranks=ranks):
                 result = harness.run(words, ranks, timeout=10)
                 self.assertEqual(result.status, 0, str(result))
