@@ -72,8 +72,8 @@ static void make_model(trainer *t) {
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
     r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;
-    r->train = startup_tokens(opt, "train", opt->train, shape.V, t->transport->rank == 0);
-    r->val = startup_tokens(opt, "val", opt->val, shape.V, t->transport->rank == 0);
+    r->train = startup_tokens(opt, "train", opt->train, shape.V);
+    r->val = startup_tokens(opt, "val", opt->val, shape.V);
 }
 
 // Reading and writing files takes longer on some ranks than on others.
@@ -89,13 +89,12 @@ static void restore_state(trainer *t, const manifest *m) {
 
 // From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, 0, false};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, false};
     manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);
     startup_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->opt.steps - (m ? m->step : 0));
     if (m) {
         restore_state(t, m);
-        t->report.last.skipped = startup_number(m, "skipped", 0);
         report_resume(&t->report, m);
         manifest_free(m);
         return;
@@ -126,9 +125,8 @@ static void train_step(trainer *t) {
     const bool trial = cf_tuner_trying(report->plan.tuner);
     const step_result *r = gpt_train_step(&t->step, &batch, a, opt->clip);
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
-    const int64_t skipped = r->skipped ? report->last.skipped + 1 : 0;
-    if (skipped > opt->skip_nonfinite) gpt_step_die(&t->step);
-    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
+    if (!r->finite) gpt_step_die(&t->step);
+    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, trial};
     report->last = last;
 }
 
@@ -171,13 +169,12 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     report_meet(&t->report);
     allow_long_waits(t, false);
     report_line(&t->report, "step %5ld  saved %s\n", step, path);
-    report_spent(&t->report, TIME_SAVE);
 }
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
     char *plan = plan_text(&t->report.plan);
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan, t->report.last.skipped, evaluated};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan, evaluated};
     allow_long_waits(t, true);
     bool saved = saver_begin(t->report.checkpoints, step, startup_describe(&t->opt, &facts));
     free(plan);
@@ -188,7 +185,6 @@ static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
         if (wait) saved = saver_finish(t->report.checkpoints);
     }
     allow_long_waits(t, false);
-    report_spent(&t->report, TIME_SAVE);
     return saved;
 }
 
@@ -327,7 +323,6 @@ int main(int argc, char **argv) {
     static trainer t;
     options *opt = &t.opt;
     cf_streams_open();
-    t.report.lap_ms = cf_now_ms();
     cf_die_meet_by(cf_transport_meet);
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);

@@ -23,9 +23,7 @@ bool input_open(input *file, const char *kind, const char *path, problem *why) {
     }
     const int error = is_open ? EINVAL : errno;
     problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", kind, path,
-                !is_open                  ? strerror(error)
-                : S_ISDIR(status.st_mode) ? "it is a directory, not a regular file"
-                                          : "it is a device or a pipe, not a regular file");
+                is_open ? "it is not a regular file" : strerror(error));
     if (fd >= 0) close(fd);
     errno = error;
     return false;

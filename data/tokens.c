@@ -101,14 +101,6 @@ static uint64_t hash_file(tokens *t, int number, bool whole, uint64_t hash) {
     return hash;
 }
 
-// 53 bits, so that a double holds it exactly.
-static uint64_t hash_files(tokens *t, bool whole) {
-    uint64_t hash = (uint64_t)t->files;
-    for (int file = 0; file < t->files; file++)
-        hash = hash_file(t, file, whole || t->file[file].count <= WHOLE_FILE || t->count <= WHOLE_SET, hash);
-    return hash >> 11;
-}
-
 tokens *tokens_open(const char *pattern, int64_t T) {
     glob_t found;
     const int status = find_files(pattern, &found);
@@ -141,7 +133,9 @@ tokens *tokens_open(const char *pattern, int64_t T) {
         cf_die_together("lower --seq or give more data",
                         "no sample in '%s': one takes %ld tokens (--seq + 1) of one file, and the longest of %d has %ld", pattern,
                         T + 1, t->files, longest);
-    t->fingerprint = hash_files(t, false);
+    uint64_t hash = (uint64_t)t->files;
+    for (int i = 0; i < t->files; i++) hash = hash_file(t, i, t->file[i].count <= WHOLE_FILE || t->count <= WHOLE_SET, hash);
+    t->fingerprint = hash >> 11;
     return t;
 }
 
@@ -153,14 +147,9 @@ void tokens_close(tokens *t) {
     free(t);
 }
 
-void tokens_verify(tokens *t) {
-    t->hash = hash_files(t, true);
-}
-
 static void check_token(const tokens *t, int file, int64_t at, int token) {
     if (token >= t->vocab)
-        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
-                        "--verify-data checks all tokens before a run begins",
+        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged",
                         "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", t->file[file].in.path, at, token,
                         INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
 }

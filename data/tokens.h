@@ -20,8 +20,7 @@ typedef struct tokens {
     // A hash of the files' sizes and of blocks spread over them, which detects a change of a thousandth of a file. Small files, and
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
-    uint64_t hash; // of all tokens, after tokens_verify(); 0 before
-    // The largest token read so far, its file and its position. In a set of bytes it is at most 255.
+    // The largest token read so far, its file and its position.
     int largest, largest_in;
     int64_t largest_at;
     token_file *file; // (files)
@@ -35,7 +34,6 @@ tokens *tokens_open(const char *pattern, int64_t T);
 void tokens_close(tokens *t);
 // The name of the first of those files, which the caller frees; NULL if there is none.
 char *tokens_first_file(const char *pattern);
-void tokens_verify(tokens *t); // reads all tokens
 // Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
 void tokens_check(tokens *t, int64_t vocab);
 

@@ -44,48 +44,34 @@ static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
     cf_stream_sync(stream); // here, and for all tokens (lookup.c), the host waits for the device
     cf_check_verdict(g->context->check, stream);
     for (int rank = 0; rank < world->size; rank++) loss += s->all[rank * REPORT + LOSS], norm2 += s->all[rank * REPORT + NORM2];
-    s->result = (step_result){.loss = loss / tokens, .grad_norm = sqrt(norm2), .values = s->all + VALUES, .nonfinite_rank = -1};
+    s->result = (step_result){.loss = loss / tokens, .grad_norm = sqrt(norm2), .values = s->all + VALUES};
+    s->result.finite = isfinite(s->result.loss) && isfinite(s->result.grad_norm);
 }
 
 // --- update ---
 
-// Finds the first rank with a tensor that is not finite.
-static void find_nonfinite(gpt_step *s, step_result *r) {
+static void update(gpt_step *s, adamw a, double clip) {
+    const step_result *r = &s->result;
+    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
+    if (r->finite) zero_update(&s->model->zero, a);
+}
+
+void gpt_step_die(gpt_step *s) {
+    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
+    const step_result *r = &s->result;
     gpt *g = s->model;
-    const int ranks = g->mesh->world_group.size;
+    const int ranks = g->mesh->world_group.size, step = g->context->step;
     const int64_t mine = zero_nonfinite(&g->zero, s->device);
-    int64_t *all = cf_allgather_alloc(g->context->transport, &mine, (int64_t)sizeof mine);
-    snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");
-    for (int rank = ranks - 1; rank >= 0; rank--) {
+    const int64_t *all = cf_allgather_alloc(g->context->transport, &mine, (int64_t)sizeof mine);
+    for (int rank = 0; rank < ranks; rank++) {
         if (all[rank] < 0) continue;
         const int tensor = (int)(all[rank] % TENSORS), layer = (int)(all[rank] / TENSORS);
-        r->nonfinite_rank = rank;
-        snprintf(r->nonfinite, sizeof r->nonfinite, params_layers(&g->params.shape, tensor) > 1 ? "%s of layer %d" : "%s",
-                 params_name(tensor), layer);
-    }
-    free(all);
-}
-
-static void update(gpt_step *s, adamw a, double clip) {
-    step_result *r = &s->result;
-    r->skipped = !isfinite(r->loss) || !isfinite(r->grad_norm);
-    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
-    if (r->skipped) {
-        find_nonfinite(s, r);
-        zero_skip_update(&s->model->zero);
-    } else {
-        zero_update(&s->model->zero, a);
-    }
-}
-
-void gpt_step_die(const gpt_step *s) {
-    const step_result *r = &s->result;
-    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
-                       "this step; --skip-nonfinite N leaves such steps out";
-    const int step = s->model->context->step;
-    if (r->nonfinite_rank >= 0)
+        char name[48];
+        snprintf(name, sizeof name, params_layers(&g->params.shape, tensor) > 1 ? "%s of layer %d" : "%s", params_name(tensor),
+                 layer);
         cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite", step, r->loss,
-                        r->grad_norm, r->nonfinite, r->nonfinite_rank);
+                        r->grad_norm, name, rank);
+    }
     cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is", step, r->loss,
                     r->grad_norm);
 }

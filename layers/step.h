@@ -4,15 +4,13 @@
 #include "model.h"
 
 // Figures of a rank that travel together once a step: loss, norm, and at most REPORT_VALUES of the caller.
-enum { REPORT = 8, REPORT_VALUES = 6, NONFINITE_NAME = 48 };
+enum { REPORT = 8, REPORT_VALUES = 6 };
 
 typedef struct step_result {
-    double loss;                    // mean over the batch
-    double grad_norm;               // before clipping
-    const double *values;           // the caller's, of all ranks: rank r's at r · REPORT; valid until the next exchange
-    bool skipped;                   // loss or norm is not finite: nothing was updated
-    int nonfinite_rank;             // if skipped: rank of the first tensor whose gradient is not finite, -1: none
-    char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
+    double loss;          // mean over the batch
+    double grad_norm;     // before clipping
+    const double *values; // the caller's, of all ranks: rank r's at r · REPORT; valid until the next exchange
+    bool finite;          // if loss or norm is not, nothing was updated
 } step_result;
 
 typedef struct step_batch {
@@ -42,7 +40,7 @@ void gpt_step_free(gpt_step *s);
 // transfers of its lookup; until then zero_finish_update() does. Collective. The result is valid until the next call.
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
-CF_NORETURN void gpt_step_die(const gpt_step *s);
+CF_NORETURN void gpt_step_die(gpt_step *s);
 
 // Would the model, and its optimizer, take at most three quarters of the free memory on every rank? Collective. Allocates nothing;
 // call it before gpt_create.

@@ -358,10 +358,6 @@ static void update(zero_shards *z, int i) {
     }
 }
 
-void zero_skip_update(zero_shards *z) {
-    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].shard = NULL;
-}
-
 // What comes from other ranks and is needed first travels during the update of all other weights.
 void zero_update(zero_shards *z, adamw a) {
     const parameters *p = z->params;

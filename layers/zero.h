@@ -111,7 +111,6 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
 // The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After
 // zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
-void zero_skip_update(zero_shards *z);                   // drops the gradients
 // AdamW with these constants: positions, vectors and token table now, all others in zero_finish_update(), before the next
 // gpt_forward, and before state is read; it may be called again. Of several ranks, one that has updated a shard begins to send it.
 void zero_update(zero_shards *z, adamw a);

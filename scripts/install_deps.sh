@@ -3,7 +3,6 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
-#     scripts/install_deps.sh --log-to       also build/venv with tensorboardX, for scripts/log_to.py
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
@@ -18,9 +17,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --log-to | --slurm | --lint | --download | --carry) ;;
+    --bpe | --slurm | --lint | --download | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --log-to, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
 options=" $* "
@@ -52,7 +51,7 @@ python3-matplotlib|module matplotlib|plots"
 # Where the lab can run (root, and namespaces may be made), demo.sh and the tests show steps over a slow link.
 unshare --net true 2>/dev/null && needed="$needed
 iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them"
-{ want --bpe || want --log-to; } && needed="$needed
+want --bpe && needed="$needed
 python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI"
 want --slurm && needed="$needed
 slurmctld|program slurmctld|Slurm's controller
@@ -113,20 +112,19 @@ if want --carry; then
     echo "build/deps holds cJSON, xxHash and make: carry it to a machine that lacks them"
 fi
 
-# pypi PACKAGE PURPOSE: installs into build/venv, which sees the system's numpy.
-pypi() {
+# Installs tiktoken into build/venv, which sees the system's numpy.
+bpe() {
     python=build/venv/bin/python
-    [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return
-    echo "installing $1 from PyPI into build/venv, for $2"
+    [ -x $python ] && $python -c "import tiktoken, numpy" 2>/dev/null && return
+    echo "installing tiktoken from PyPI into build/venv, for the GPT-2 encoding of data/prepare.py"
     pip() { $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
     said=$({
         { $python -c 'import pip' 2>/dev/null ||
             "$(scripts/find_python.sh)" -m venv --clear --system-site-packages build/venv; } &&
-            { $python -c 'import numpy' 2>/dev/null || pip numpy; } && pip --require-hashes -r "scripts/$1.txt"
+            { $python -c 'import numpy' 2>/dev/null || pip numpy; } && pip --require-hashes -r scripts/tiktoken.txt
     } 2>&1) && return
-    printf '%s\n' "$said" "error: no $1; without it everything works but $2" >&2
+    printf '%s\n' "$said" "error: no tiktoken; without it everything works but the GPT-2 encoding of data/prepare.py" >&2
     exit 3
 }
-if want --bpe; then pypi tiktoken "the GPT-2 encoding of data/prepare.py"; fi
-if want --log-to; then pypi tensorboardX "scripts/log_to.py"; fi
+if want --bpe; then bpe; fi
 exit 0

@@ -2,7 +2,7 @@
 import os
 import re
 
-from command import Problem, whole
+from command import whole
 
 COLOURS = {"none": "#b03a2e", "slice": "#d68910", "ring": "#1f618d", "commfuse": "#1f618d", "direct": "#5499c7", "once": "#7d3c98",
            "levels": "#148f77", "auto": "#1e8449", "nowire": "#707b7c", "ideal": "#17202a"}
@@ -47,11 +47,8 @@ def legend_below(figure, handles, columns, lines):
 
 
 def write(figure, path):
-    kind, kinds = os.path.splitext(path)[1][1:], figure.canvas.get_supported_filetypes()
-    if kind not in kinds:
-        raise Problem(f"{path}: no picture can be made of this kind", f"name a file .{' or .'.join(sorted(kinds))}")
     with whole(path, "wb") as file:
-        figure.savefig(file, format=kind)
+        figure.savefig(file, format=os.path.splitext(path)[1][1:])
 
 
 def save(figure, path):

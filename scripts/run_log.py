@@ -7,59 +7,30 @@ import statistics
 from command import Problem, opened
 
 HINT = "remove the line, or name a log that train_gpt --log has written"
-# What readers need of some events, and of what kind it must be.
-NEEDED = {"step": ("step", "loss"), "val": ("step", "loss"), "sample": ("step", "text"), "hellaswag": ("step",)}
-KINDS = {"step": lambda value: type(value) is int and 0 <= value < 1 << 62,
-         "text": lambda value: isinstance(value, str) and value == value.encode(errors="replace").decode(),  # no half of a letter
-         "loss": lambda value: value is None or is_number(value)}
-
-
-def is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def fault(event):
-    if not isinstance(event.get("event"), str):
-        return "not an event of a run"
-    return next((f"its {name} is of the wrong kind" if name in event else f"an event without '{name}'"
-                 for name in NEEDED.get(event["event"], ()) if name not in event or not KINDS[name](event[name])), None)
+    return None if isinstance(event.get("event"), str) else "not an event of a run"
 
 
-class Lines:
-    """The objects of a file, as far as it is written; asked again, those added since. `fault` says what is wrong with one. A cut
-    last line is ignored: its writer may have been killed, or not be done. If only its end is missing, it is given every time."""
-
-    def __init__(self, path, fault=fault, hint=HINT):
-        self.path, self.fault, self.hint = path, fault, hint
-        self.number, self.last = 0, b""  # bytes, because a cut may split a character
+def lines(path, fault=fault, hint=HINT):
+    """The objects of a file, as far as it is written. `fault` says what is wrong with one. A cut last line is ignored: its writer
+    may have been killed, or not be done. If only its end is missing, it counts."""
+    try:
+        with opened(path) as file:
+            found = file.readlines()  # bytes, because a cut may split a character
+    except OSError as error:
+        raise Problem(f"cannot read {path}: {error.strerror}", "name a file that train_gpt --log has written") from None
+    for number, line in enumerate(found, 1):
         try:
-            self.file = opened(path)
-        except OSError as error:
-            raise Problem(f"cannot read {path}: {error.strerror}", "name a file that train_gpt --log has written") from None
-
-    def __iter__(self):
-        while line := self.file.readline():
-            cut = not line.endswith(b"\n")
-            if cut:
-                self.file.seek(-len(line), os.SEEK_CUR)
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                if cut:
-                    return
-                found = None
-            if what := self.fault(found) if isinstance(found, dict) else "not a JSON object":
-                raise Problem(f"{self.path}, line {self.number + 1}: {what}", self.hint)
-            if not cut:
-                self.number, self.last = self.number + 1, line
-            yield found
-            if cut:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            if not line.endswith(b"\n"):
                 return
-
-    def stay(self):
-        """Whether the file still has this name, and what has been read is still there."""
-        return (os.path.samestat(os.stat(self.path), os.fstat(self.file.fileno())) and
-                os.pread(self.file.fileno(), len(self.last), self.file.tell() - len(self.last)) == self.last)
+            value = None
+        if what := fault(value) if isinstance(value, dict) else "not a JSON object":
+            raise Problem(f"{path}, line {number}: {what}", hint)
+        yield value
 
 
 class Rows:
@@ -73,7 +44,7 @@ class Rows:
             raise Problem(f"{path} is being written by another command", "wait for it, or choose another --out") from None
         with opened(path, "rb+") as file:  # the last line may be cut
             file.truncate(file.read().rfind(b"\n") + 1)
-        self.done = list(Lines(path, lambda row: None if keys & row.keys() else what, "repair it, or give another --out"))
+        self.done = list(lines(path, lambda row: None if keys & row.keys() else what, "repair it, or give another --out"))
 
     def append(self, row):
         self.done.append(row)

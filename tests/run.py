@@ -524,8 +524,8 @@ def main():
             print(f"{full_name(program, build):<46} ranks {' '.join(map(str, program.ranks))}"
                   f"{'  cases ' + ' '.join(program.cases) if program.cases else ''}")
         return 0
-    if any(program.venv for program, _ in chosen) and subprocess.run(["scripts/install_deps.sh", "--bpe", "--log-to"]).returncode:
-        print("the tests of the GPT-2 encoding, or of log_to.py, will be skipped", flush=True)
+    if any(program.venv for program, _ in chosen) and subprocess.run(["scripts/install_deps.sh", "--bpe"]).returncode:
+        print("the tests of the GPT-2 encoding will be skipped", flush=True)
     for build, one in builds.items():
         wanted = targets([program for program, of in chosen if of == build], build)
         if wanted and subprocess.run(["make", "--no-print-directory", "-s", "-O", f"-j{os.cpu_count()}", f"SAN={one}",

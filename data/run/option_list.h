@@ -25,9 +25,6 @@ TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c form
 TEXT(train, "train", "", "GLOB",
     "token files to train on (llm.c format, made by data/prepare.py); of a directory its train_*.bin; quote a pattern")
 TEXT(val, "val", "", "GLOB", "token files for the validation loss; of a directory its val_*.bin")
-FLAG(verify_data, "verify-data",
-    "read and hash all tokens before the run begins, not only parts of them; a resumed run compares the hash with that of its last "
-    "start, if that had this option too")
 #undef GROUP
 #define GROUP "parallel"
 INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too")
@@ -89,11 +86,10 @@ TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing o
 TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B")
 #undef GROUP
 #define GROUP "output"
-TEXT(out, "out", "", "DIR", "directory of checkpoints and of the trained model")
+TEXT(out, "out", "", "DIR", "directory of checkpoints, from whose newest valid one a run resumes, and of the trained model")
 INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: only at the end, or when a signal ends the run")
 INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all")
 INT(keep_every, "keep-every", "0", 0, 1e9, "also keep the checkpoints of steps that are multiples of this; 0: none")
-CHOICE(resume, "resume", "auto", "auto|no", "auto: resume from the newest valid checkpoint in --out; no: refuse if there is one")
 FLAG(force, "force", "resume although options would change the run, or begin a new run if no checkpoint is valid")
 TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out as a model file (llm.c format), then stop")
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")
@@ -104,10 +100,6 @@ INT(threads, "threads", "0", 0, 4096,
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
-INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
-    "steps in a row that may be skipped because loss or gradient is not finite; one more ends the run")
-TEXT(config, "config", "", "FILE",
-    "read options from a JSON object, or from the log of a run (--log); the command line overrides them")
 FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
 FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",

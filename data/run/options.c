@@ -1,7 +1,6 @@
 // See options.h. Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
 #include "options.h"
 #include "../../commfuse/schedule.h"
-#include "../input.h"
 #include "../json.h"
 #include <stddef.h>
 
@@ -10,7 +9,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, ECHO_MAX = 120, CONFIG_MAX = 1 << 30 };
+enum { WIDTH = 110, ECHO_MAX = 120 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -110,75 +109,13 @@ static bool set_argument(options *opt, int argc, char **argv, int *at, problem *
     return set(opt, row, value, why);
 }
 
-// An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line overrides it.
-static bool set_item(options *opt, const cJSON *file, const cJSON *item, problem *why) {
-    const size_t length = strlen(item->string);
-    const option_row *row = find(item->string, length);
-    const char *text = cJSON_GetStringValue(item);
-    char number[JSON_NUMBER_TEXT];
-    options checked_only;
-    if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
-    bool *given = &opt->given[row - options_table];
-    const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
-    if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
-    if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
-    if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
-    if (!text)
-        return problem_set(why, row->help, "the value of --%s is no %s", row->name,
-                           flag      ? "true or false"
-                           : numeric ? "number"
-                                     : "text");
-    if (json_repeated(file, item)) return problem_set(why, NULL, "--%s appears twice", row->name);
-    if (row == &options_table[OPTION_config])
-        return problem_set(why, "put all options into one", "--config in a file is not allowed");
-    if (!set(*given ? &checked_only : opt, row, text, why)) return false;
-    *given |= *text != 0;
-    return true;
-}
-
-// Marks the options of a list "lr|train".
-static bool read_given(const char *given, bool listed[OPTIONS], problem *why) {
-    for (size_t length; *given; given += length + (given[length] == '|')) {
-        length = strcspn(given, "|");
-        const option_row *row = find(given, length);
-        if (!row) return unknown(given, given, length < ECHO_MAX ? length : ECHO_MAX, why);
-        listed[row - options_table] = true;
-    }
-    return true;
-}
-
-// The first line of a log has all values of its run, and the names of those that were given: only these are read.
-static bool read_config(options *opt, problem *why) {
-    static cJSON *config; // options point into it
-    char name[1024];
-    bool listed[OPTIONS] = {false};
-    problem wrong = {"", ""};
-    int64_t bytes;
-    char *text = input_read_all("--config", opt->config, CONFIG_MAX, &bytes, why);
-    if (!text) return false;
-    snprintf(name, sizeof name, "--config %.1000s", opt->config);
-    cJSON_Delete(config);
-    config = json_object(
-        text, bytes, name,
-        "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, without comments or a last comma, or name a run's log", why);
-    free(text);
-    if (!config) return false;
-    const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
-    bool sound = !given || read_given(given, listed, &wrong);
-    for (const cJSON *item = config->child; sound && item; item = item->next) {
-        const option_row *row = find(item->string, strlen(item->string));
-        if (!given || (row && listed[row - options_table])) sound = set_item(opt, config, item, &wrong);
-    }
-    return sound || problem_set(why, wrong.hint, "%s: %s", name, wrong.what);
-}
-
 bool options_try(options *opt, int argc, char **argv, problem *why) {
     *opt = (options){0};
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
         if (!set(opt, row, row->fallback, why)) return false;
     for (int i = 1; i < argc; i++)
         if (!set_argument(opt, argc, argv, &i, why)) return false;
-    return !*opt->config || read_config(opt, why);
+    return true;
 }
 
 void options_parse(options *opt, int argc, char **argv) {

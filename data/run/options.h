@@ -12,7 +12,7 @@ enum { // rows of the table: OPTION_seq, OPTION_lr, …
 typedef struct options { // 0 and "": see --help of each
 #define OPTION(type, kind, field, ...) type field;
 #include "option_list.h"
-    bool given[OPTIONS]; // by row: on the command line or in the file of --config
+    bool given[OPTIONS]; // by row: on the command line
 } options;
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
@@ -27,8 +27,7 @@ typedef struct option_row {
 } option_row;
 extern const option_row options_table[];
 
-// Reads argv[1…], then the file of --config, then defaults. Dies together on any error. Texts point into argv, or into the text of
-// --config, which stays in memory until another file is read.
+// Reads argv[1…]. Dies together on any error. Texts point into argv.
 void options_parse(options *opt, int argc, char **argv);
 // The same, but an error does not end the run. False: see why.
 bool options_try(options *opt, int argc, char **argv, problem *why);

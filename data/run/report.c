@@ -4,13 +4,13 @@
 #include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
+#include "audit.h"
 #include "derived.h"
 #include <math.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { BYTE_VOCABULARY_MAX = 1024 }; // the tokens of a larger vocabulary are not bytes
-enum { BEHIND = 2048 };              // bytes of output that wait to be read
+enum { BEHIND = 2048 }; // bytes of output that wait to be read
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -25,16 +25,11 @@ void report_line(const run_report *r, const char *format, ...) {
     fflush(stdout);
 }
 
-double report_lap(run_report *r) {
+// Time since the last call, or since report_begin().
+static double lap(run_report *r) {
     double before = r->lap_ms;
     r->lap_ms = cf_now_ms();
     return r->lap_ms - before;
-}
-
-double report_spent(run_report *r, time_purpose purpose) {
-    double ms = report_lap(r);
-    r->time.ms[purpose] += ms;
-    return ms;
 }
 
 // --- the beginning ---
@@ -49,21 +44,16 @@ void report_resume(run_report *r, const manifest *m) {
 
 void report_open(run_report *r) {
     const log_resume resume = {r->run, r->first, r->evaluated};
-    if (!root(r)) return;
-    r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
-    accounts_open(&r->time, r->opt->out);
+    if (root(r)) r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
 }
 
 void report_config(run_report *r) {
-    char host[64] = "unknown", given[4096] = "";
+    char host[64] = "unknown";
     gethostname(host, sizeof host - 1);
-    for (int i = 0; i < OPTIONS; i++)
-        if (r->opt->given[i] && i != OPTION_config)
-            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", options_table[i].name);
     const bool resumed = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, resumed ? "resume" : "config");
     LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),
-            FIELD("host", host), FIELD("given", given) /* for --config */, FIELD("ranks", r->mesh->world_group.size));
+            FIELD("host", host), FIELD("ranks", r->mesh->world_group.size));
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         const void *value = (const char *)r->opt + row->offset;
         if (row->type == OPTION_INT) LOG_ADD(r->log, FIELD(row->name, *(const int64_t *)value));
@@ -74,17 +64,6 @@ void report_config(run_report *r) {
     LOG_ADD(r->log, FIELD("parameters", r->parameters), FIELD("peak_tflops_all_ranks", r->peak * 1e-12),
             FIELD("peak_source", r->peak_source ? r->peak_source : "unknown"));
     log_end(r->log);
-}
-
-// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
-// each wait then lasts as long as the time slices of other threads.
-static void print_shared_cores(const run_report *r) {
-    const int threads = (int)r->opt->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
-    if (ranks * (threads + 1) <= cores) return;
-    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
-    cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
-             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
-                  : "the threads that move bytes share them with those that compute");
 }
 
 // Where groups span hosts.
@@ -98,15 +77,6 @@ static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
                  R, mesh->tp_group.hosts, mesh->dp_group.hosts);
 }
 
-// A model with a vocabulary of words accepts bytes as tokens, but its losses then mean nothing.
-static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
-    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
-        cf_print(stdout,
-                 "note      --%s %s: these tokens seem to be bytes, the model has %ld words; data/prepare.py "
-                 "--encoding gpt2 makes GPT-2's tokens\n",
-                 option, files, r->V);
-}
-
 void report_banner(const run_report *r) {
     const options *opt = r->opt;
     const cf_choice schedule = derived_schedule(opt);
@@ -118,8 +88,6 @@ void report_banner(const run_report *r) {
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
              opt->strategy, r->transport->name);
     print_hosts(r->mesh, r->transport->ranks_per_host);
-    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
-        print_shared_cores(r);
     if (!schedule.algorithm)
         cf_print(stdout, "overlap   auto: --dry-run prints the schedule of each operation\n");
     else
@@ -130,8 +98,6 @@ void report_banner(const run_report *r) {
     if (r->train)
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
-    print_bytes(r, r->train, "train", opt->train);
-    print_bytes(r, r->val, "val", opt->val);
     if (r->peak > 0)
         cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
     else
@@ -223,15 +189,7 @@ void report_step(run_report *r, const double *all, int stride) {
              FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
              FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
              FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
-    if (s->skipped > 0) {
-        report_line(r, "step %5ld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %ld in a row, at most %ld\n",
-                    s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, s->skipped, r->opt->skip_nonfinite);
-        LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
-                 FIELD("in_a_row", s->skipped));
-    }
     plan_step(&r->plan, r->log, s->step);
-    accounts_step(&r->time, s->step, times.ms);
-    if (root(r)) accounts_store(&r->time, false);
     if (times.stop) r->stop = times.stop;
     r->last.step = -1;
 }
@@ -242,9 +200,7 @@ void report_meet(run_report *r) {
 }
 
 void report_begin(run_report *r) {
-    const double start_ms = report_lap(r);
-    r->begin_ms = r->lap_ms, r->trace_from = r->trace_to = -1;
-    if (r->first < r->opt->steps) r->time.ms[TIME_START] += start_ms;
+    r->begin_ms = r->lap_ms = cf_now_ms(), r->trace_from = r->trace_to = -1;
     if (*r->opt->trace) sscanf(r->opt->trace_steps, "%d:%d", &r->trace_from, &r->trace_to); // the parser has checked the form
     if (r->first > r->trace_from && r->first < r->trace_to && r->first > 0) r->trace_from = (int)r->first;
 }
@@ -257,12 +213,9 @@ void report_begin_step(run_report *r) {
     cf_context *c = r->context;
     const bool follows = r->last.step >= 0;
     if (c->step == r->trace_from) report_meet(r), cf_trace_start(c->trace, r->transport);
-    if (!follows) {
-        report_meet(r);
-        report_spent(r, TIME_WATCH);
-    }
+    if (!follows) report_meet(r), lap(r);
     cf_trace_step(c->trace, c->step, c->stream);
-    if (follows) r->last.ms = report_lap(r);
+    if (follows) r->last.ms = lap(r);
     cf_tuner_begin_step(r->plan.tuner);
 }
 
@@ -286,7 +239,7 @@ void report_end_step(run_report *r) {
     double mine[FIGURES];
     cf_stream_sync(c->stream);
     cf_trace_step(c->trace, c->step, c->stream);
-    r->last.ms = report_lap(r);
+    r->last.ms = lap(r);
     cf_tuner_end_step(r->plan.tuner);
     report_figures(r, mine);
     double *all = cf_allgather_alloc(r->transport, mine, (int64_t)sizeof mine);
@@ -299,7 +252,7 @@ void report_end_step(run_report *r) {
 // --- between steps ---
 
 void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences) {
-    const double ms = report_spent(r, TIME_WATCH);
+    const double ms = lap(r);
     double loss = 0;
     for (int64_t i = 0; i < sequences; i++) loss += losses[i];
     loss /= (double)(sequences * r->opt->seq);
@@ -308,22 +261,15 @@ void report_validation(run_report *r, int64_t step, const double *losses, int64_
 }
 
 void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
-    const double ms = report_spent(r, TIME_WATCH), accuracy = (double)correct / (double)examples;
+    const double ms = lap(r), accuracy = (double)correct / (double)examples;
     LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
              FIELD("examples", examples));
     report_line(r, "step %5ld  HellaSwag %.4f  %ld of %ld\n", step, accuracy, correct, examples);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
-    static bool explained;
-    const double ms = report_spent(r, TIME_WATCH);
+    const double ms = lap(r);
     if (!root(r)) return;
-    if (!r->words && r->V > vocabulary_size(NULL) && !explained)
-        cf_print(stderr,
-                 "note: samples are no text: there is no tokenizer.bin for the %ld tokens beside --train, --val or --init-from "
-                 "(data/prepare.py writes one)\n",
-                 r->V);
-    explained = true;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
@@ -340,19 +286,15 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     const int stop = stopped ? r->stop : 0;
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    report_spent(r, TIME_WATCH);
-    if (root(r)) accounts_store(&r->time, true);
-    accounts_audit(r->context->trace, r->transport, r->opt, r->log);
+    audit(r->context->trace, r->transport, r->opt, r->log);
     log_begin(r->log, "end");
     LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
             FIELD("bytes_sent_rank0", r->transport->bytes_sent));
-    accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
                     step, r->opt->steps);
-    if (root(r) && *r->opt->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
         cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",

@@ -1,8 +1,7 @@
-// The output of a run: banner, a line per step on the terminal and in the log, and accounts of its time.
+// The output of a run: banner, a line per step on the terminal and in the log.
 // All ranks call these functions; only rank 0 prints and writes.
 #pragma once
 #include "../../commfuse/fuse.h"
-#include "accounts.h"
 #include "startup.h"
 #include "plan.h"
 #include "saver.h"
@@ -11,9 +10,6 @@ typedef struct step_report {
     int64_t step;               // -1: none
     double loss, grad_norm, lr; // of all ranks
     double ms;                  // this rank's clock
-    int64_t skipped;            // steps skipped in a row up to and including this one; 0: it was not skipped
-    int nonfinite_rank;         // if skipped: the first rank with a number that is not finite, -1: none
-    const char *nonfinite;      // if skipped: the tensor that was not finite
     bool trial;                 // of the plan
 } step_report;
 
@@ -34,7 +30,6 @@ typedef struct run_report {
     bool evaluated;           // validation and samples before it are done
     logfile *log;             // rank 0's
     saver *checkpoints;       // NULL without --out
-    accounts time;            // rank 0's
     double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()
     double stepped_ms;        // of all reported steps
     int trace_from, trace_to; // steps [from, to); -1 without --trace
@@ -45,13 +40,10 @@ typedef struct run_report {
 } run_report;
 
 void report_resume(run_report *r, const manifest *m); // from this checkpoint
-// Opens log and accounts of a run that begins, or resumes at r->first.
+// Opens the log of a run that begins, or resumes at r->first.
 void report_open(run_report *r);
 void report_config(run_report *r); // logs the options; a resumed run keeps the first line of its log and adds another
 void report_banner(const run_report *r);
-
-double report_lap(run_report *r);                         // time since the last call, or since the start of the program
-double report_spent(run_report *r, time_purpose purpose); // the same, and adds it to the account of this purpose
 
 // A step ends where the next one begins, or, if other work follows, in report_end_step(). Its figures travel with the norm of the
 // next step, or alone.

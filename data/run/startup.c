@@ -26,13 +26,9 @@ vocabulary *startup_vocabulary(const options *opt) {
     return words ? words : vocabulary_beside(opt->init_from);
 }
 
-tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root) {
+tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V) {
     if (!*pattern) return NULL;
     tokens *data = tokens_open(files_of(option, pattern), opt->seq);
-    if (opt->verify_data && root)
-        cf_print(stdout, "verify    --%s: reading and hashing %.3f GB\n", option, 2e-9 * (double)data->count);
-    fflush(stdout);
-    if (opt->verify_data) tokens_verify(data);
     tokens_check(data, V);
     return data;
 }
@@ -96,7 +92,7 @@ static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
 }
 
 void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
-    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
+    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|";
     cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
     manifest_add(program, "version of this program", "%s", version);
     compare(transport, program, "copy one program to every host, or build it there from the same sources");
@@ -111,10 +107,6 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
     compare(transport, all, "start every rank with the same options; some launchers take them per host");
 }
 
-static uint64_t fingerprint_of(const tokens *data) {
-    return !data ? 0 : data->hash ? data->hash : data->fingerprint;
-}
-
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                           const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
@@ -123,9 +115,9 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     uint64_t model = 0;
     if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
     manifest_add(data, "number of samples in --train", "%ld", train ? train->samples : 0);
-    manifest_add(data, "fingerprint of --train", "%lu", fingerprint_of(train));
+    manifest_add(data, "fingerprint of --train", "%lu", train ? train->fingerprint : 0);
     manifest_add(data, "number of samples in --val", "%ld", val ? val->samples : 0);
-    manifest_add(data, "fingerprint of --val", "%lu", fingerprint_of(val));
+    manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
     manifest_add(data, "hash of --init-from", "%lu", model);
     manifest_add(data, "hash of --hellaswag", "%lu", questions ? questions->hash : 0);
@@ -142,17 +134,16 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",      "channels",     "heads", "vocab",        "padded-vocab",  "positions",
-                                        "seq",         "batch",        "lr",    "min-lr",       "warmup",        "schedule",
-                                        "decay-steps", "weight-decay", "beta1", "beta2",        "eps",           "clip",
-                                        "seed",        "dtype",        "steps", "train-tokens", "train-samples", "train-blocks",
-                                        "train-hash",  "define"};
+static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
+                                        "positions", "seq",          "batch",         "lr",           "min-lr",
+                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
+                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
+                                        "steps",     "train-tokens", "train-samples", "train-blocks", "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
                                              {"train-tokens", "tokens of --train"},
                                              {"train-samples", "samples of --train"},
                                              {"train-blocks", "content of --train"},
-                                             {"train-hash", "content of --train, by --verify-data"},
                                              {"define", "make DEFINE="}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
@@ -168,9 +159,7 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
     manifest_add(all, "train-tokens", "%ld", t->count);
     manifest_add(all, "train-samples", "%ld", t->samples);
-    manifest_add(all, "train-hash", "%ld", (int64_t)t->hash);
     manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
-    manifest_add(all, "skipped", "%ld", facts->skipped);
     manifest_add(all, "watched", "%d", facts->evaluated);
     const char *define = strchr(facts->version, ' '); // see the Makefile
     manifest_add(all, "version", "%s", facts->version);
@@ -208,8 +197,6 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         const size_t length = strlen(list);
         if (!saved) saved = strcmp(name, "define") == 0 ? "none" : "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
-        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(saved, "0") == 0))
-            continue; // known only with --verify-data
         for (size_t j = 0; j < sizeof description / sizeof *description; j++)
             if (strcmp(description[j][0], name) == 0) words = description[j][1];
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
@@ -353,9 +340,6 @@ manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_tran
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "no valid checkpoint in %s", opt->out);
     if (!m && damage) cf_print(stderr, "warning: no valid checkpoint in %s: a new run begins there\n", opt->out);
-    if (m && strcmp(opt->resume, "no") == 0)
-        cf_die_together("choose another --out, or leave out --resume to continue that run",
-                        "--resume no, but %s holds a checkpoint of step %ld", opt->out, m->step);
     if (m) startup_compare_run(opt, facts, m);
     if (m && m->step > opt->steps)
         cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", opt->out, m->step,

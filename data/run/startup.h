@@ -10,8 +10,8 @@
 #include "../vocabulary.h"
 
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
-// Opens --train or --val; NULL if it is not given. With --verify-data reads all of it, and prints so if this is rank 0 (root).
-tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V, bool root);
+// Opens --train or --val; NULL if it is not given.
+tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
 // The *count tokens of --prompt, in an array with room for opt->sample_tokens more, which the caller frees. Without --prompt one
 // token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
@@ -46,7 +46,6 @@ typedef struct run_facts {
     const tokens *train; // NULL: none
     const char *version, *run;
     const char *plan; // as data/run/plan.h prints it; NULL: none has been found yet
-    int64_t skipped;  // steps in a row, up to this one
     bool evaluated;   // validation and samples of this step are done
 } run_facts;
 struct cJSON *startup_describe(const options *opt, const run_facts *facts);   // the options of a manifest

@@ -87,7 +87,7 @@ def train(check, kind, ranks=1, transport="auto", limit=None, **options):
     command = [check.program(kind), *words_of(log=log, transport=transport, val_every=0, **options)]
     environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
     result = check.runner.ranks([command] * ranks, environments, limit)
-    events = list(run_log.Lines(log)) if os.path.exists(log) else []
+    events = list(run_log.lines(log)) if os.path.exists(log) else []
     steps, config = run_log.steps(events), next((event for event in events if event["event"] == "config"), {})
     if result.status == 0 and len(steps) != options.get("steps", len(steps)):
         result = dataclasses.replace(result, status=1)

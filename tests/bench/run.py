@@ -60,7 +60,7 @@ def log_of_one_process(build, steps, dtype, spin=None, **options):
         done = subprocess.run(command, env=dict(os.environ, **({"GOMP_SPINCOUNT": spin} if spin else {})))
         if done.returncode != 0:
             sys.exit(f"error: this run ended with status {done.returncode}")
-        return list(run_log.Lines(log))
+        return list(run_log.lines(log))
 
 
 def bench_step(build, steps):

@@ -3,7 +3,7 @@
 // The overlap audit: what bounds an operation, by what transfers cost and how much of them waited.
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/run/accounts.h"
+#include "data/run/audit.h"
 
 enum { BYTES = 1000000, TRANSFERS = 4 };
 
@@ -38,7 +38,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
         cf_trace_last(trace);
         cf_trace_add_totals(trace);
     }
-    accounts_audit(trace, &transport, &o, log);
+    audit(trace, &transport, &o, log);
     log_close(log);
     cf_trace_free(trace);
     size_t size;

@@ -4,7 +4,6 @@
 #include "commfuse/schedule.h"
 #include "data/run/options.h"
 #include <math.h>
-#include <time.h>
 
 // The command line "train_gpt WORDS…", words separated by blanks; options point into `line`.
 static char line[4096];
@@ -90,7 +89,7 @@ static void test_every_row(void **state) {
     (void)state;
     const option_row *rows = options_table;
     const int count = OPTIONS;
-    assert_int_equal(count, 67);
+    assert_int_equal(count, 63);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];
@@ -230,99 +229,6 @@ static void test_values_as_text(void **state) {
     assert_string_equal(text, "d1");
 }
 
-// Options of a file hold unless the command line has them too, and count as given; of a log's first line those that were.
-static void test_config(void **state) {
-    (void)state;
-    static const char mine[] = "{\"lr\": 2.5e-4, \"seed\": 9007199254740991,\n \"train\": \"a b.bin\", \"force\": true, "
-                               "\"check-wire\": \"yes\", \"dry-run\": false, \"overlap\": \"slice\", \"tp\": \"4\"}\r\n\t\n";
-    static const char logged[] = "{\"event\":\"config\",\"given\":\"lr|train\",\"lr\":1,\"seq\":7,\"seed\":5,\"train\":\"x\"}\n"
-                                 "{\"event\":\"step\"}\n";
-    char words[PATH_MAX + 64];
-    scratch_write("mine", mine, sizeof mine - 1);
-    scratch_write("logged", logged, sizeof logged - 1);
-    snprintf(words, sizeof words, "--lr 1e-3 --config %s --lr 2e-3", scratch_path("mine"));
-    options o = parsed(words);
-    assert_true(o.lr == 2e-3 && o.seed == INT64_C(9007199254740991) && o.tp == 4 && o.force && o.check_wire && !o.dry_run);
-    assert_string_equal(o.train, "a b.bin");
-    assert_string_equal(o.overlap, "slice");
-    assert_true(o.given[OPTION_seed] && o.given[OPTION_config] && !o.given[OPTION_dry_run]);
-    assert_int_equal(marked(o.given), 8);
-    snprintf(words, sizeof words, "--config %s --seed 3", scratch_path("logged"));
-    o = parsed(words);
-    assert_true(o.lr == 1 && o.seq == 1024 && o.seed == 3 && strcmp(o.train, "x") == 0 && !o.given[OPTION_seq]);
-}
-
-static void test_config_refused(void **state) {
-    (void)state;
-    static const char *const bad[][3] = {
-        {"{\"lrr\": 1}", "unknown option lrr", "--help lists all options"},
-        {"{\"event\": \"config\", \"lr\": 1}", "unknown option event", "--help"},
-        {"{\"lr\": 1, \"lr\": 2}", "--lr appears twice", ""},
-        {"{\"lr\": -1}", "--lr -1 is out of range", ""},
-        {"{\"seq\": 1.5}", "--seq '1.5' is not a whole number", ""},
-        {"{\"seq\": 1e300}", "--seq '1.0000000000000001e+300' is not a whole number", ""},
-        {"{\"seq\": true}", "the value of --seq is no number", "tokens per sequence"},
-        {"{\"train\": 7}", "the value of --train is no text", "token files"},
-        {"{\"recompute\": 0}", "the value of --recompute is no text", "0: keep"},
-        {"{\"train\": null}", "the value of --train is no text", ""},
-        {"{\"force\": 1}", "the value of --force is no true or false", ""},
-        {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
-        {"{\"strategy\": \"all\"}", "--strategy 'all' is none of", ""},
-        {"{\"overlap\": \"ring\", \"slices\": 2}", "unknown option slices", "--overlap NAME[:SLICES]"},
-        {"{\"config\": \"other\"}", "in a file is not allowed", "one"},
-        {"[1]", "does not begin with a JSON object", "write {"},
-        {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
-        {"", "does not begin with a JSON object: see line 1, column 1", "write {"},
-        {"{\"train\": \"t.bin\"}, \"lr\": 1e-3}", "has more than a JSON object: see line 1, column 19", "write {"},
-        {"{\"lr\": 1}\n{\"lr\": 2}\n", "has more than a JSON object: see line 2, column 1", ""},
-        {"{\"lr\": 1}\nmore", "has more than a JSON object: see line 2, column 1", ""},
-        {"{\"event\":\"config\",\"given\":\"lr\",\"lr\":1}, \"seq\": 7}\n", "has more than a JSON object: see line 1, column 39",
-         ""},
-        {"{\"lr\": 1,\n \"train\": \"t\",\n}", "does not begin with a JSON object: see line 3, column 1", "last comma"},
-        {"{\"lr\": 1e-3 \"tp\": 2}", "see line 1, column 13", ""},
-        {"{\"train\": \"é\", // tokens\n \"lr\": 1}", "see line 1, column 16", "without comments"},
-        {"{\"event\":\"config\",\"given\":\"lr|lrr\",\"lr\":1}\n", "unknown option lrr", "--help lists all options"},
-    };
-    char words[PATH_MAX + 64];
-    snprintf(words, sizeof words, "--config %s", scratch_path("bad"));
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        scratch_write("bad", bad[i][0], strlen(bad[i][0]));
-        assert_refused(words, "--config /", "");
-        assert_refused(words, bad[i][1], bad[i][2]);
-    }
-    scratch_write("bad", "{\"lr\": 1}\0x", sizeof "{\"lr\": 1}\0x" - 1);
-    assert_refused(words, "has more than a JSON object: see line 1, column 10", "");
-    assert_refused("--config /nowhere/config.json", "/nowhere/config.json cannot be opened", "");
-    assert_refused("--config /", "it is a directory", "");
-}
-
-// As many names as the file holds are read once, not once for each of its values.
-static void test_a_config_of_many_names(void **state) {
-    (void)state;
-    char *text = NULL, words[PATH_MAX + 64];
-    size_t size;
-    snprintf(words, sizeof words, "--config %s", scratch_path("many"));
-    for (int wrong = 0; wrong < 2; wrong++) {
-        FILE *file = open_memstream(&text, &size);
-        fprintf(file, "{\"event\":\"config\",\"given\":\"lr");
-        for (int i = 0; i < 60000; i++) fprintf(file, wrong ? "|x%d" : "|seq", i);
-        fprintf(file, "\"");
-        for (int i = 0; i < 50000; i++) fprintf(file, ",\"y%d\":1", i);
-        fprintf(file, ",\"lr\":0.5}\n");
-        fclose(file);
-        scratch_write("many", text, size);
-        free(text);
-        struct timespec begin, end;
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
-        if (wrong)
-            assert_refused(words, "unknown option x0", "");
-        else
-            assert_true(parsed(words).lr == 0.5);
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
-        assert_true(end.tv_sec - begin.tv_sec < 20); // a minute if each value is looked for in the list
-    }
-}
-
 static void test_help(void **state) {
     (void)state;
     char *path = scratch_path("help");
@@ -399,9 +305,6 @@ int main(void) {
         cmocka_unit_test(test_malformed_numbers),
         cmocka_unit_test(test_step_range),
         cmocka_unit_test(test_values_as_text),
-        cmocka_unit_test(test_config),
-        cmocka_unit_test(test_config_refused),
-        cmocka_unit_test(test_a_config_of_many_names),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_dies),
         cmocka_unit_test(test_noise),

@@ -19,7 +19,7 @@ fuzz_tokens   := tokens input
 fuzz_model    := model_file input atomic_file
 fuzz_manifest := checkpoint input atomic_file
 fuzz_state    := saved_state input atomic_file
-fuzz_options  := run/options input
+fuzz_options  := run/options
 
 fuzz_flags := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror -I. -MMD -MP \
               -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OTHERS = {  # options of programs that are not ours
     "--cflags", "--hostfile", "--libs", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
     "--gpus-per-node", "--ntasks", "--ntasks-per-node",
-    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", "--yaml-cfg",
-    "--tensorboard-dir", "--wandb-project", "--module", "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
+    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", 
+    "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
     "--use-distributed-optimizer", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--recompute-activations"}
 SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
 PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"

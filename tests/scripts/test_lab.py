@@ -221,7 +221,7 @@ class Hosts(unittest.TestCase):
                            capture_output=True)
             crossed = self.sent(program, *shape, "--micro-batch", "4", "--tp", "2", "--log", logs[1])
             self.run_in(program, *shape, "--dp", "2", "--micro-batch", "2", "--log", logs[2])
-            one, *others = [run_log.steps(run_log.Lines(log)) for log in logs]
+            one, *others = [run_log.steps(run_log.lines(log)) for log in logs]
         self.assertEqual(len(one), 5)
         for other in others:
             for a, b in zip(one, other, strict=True):

@@ -25,8 +25,7 @@ class Chaos(unittest.TestCase):
         print(chaos.describe(result))
         self.assertGreaterEqual(sum(result.kills.values()), KILLS - 2)  # one may come when all is done
         self.assertGreater(result.kills["training"] + result.kills["saving"], 0)
-        self.assertGreater(result.end["starts"], 1)
-        self.assertTrue(0 < result.end["goodput"] < 1)
+        self.assertGreater(result.starts, 1)
 
     def test_two_by_two(self):
         self.check(2, 2)

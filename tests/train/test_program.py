@@ -34,7 +34,7 @@ class Program(harness.Case):
         self.assertEqual([s["step"] for s in steps], list(range(STEPS)))
         self.assertEqual([v["step"] for v in validations], [0, 2, 4])
         self.assertEqual([s["step"] for s in samples], [2, 4])
-        self.assertEqual(sorted(os.listdir(out)), ["accounts.json", "lock", "model.bin", "step_00000003", "step_00000004"])
+        self.assertEqual(sorted(os.listdir(out)), ["lock", "model.bin", "step_00000003", "step_00000004"])
         self.assertTraced(trace, tp, dp)
         shape, model = reference.read_model(os.path.join(out, "model.bin"))
         self.assertEqual(shape, self.shape)

@@ -74,9 +74,6 @@ class Stopping(checkpoints.Case):
         found = self.assertSameRun(log, expected[1])
         self.assertSameEnd(out, expected[0])
         self.assertEqual(len(harness.events(found, "resume")), starts - 1)
-        self.assertEqual(found[-1]["starts"], starts)
-        self.assertEqual(found[-1]["redo_s"], 0)
-        self.assertGreater(found[-1]["save_s"], 0)
 
 
 class Stop(Stopping):
@@ -135,8 +132,6 @@ class Stop(Stopping):
         self.assertSameEnd(out, expected[0])
         self.assertEqual(*([(s["step"], s["text"]) for s in harness.events(which, "sample")]
                            for which in (found, harness.read_log(expected[1]))))
-        self.assertEqual(found[-1]["starts"], 3)
-        self.assertGreater(found[-1]["redo_s"], 0)
 
     def test_a_timeline_so_far(self):
         out, log, trace = self.fresh("out"), self.fresh("log.jsonl"), self.fresh("trace.json")

@@ -20,8 +20,8 @@ import reference
 
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host transport overlap gradients
     prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
-    verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every resume force export
-    export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run predict predict-ranks predict-all help""".split()
+    val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every force export
+    export-step threads peak-tflops timeout check-wire dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
 
@@ -83,14 +83,14 @@ class Log(harness.Case):
         for ranks, mesh in (1, {}), (4, dict(tp=2, dp=2)):
             with self.subTest(ranks=ranks):
                 log, _ = self.train(ranks, steps=60, micro_batch=2, batch=4, val=self.tokens, val_every=20, val_batches=1,
-                                    sample_every=30, out=self.fresh("out"), save_every=25, **mesh)
+                                    sample_every=30, **mesh)
                 between = sum(entry["ms"] for kind in ("val", "sample") for entry in harness.events(log, kind))
                 steps, end = sum(s["step_ms"] for s in harness.events(log, "step")), log[-1]
                 self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
-                self.assertAlmostEqual(steps / 1e3, end["train_s"], delta=1e-6)
                 wall = 1e3 * end["total_s"]
-                self.assertAlmostEqual(steps + 1e3 * (end["watch_s"] + end["save_s"]), wall, delta=0.01 * wall)
-                self.assertLessEqual(between, 1e3 * end["watch_s"] + 1e-3)
+                self.assertLessEqual(steps + between, 1.001 * wall)  # with other ranks: without waits until all are ready
+                if ranks == 1:
+                    self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
 
     def test_config_has_every_option_and_the_place(self):
@@ -127,21 +127,6 @@ class Log(harness.Case):
             said = config(4, tp=2)
             self.assertEqual((said["tp"], said["dp"], said["batch"]), (2, 2, 8))
             self.assertGreater(said["threads"], 0)
-
-    def test_the_first_line_of_a_log_is_a_config(self):
-        """The same run again, whatever followed from its options, and another one beside it by the command line."""
-        first, _ = self.train(2, tp=2, steps=3, seed=7, lr=2e-3)
-        path = self.fresh("config.jsonl")
-        pathlib.Path(path).write_text(json.dumps(first[0]) + "\n", encoding="utf-8")
-        losses = [[], []]
-        for more, found in zip(({}, dict(seed=8)), losses):
-            log = self.fresh("log")
-            result = harness.run(harness.options(config=path, log=log, **more), 2)
-            self.assertEqual(result.status, 0, str(result))
-            found += [step["loss"] for step in harness.events(harness.read_log(log), "step")]
-        self.assertEqual(losses[0], [step["loss"] for step in harness.events(first, "step")])
-        self.assertNotEqual(losses[0], losses[1])
-        self.assertFails(harness.run(harness.options(config=self.tokens)), "--config", "JSON object")
 
     def test_mfu_is_what_its_formula_says(self):
         # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, without the vocabulary's
@@ -221,14 +206,6 @@ class Log(harness.Case):
                 self.assertEqual([entry["step"] for entry in log[1:3]], [0, 0])
                 self.assertTrue(log[2]["text"])
 
-    def test_bytes_given_to_a_model_of_words_are_told_of(self):
-        for vocab, told in (2000, 2), (1000, 0):  # --train and --val; the tokens are below 101
-            with self.subTest(vocab=vocab):
-                result = harness.run(harness.options(train=self.tokens, val=self.tokens, vocab=vocab, layers=1, channels=16,
-                                                     heads=2, seq=8, steps=1, val_every=0))
-                self.assertEqual(result.status, 0, str(result))
-                self.assertEqual(result.out.count("seem to be bytes"), told, str(result))
-
     def test_a_sample_does_not_command_the_terminal(self):
         """Whatever bytes a model draws; weights at random draw all of them."""
         model, shape = self.fresh("model.bin"), dataclasses.replace(self.shape, V=256, Vp=256)
@@ -282,19 +259,19 @@ class ControlCharacters(harness.Case):
             json.dump(values, file)
         return path
 
-    def test_names_in_a_config(self):
+    def test_names_of_files(self):
         folder = self.fresh("folder")
         os.mkdir(folder)
         names = {name: os.path.join(folder, name + self.evil) for name in ("out", "trace", "log")}
-        config = self.written({**names, "trace-steps": "0:1", "plan": "new"})
         for steps in (2, 4):  # saves, and resumes
-            result = self.shown(*self.arguments(config=config, steps=steps, schedule="constant", save_every=1))
+            result = self.shown(*self.arguments(**names, trace_steps="0:1", plan="new", steps=steps, schedule="constant",
+                                                save_every=1))
             self.assertEqual(result.status, 0, str(result))
             self.assertIn("saved " + names["out"][:-len(self.evil)] + "?]0;owned???", result.out)
         self.assertEqual(len(os.listdir(folder)), 3)
         for name in ("train", "val", "init-from", "hellaswag", "log", "plan", "prompt", "predict", "overlap", "export"):
             more = {name: os.path.join(folder, "none", self.evil), "out": names["out"]}
-            self.assertFails(self.shown(*self.arguments(train=None, init_from=None, config=self.written(more))), "error:")
+            self.assertFails(self.shown(*self.arguments(**{"train": None, "init_from": None, **more})), "error:")
 
     def test_a_manifest(self):
         xxhash = ctypes.CDLL("libxxhash.so.0")
@@ -427,14 +404,6 @@ class DryRun(harness.Case):
         self.assertRegex(text, r"\b\d+(\.\d+)? ?[kmgt]i?b\b")
         for operation in ("all-gather", "reduce-scatter"):
             self.assertIn(operation, text)
-
-    def test_threads_that_spin_on_few_cores_are_told_of(self):
-        spin, sleep = ("env", "-u", "OMP_WAIT_POLICY"), ("env", "OMP_WAIT_POLICY=passive")
-        for threads, wrapper, told in ((2 * os.cpu_count(), spin, True), (2 * os.cpu_count(), sleep, False), (1, spin, False)):
-            with self.subTest(threads=threads, wrapper=wrapper):
-                result = harness.run(self.arguments(dry_run=True, tp=2, threads=threads), 2, wrapper=wrapper)
-                self.assertEqual(result.status, 0, str(result))
-                self.assertEqual("set OMP_WAIT_POLICY=passive" in result.out, told, result.out)
 
     def test_threads_are_what_is_allowed(self):
         """And the banner says what allows fewer; --threads may ask for more."""
