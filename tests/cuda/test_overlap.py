@@ -18,7 +18,8 @@ sys.path[:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests", "benc
 import overlap
 from runner import Failed
 
-SMALL = dict(channels=64, heads=4, layers=1, vocab=512, seq=32, embedding="table", recompute=0, peak_tflops=1, rounds=3, timeout=60)
+SMALL = dict(channels=64, heads=4, layers=1, vocab=512, seq=16, embedding="table", recompute=0, peak_tflops=1, rounds=2, timeout=60)
+MESHES = {name: (ranks, dict(words, micro_batch=2)) for name, (ranks, words) in overlap.MESHES.items()}
 WIRES = """#!/bin/sh
 echo "wires $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in $CUDA_MPS_PIPE_DIRECTORY" >> {log}
 printf '  %-57s %9.0f\\n  %-57s %9.1f us\\n  %-57s %9.1f GB/s\\n' multiprocessors 33 \\
@@ -44,7 +45,8 @@ class Overlap(unittest.TestCase):
         shutil.move(os.path.join(folder, "wires"), f"{build}/tests/bench/bench_wires")
         os.symlink(f"{overlap.CLOCK}/tests/bench/bench_train", f"{build}/tests/bench/bench_train")
         with contextlib.redirect_stdout(out), mock.patch.dict(os.environ, PATH=path, EMULATOR_DEVICES="1"), \
-                mock.patch.object(overlap, "SHAPE", SMALL), mock.patch.object(sys, "argv", ["overlap.py", "--build", build]):
+                mock.patch.multiple(overlap, SHAPE=SMALL, MESHES=MESHES), \
+                mock.patch.object(sys, "argv", ["overlap.py", "--build", build]):
             return overlap.main(), out.getvalue()
 
     def test_every_mesh_and_mode_is_measured_and_imagined(self):
