@@ -285,13 +285,12 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
         for (int i = 0; i < count; i++) cf_stream_after(w->recv[unit[i].recv_from].stream, w->summed[w->turn]);
     for (int i = 0; i < count; i++) exchange(w, &unit[i], ready, &begin);
     if (unit != r) complete(w, r);
-    if (unit != r) r->here = cf_event_record_untimed(w->join);
     const cf_event end = cf_event_record(w->join); // one for the unit
     for (int i = 0; i < count; i++) {
         unit[i].end = end;
         if (unit[i].recv_from < 0) unit[i].arrival = unit[i].here = end;
     }
-    if (unit != r) r->begin = unit->begin, r->arrival = r->end = end, w->parts = 0;
+    if (unit != r) r->begin = unit->begin, r->here = r->arrival = r->end = end, w->parts = 0; // traces read end: wait for it
 }
 
 // --- start and end ---

@@ -12,8 +12,9 @@ rates of products and links (each way); --gbps 25 is a machine without NVLink. -
 --hosts-gbps between hosts for each, and adds schedules of two levels. This machine needs memory for the weights and for one more copy of a tensor on the host.
 
 For each mesh and transport it prints steps as multiples of ideal, which leaves out transfers and slices, and below them the exposed
-milliseconds and what the host of rank 0 asks of CUDA and NCCL; s4: slice in four, r2: ring in two slices a rank, d: direct, l: levels. nowire leaves out only transfers, so it shows
-the cost of slices. auto is the plan that the program finds in its first steps; the last column divides it by the best fixed mode.
+milliseconds and the calls of CUDA and NCCL by rank 0's host; s4: slice in four, r2: ring in two slices a rank, d: direct, l: levels.
+nowire leaves out only transfers, so it shows the cost of slices. auto is the plan that the program finds in its first steps; the
+last column divides it by the best fixed mode.
 """
 import argparse
 import os
@@ -31,7 +32,7 @@ WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as 
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
           (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW),
-          (8, "--tp 8 " + WIDE), (8, "--tp 8 " + NARROW.replace("heads 20", "heads 40")))
+          (8, "--tp 8 " + WIDE), (8, "--tp 8 " + NARROW.replace("heads 20 --layers 4", "heads 40 --layers 2")))
 # As scripts/experiments/ablation.py: one policy for all schedules, then one schedule with one part of the policy changed at a time.
 POLICY = "--gradients ready --prefetch 4 --embedding table "
 SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "once", "auto"
