@@ -381,7 +381,7 @@ static void run_add(cf_fuse *f, const cf_step *step) {
 
 // --- steps on the wire ---
 
-static void fill_request(cf_fuse *f, int index) {
+static void fill_request(cf_fuse *f, int index, cf_event posted) {
     static const cf_request_kind collectives[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
     const cf_step *step = &f->schedule->step[index];
     const bool exchange = step->kind == CF_EXCHANGE;
@@ -390,7 +390,7 @@ static void fill_request(cf_fuse *f, int index) {
     cf_request *r = &f->request[index];
     *r = cf_request_of(kind, f->config.group, f->config.dtype, f->label);
     r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step, r->config = f->hash;
-    r->posted = cf_trace_posted(f->context->trace, stream_of(f, f->current));
+    r->posted = posted;
     if (!exchange) {
         r->blocking = f->schedule->algorithm->blocking;
         r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
@@ -413,7 +413,8 @@ static void fill_request(cf_fuse *f, int index) {
 static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
     sync_streams(f);
-    for (int i = first; i < end; i++) fill_request(f, i);
+    const cf_event posted = cf_trace_posted(f->context->trace, stream_of(f, f->current)); // one for the unit
+    for (int i = first; i < end; i++) fill_request(f, i, posted);
     t->post(t, &f->request[first], end - first, stream_of(f, f->current));
     for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }

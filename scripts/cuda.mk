@@ -33,7 +33,7 @@ $(1)/tests/%: tests/%.c $$($(3)_objects:%=$(1)/%)
 	$$($(3)_cc) $$(real_$(2)) -MMD -MP -I. -c -o $$@.o $$<
 	$$($(3)_link) -o $$@ $$@.o $$(filter %.o,$$^) $$($(3)_test_libs) $$($(3)_libs)
 $(1)/tests/bench/bench_train: $$($(3)_data:%=$(1)/%)
-$(1)/tests/bench/bench_train: $(3)_test_libs += $$(CJSON)
+$(1)/tests/bench/bench_train: $(3)_test_libs := $$(CJSON)
 endef
 
 # nvcc rejects the other options that MPI's wrappers print.

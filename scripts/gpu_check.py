@@ -7,6 +7,7 @@
     twins      compare every kernel with the CPU's on random odd shapes, fp32 and bf16; run it twice for the same bits
     losses     compare ten training steps with an independent reference in float64
     ranks      2 and 4 ranks on the one GPU, every transport and schedule: losses of one rank, and the same bits when repeated
+    overlap    ranks side by side on the one GPU (MPS): steps of all modes over an imitated link, beside the imagined clock's
     sanitizer  run compute-sanitizer over kernels and a training step
     times      step times, MFU and memory of d12 to d48, with the best micro-batch, and with four of them a step; then the same
                models in PyTorch, each beside a run of this program
@@ -35,15 +36,15 @@ from runner import ROOT, Late
 
 # What a stage runs, and its share of the time that is left for it and the later ones.
 STAGES = {"build": (machine.build, 100), "device": (machine.device, 40), "twins": (twins.run, 50), "losses": (losses.run, 30),
-          "ranks": (ranks.run, 85), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145), "kernels": (times.kernels, 80)}
+          "ranks": (ranks.run, 85), "overlap": (ranks.overlap, 500), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145), "kernels": (times.kernels, 80)}
 
 
 def parse(words=None):
     parser = Parser(__doc__)
     parser.add_argument("--out", default="results/gpu", help="directory for the report (default results/gpu)")
     parser.add_argument("--budget", type=float, default=540, help="seconds for everything (default 540)")
-    parser.add_argument("--only", default=list(STAGES), type=some_of(STAGES), metavar="STAGES",
-                        help="these stages, with commas between them; build comes with all but device")
+    parser.add_argument("--only", default=[name for name in STAGES if name != "overlap"], type=some_of(STAGES), metavar="STAGES",
+                        help="these stages, with commas between them (all but overlap); build comes with all but device")
     parser.add_argument("--builds", default="build/cuda", metavar="PREFIX",
                         help="folders of the programs, before -fp32 and -bf16 (default build/cuda; without a GPU: build/emulated)")
     return parser.parse_args(words)

@@ -40,6 +40,16 @@ void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stre
     cf_launch_with(0, kernel, blocks, threads, stream, arguments...);
 }
 
+static inline __device__ int64_t cf_device_ns() {
+#ifdef __NVCC__
+    int64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#else // the emulator
+    return (int64_t)(cf_now_ms() * 1e6);
+#endif
+}
+
 // Sixteen bytes of T, moved by one instruction.
 template <typename T> struct alignas(16) cf_pack {
     enum { N = 16 / sizeof(T) };

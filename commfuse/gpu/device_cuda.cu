@@ -12,7 +12,7 @@
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once. Checksums are
 // sums of integers, which have no order, so blocks add theirs atomically.
 #include "../base/checksum.h"
-#include "cuda.h"
+#include "transport_cuda.h"
 #include <cuda_bf16.h>
 #include <sched.h>
 #include <stdio.h>
@@ -34,7 +34,8 @@ enum {
     YIELD_US = 2000, // a wait yields the core between polls until this long, then sleeps between them
     REST_US = 20,
     LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
-    BASE_TRIES = 3
+    BASE_TRIES = 3,
+    PACED_THREADS = 512
 };
 static const double BASE_AGE_MS = 1000;
 
@@ -376,6 +377,29 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
                                           : add<__nv_bfloat16>;
     if (dtype == CF_BYTE) cf_die(NULL, "cf_add: unsupported type, bytes");
     adds(to, from, parts, stride, count, stream);
+}
+
+// A round of all blocks ends when a link of that rate would have brought it.
+template <typename T> static __global__ void paced_copy(T *to, const T *from, int64_t count, double ns_each) {
+    const int64_t begin = cf_device_ns(), round = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t first = 0; first < count; first += round) {
+        const int64_t i = first + (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < count) to[i] = from[i];
+        const double due_ns = (double)(first + round < count ? first + round : count) * ns_each;
+        while (threadIdx.x == 0 && (double)(cf_device_ns() - begin) < due_ns) {}
+        __syncthreads();
+    }
+}
+
+void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream) {
+    typedef cf_pack<char> pack;
+    const bool aligned = ((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(pack) == 0;
+    const dim3 blocks(CF_PACED_BLOCKS), threads(PACED_THREADS);
+    if (aligned)
+        cf_launch(paced_copy<pack>, blocks, threads, stream, (pack *)to, (const pack *)from, bytes / (int64_t)sizeof(pack),
+                  (double)sizeof(pack) / gb_per_s);
+    else
+        cf_launch(paced_copy<char>, blocks, threads, stream, (char *)to, (const char *)from, bytes, 1 / gb_per_s);
 }
 
 // Word i of `bytes` bytes at `data`, which is aligned to T.

@@ -1,7 +1,7 @@
 // Moves bytes between GPUs: chooses a wire for each group (README.md, "Transports"), and checks the requests under way.
 //
 // Both wires are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
-// Elsewhere, because one takes seconds and memory, they share that of exchanges, in one order, or are not available.
+// Elsewhere, because one takes seconds and memory, they share the wire of exchanges, in one order.
 //
 // Only bind, close and, now and then, post block. post lets the host run at most RUN_AHEAD requests or LAUNCHES_MAX launches ahead
 // of the GPU, and over ipc not ahead of the hosts that it sends to. Queues of launches are finite, and a host that is stuck in a
@@ -22,8 +22,8 @@
 #include <unistd.h>
 
 enum {
-    RUN_AHEAD = 64,
-    LAUNCHES = 12,                       // for one request, about, including the events around it
+    RUN_AHEAD = 96,
+    LAUNCHES = 8,                        // of the fullest queue for one request, about, including the events around it
     LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to hold a thousand
     // Of a pair, for NCCL's exchanges: 16 reach an NVLink's rate; each takes a multiprocessor from products beside it, and memory
     // in NCCL. Transfers between replicas have a whole pass to hide in.
@@ -196,10 +196,7 @@ static bool is_nccl(const cf_wire *wire) {
 static cf_wire *wire_for(const cf_request *r) {
     cf_wire **wires = (cf_wire **)r->group->native;
     const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
-    cf_wire *wire = wires[exchange || (!wires[COLLECTIVE] && is_nccl(wires[EXCHANGE])) ? EXCHANGE : COLLECTIVE];
-    if (wire) return wire;
-    cf_die_together("use ring, or transport nccl", "%s: native collectives need NCCL, which does not serve the %s group", r->label,
-                    r->group->name);
+    return wires[exchange || !wires[COLLECTIVE] ? EXCHANGE : COLLECTIVE];
 }
 
 // Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
@@ -218,12 +215,13 @@ static void leave_multiprocessors(const cf_transport *t) {
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
-    int64_t launches = LAUNCHES * (wire->meet ? count : 1);
+    const bool unit = r->kind != CF_REQUEST_EXCHANGE && r->kind != CF_REQUEST_BARRIER; // of all peers
+    const int64_t launches = LAUNCHES * (!wire->meet ? 1 : unit ? r->group->size - 1 : count);
     keep_pace(s, launches);
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
-    if (r->kind != CF_REQUEST_EXCHANGE && !t->room) wire->blocks = 0;
+    if (r->kind != CF_REQUEST_EXCHANGE && !t->room && is_nccl(wire)) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(t);
     remember(s, r, count, launches);
@@ -300,6 +298,8 @@ static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collect
     if (blocks > most) blocks = most;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
     if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
+    if (s->bootstrap->rank == 0)
+        fprintf(stderr, "transport %s group by %s%s%s\n", group->name, wires[EXCHANGE]->name, *why ? "; not by ipc: " : "", why);
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);
     group->collectives = is_nccl(wires[EXCHANGE]);
 }

@@ -28,6 +28,12 @@ struct cf_wire {
     void (*close)(cf_wire *); // call it when all transfers are complete on all ranks
 };
 
+// Instead of a copy: a kernel of CF_PACED_BLOCKS blocks that moves gb_per_s at most.
+enum { CF_PACED_BLOCKS = 4 };
+CF_EXTERN_C_BEGIN
+void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream);
+CF_EXTERN_C_END
+
 // Words of host memory that processes share: a process that finds a word there also sees what its writer wrote before.
 CF_EXTERN_C_BEGIN
 void cf_word_write(uint32_t *word, uint32_t value);

@@ -13,6 +13,11 @@
 // same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes where
 // it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
 //
+// A native collective is an exchange with every peer at the same time, and for a reduce-scatter a sum of what has arrived.
+//
+// COMMFUSE_LINK_GBPS, for measurements where ranks share a GPU: a link of that rate, each way, instead of the copies. Its kernel is
+// told in device_cuda.cu; it takes multiprocessors, and a rank sends one message at a time.
+//
 // Memory that a peer may have mapped must not be freed: cf_free() leaves it alone (memory.h).
 //
 // Each peer and direction has a stream, so no transfer waits for one of another pair, and the halves of an exchange do not wait for
@@ -90,7 +95,14 @@ typedef struct ipc_wire {
     connector send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX], *join;
     int streams;
-    int offered, found; // requests of the unit in meet() whose address is written, whose address is read
+    int offered, found;           // requests of the unit in meet() whose address is written, whose address is read
+    cf_request part[MEMBERS_MAX]; // the exchanges of the native collective in meet() or post()
+    int parts;
+    char *stage; // what peers send to be summed, of two reduce-scatters
+    int64_t stage_bytes;
+    cf_event summed[2]; // the last sums of each half
+    int turn;           // the half of the next one
+    double link;        // GB/s of the link that is imitated; 0: none
     uint32_t barriers;
     stream_word *wait_value, *write_value;
     unsigned flush; // flag of a wait that makes peers' writes to this GPU visible after it; 0: not needed
@@ -159,9 +171,34 @@ static bool find_place(ipc_wire *w, cf_request *r) {
     return true;
 }
 
+static char *half_of_stage(ipc_wire *w, int64_t bytes) {
+    if (bytes > w->stage_bytes) w->stage = (char *)cf_alloc(2 * (w->stage_bytes = bytes), "communication staging");
+    return w->stage + w->turn * w->stage_bytes;
+}
+
+// Exchanges as they are; a native collective as its exchanges.
+static cf_request *unit_of(ipc_wire *w, cf_request *r, int *count) {
+    if (r->kind == CF_REQUEST_EXCHANGE) return r;
+    const int N = r->group->size, me = r->group->rank;
+    const int64_t size = cf_dtype_size(r->dtype), block = r->send_count * size, stride = r->stride * size;
+    const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER;
+    char *stage = sums && !w->parts ? half_of_stage(w, (N - 1) * block) : NULL;
+    for (; w->parts < N - 1; w->parts++) {
+        cf_request *p = &w->part[w->parts];
+        *p = *r;
+        p->kind = CF_REQUEST_EXCHANGE, p->recv_count = r->send_count;
+        p->send_to = (me + 1 + w->parts) % N, p->recv_from = (me + N - 1 - w->parts) % N;
+        if (r->kind != CF_REQUEST_ALLGATHER) p->send = (const char *)r->send + p->send_to * (sums ? block : stride);
+        p->recv = sums ? stage + w->parts * block : (char *)r->recv + p->recv_from * stride;
+    }
+    *count = N - 1;
+    return w->part;
+}
+
 static int meet(cf_wire *wire, cf_request *r, int count) {
     ipc_wire *w = (ipc_wire *)wire;
-    if (r->kind != CF_REQUEST_EXCHANGE) return -1;
+    if (r->kind == CF_REQUEST_BARRIER) return -1;
+    r = unit_of(w, r, &count);
     for (; w->offered < count; w->offered++)
         if (bytes_received(&r[w->offered]) > 0 && !offer_place(w, &r[w->offered])) break;
     for (; w->found < count; w->found++)
@@ -189,27 +226,43 @@ static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t va
 }
 
 // A send never waits for a event that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
-static void exchange(ipc_wire *w, cf_request *r, cf_event ready) {
+static void exchange(ipc_wire *w, cf_request *r, cf_event ready, cf_event *begin) {
     connector *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     connector *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
     if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
-    r->begin = r->after[0] ? r->after[0]->arrival : cf_event_record((in ? in : out)->stream); // the peer may send sooner
+    if (!r->after[0] && !begin->number) *begin = cf_event_record((in ? in : out)->stream); // the peer may send sooner
+    r->begin = r->after[0] ? r->after[0]->arrival : *begin;
     if (bytes_sent(r) > 0) {
         await_word(w, out->stream, &out->words->ready, ++out->messages);
         for (int i = 0; i < 2; i++)
             if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
-        CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
+        if (w->link > 0)
+            cf_paced_copy(r->to, r->send, bytes_sent(r), w->link, out->stream);
+        else
+            CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
         write_word(w, out->stream, &out->words->written, out->messages);
     }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
     cf_stream_after(w->join, out ? cf_event_record_untimed(out->stream) : ready);
-    r->here = in ? cf_event_record_untimed(in->stream) : ready;
+    if (!in) return;
+    r->here = cf_event_record_untimed(in->stream);
     cf_stream_after(w->join, r->here);
-    r->end = cf_event_record(w->join);
-    r->arrival = in ? cf_event_record(in->stream) : r->end;
-    if (!in) r->here = r->end;
+    r->arrival = cf_event_record(in->stream);
+}
+
+// What no peer does for a collective: the own block, and sums.
+static void complete(ipc_wire *w, const cf_request *r) {
+    const int64_t size = cf_dtype_size(r->dtype), bytes = r->send_count * size, own = r->group->rank;
+    const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER;
+    const char *from = (const char *)r->send + (sums ? own * bytes : r->kind == CF_REQUEST_ALLTOALL ? own * r->stride * size : 0);
+    char *to = (char *)r->recv + (sums ? 0 : own * r->stride * size);
+    if (from != to) cf_copy(to, from, bytes, w->join);
+    if (!sums) return;
+    cf_add(to, w->part[0].recv, r->group->size - 1, r->send_count, r->send_count, r->dtype, w->join);
+    w->summed[w->turn] = cf_event_record_untimed(w->join);
+    w->turn = 1 - w->turn;
 }
 
 static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
@@ -225,13 +278,20 @@ static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     ipc_wire *w = (ipc_wire *)wire;
+    cf_event ready = cf_request_ready(r, stream), begin = {0, 0};
+    if (r->kind == CF_REQUEST_BARRIER) return barrier(w, r, ready);
+    cf_request *unit = unit_of(w, r, &count);
+    if (w->link > 0) wire->blocks = CF_PACED_BLOCKS;
+    if (r->kind == CF_REQUEST_REDUCE_SCATTER && w->summed[w->turn].number) // the stage is free then
+        for (int i = 0; i < count; i++) cf_stream_after(w->recv[unit[i].recv_from].stream, w->summed[w->turn]);
+    for (int i = 0; i < count; i++) exchange(w, &unit[i], ready, &begin);
+    if (unit != r) complete(w, r);
+    const cf_event end = cf_event_record(w->join); // one for the unit
     for (int i = 0; i < count; i++) {
-        cf_event ready = cf_request_ready(&r[i], stream);
-        if (r[i].kind == CF_REQUEST_EXCHANGE)
-            exchange(w, &r[i], ready);
-        else
-            barrier(w, &r[i], ready); // transport_cuda.cu gives native collectives to NCCL
+        unit[i].end = end;
+        if (unit[i].recv_from < 0) unit[i].arrival = unit[i].here = end;
     }
+    if (unit != r) r->begin = unit->begin, r->here = r->arrival = r->end = end, w->parts = 0; // traces read end: wait for it
 }
 
 // --- start and end ---
@@ -357,6 +417,7 @@ static void close_wire(cf_wire *wire) {
     for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
     if (w->words) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
+    cf_free(w->stage);
     free(w->mine.list);
     free(w);
 }
@@ -367,7 +428,7 @@ static cf_stream *new_stream(ipc_wire *w) {
 }
 
 static void make_lanes(ipc_wire *w, const cf_group *group) {
-    const bool share = !enough_connections(2 * (group->size - 1) + 1); // one stream for each direction
+    const bool share = w->link > 0 || !enough_connections(2 * (group->size - 1) + 1); // one stream for each direction
     for (int i = 0; i < group->size; i++) {
         if (i == group->rank) continue;
         w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
@@ -382,8 +443,10 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
     ipc_wire *w = (ipc_wire *)cf_host_alloc(1, sizeof *w, "a group");
     offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
+    const char *link = getenv("COMMFUSE_LINK_GBPS");
     *why = 0;
     w->file = -1;
+    w->link = link ? atof(link) : 0;
     make_offer(w, group, one_host, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);

@@ -1,11 +1,13 @@
-"""The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run."""
+"""The stages ranks (2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run) and overlap."""
 import collections
 import itertools
+import os
+import sys
 
 from runner import Late
 from tokens import write_tokens
 
-from .check import LATE, SKIP, TYPES
+from .check import LATE, TYPES
 from .training import relative, train
 
 # 12 heads of 16 channels: three a rank with tp 4. The last of four ranks has five tokens of the vocabulary; the rest is padding.
@@ -15,8 +17,7 @@ MESH_LIMIT_S = 25  # the program's --timeout ends before
 MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
 NATIVE = "none", "slice", "auto"  # have native collectives; auto may have
 # The most important ones come first, because time may run out. Hosts of several GPUs use auto: exchanges over ipc and native
-# collectives over NCCL in one process. ipc refuses native collectives, which is checked once. Processes take turns on the one GPU,
-# so meshes run one after another.
+# collectives over NCCL in one process. Processes take turns on the one GPU, so meshes run one after another.
 AUTO_MESHES = "tpsp 2 2 auto", "up 2 1 auto bf16", "tpsp 2 1 ring", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (
     "tpsp 2 1 ring", "up 2 1 direct", "tpsp 2 1 none", "tpsp 2 2 ring", "tpsp 2 1 ring bf16",
@@ -39,9 +40,7 @@ def name_of(mesh):
 
 
 def meshes(transport):
-    plan = [mesh_of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
-    native = [mesh for mesh in plan if mesh.mode in NATIVE]
-    return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
+    return [mesh_of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
 
 
 def plan():
@@ -68,8 +67,6 @@ def run(check):
 def judge_mesh(check, mesh, steps, result, expected, bits):
     """Ring and direct have the same bits over every transport, however often. bits: of the first run of a kind, and its mesh."""
     native = mesh.mode in NATIVE
-    if native and result.status and "native collectives need NCCL" in result.output:
-        return check.verdict(name_of(mesh), SKIP, "refused: " + result.reason)
     if result.status:
         return check.judge(name_of(mesh), False, f"status {result.status}: {result.reason}")
     far = relative([step["loss"] for step in steps], expected)
@@ -81,3 +78,12 @@ def judge_mesh(check, mesh, steps, result, expected, bits):
         if other != mesh:
             note += f", bits {'of' if same else 'DIFFER from'} {other.transport} {other.mode}"
     return check.judge(name_of(mesh), far <= MESH_BAND[mesh.kind] and same, note)
+
+
+def overlap(check):
+    programs = [f"{build}/tests/bench/bench_train" for build in ("build/emulated-bf16", check.build["bf16"])]
+    made = check.runner.run(["make", "-j", os.cpu_count(), "WERROR=", *programs])
+    check.judge("make bench_train", made.status == 0, made.reason if made.status else "")
+    seconds = max(1, check.runner.left() - 15)  # it has to end the MPS that it starts
+    check.show_run("ratios to ideal agree with the imagined clock", check.runner.run(
+        [sys.executable, "tests/bench/overlap.py", "--build", check.build["bf16"], "--seconds", f"{seconds:.0f}"]))

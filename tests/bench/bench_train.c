@@ -34,6 +34,7 @@
 #include <string.h>
 
 enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, LOSS_ROUNDS = 100, GPT2_VOCABULARY = 50257, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
+int64_t emulator_host_calls(void) __attribute__((weak)); // by the emulator's clock alone
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
                             "[--json]; train_gpt --help lists the names, under --overlap";
@@ -46,7 +47,7 @@ static const char *const gradients_words[] = {"end", "ready", "owners", "auto"},
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
-    int64_t bytes;
+    int64_t bytes, calls;
 } step_row;
 
 typedef struct entrant {
@@ -72,7 +73,7 @@ typedef struct bench {
     entrant entrant[ENTRANTS_MAX];
     int entrants;
     entrant *last; // whose step has not been reported yet
-    int64_t last_round, sent;
+    int64_t last_round, sent, calls;
     double begun_ms;
     int32_t *tokens; // (T + 1, B): inputs, and targets a row later
     double peak;     // flop/s of all ranks
@@ -258,8 +259,9 @@ static void draw_tokens(bench *b, int64_t round) {
 static void print_step(const entrant *e, int64_t round) {
     const step_row *r = &e->row[round];
     printf("{\"event\":\"step\",\"mode\":\"%s\",\"round\":%lld,\"step_ms\":%.4f,\"exposed_comm_ms\":%.4f,"
-           "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"bytes_sent_rank0\":%lld}\n",
-           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss, (long long)r->bytes);
+           "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"bytes_sent_rank0\":%lld,\"host_calls\":%lld}\n",
+           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss, (long long)r->bytes,
+           (long long)r->calls);
     fflush(stdout);
 }
 
@@ -288,11 +290,11 @@ static void report_last(bench *b, const double *told, int stride) {
 static void turn(bench *b, int64_t round) {
     cf_barrier(&b->context, &b->mesh.world_group);
     const double now_ms = cf_now_ms();
-    const int64_t sent = b->transport->bytes_sent;
+    const int64_t sent = b->transport->bytes_sent, calls = emulator_host_calls ? emulator_host_calls() : 0;
     if (b->last) b->last->row[b->last_round].ms = now_ms - b->begun_ms;
-    if (b->last) b->last->row[b->last_round].bytes = sent - b->sent;
+    if (b->last) b->last->row[b->last_round].bytes = sent - b->sent, b->last->row[b->last_round].calls = calls - b->calls;
     b->begun_ms = now_ms;
-    b->sent = sent;
+    b->sent = sent, b->calls = calls;
     b->context.step = (int)round;
     cf_trace_step(b->context.trace, (int)round, b->context.stream);
 }

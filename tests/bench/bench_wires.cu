@@ -103,15 +103,9 @@ static void rest(double ms) {
 
 static __global__ void nothing() {}
 
-static __device__ long long device_ns() {
-    long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 static __global__ void hold(long long ns) {
-    long long begin = device_ns();
-    while (device_ns() - begin < ns) {}
+    const int64_t begin = cf_device_ns();
+    while (cf_device_ns() - begin < ns) {}
 }
 
 static void operate(bench *b, stream_word *operation, cf_stream *stream, word *at, uint32_t value, unsigned flags) {
@@ -505,13 +499,13 @@ static int fit_behind_wait(bench *b, work *run) {
 }
 
 static void measure_run_ahead(bench *b) {
-    static const char *const good = "768 or more: a dozen for each of RUN_AHEAD = 64 requests";
+    static const char *const good = "768 or more: eight for each of RUN_AHEAD = 96 requests";
     printf("  (%d: as good as no limit)\n", FLOOD_MAX);
     figure(fit_behind_wait(b, kernel), 0, "", good, "kernels that fit behind a wait");
     figure(fit_behind_wait(b, record), 0, "", good, "records of an event");
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
     figure(fit_behind_wait(b, copy), 0, "", good, "copies");
-    figure(fit_behind_wait(b, chunk), 0, "", "64 or more: one for each request", "chunks (wait, copy, write)");
+    figure(fit_behind_wait(b, chunk), 0, "", "96 or more: one for each request", "chunks (wait, copy, write)");
 }
 
 // --- chunks ---

@@ -12,8 +12,9 @@ rates of products and links (each way); --gbps 25 is a machine without NVLink. -
 --hosts-gbps between hosts for each, and adds schedules of two levels. This machine needs memory for the weights and for one more copy of a tensor on the host.
 
 For each mesh and transport it prints steps as multiples of ideal, which leaves out transfers and slices, and below them the exposed
-milliseconds; s4: slice in four, r2: ring in two slices a rank, d: direct, l: levels. nowire leaves out only transfers, so it shows
-the cost of slices. auto is the plan that the program finds in its first steps; the last column divides it by the best fixed mode.
+milliseconds and the calls of CUDA and NCCL by rank 0's host; s4: slice in four, r2: ring in two slices a rank, d: direct, l: levels.
+nowire leaves out only transfers, so it shows the cost of slices. auto is the plan that the program finds in its first steps; the
+last column divides it by the best fixed mode.
 """
 import argparse
 import os
@@ -30,14 +31,16 @@ OTHERS = "auto", "nowire", "ideal"
 WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
-          (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW))
+          (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW),
+          (8, "--tp 8 " + WIDE), (8, "--tp 8 " + NARROW.replace("heads 20 --layers 4", "heads 40 --layers 2")))
 # As scripts/experiments/ablation.py: one policy for all schedules, then one schedule with one part of the policy changed at a time.
 POLICY = "--gradients ready --prefetch 4 --embedding table "
 SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "once", "auto"
 POLICIES = "direct:4", *(f"direct:4+{word}" for word in ("end", "owners", "rows", "ahead0", "ahead4096"))
 ABLATION = tuple((ranks, POLICY + mesh + NARROW) for ranks, mesh in
                  ((2, "--tp 2 "), (2, "--tp 2 --strategy up "), (2, "--dp 2 "), (4, "--tp 2 --dp 2 ")))
-CLOCK = {"tflops": "of the best products", "gbps": "GB/s of a GPU's link, each way", "host_gpus": "GPUs of a host, over NCCL",
+CLOCK = {"tflops": "of the best products", "gbps": "GB/s of a GPU's link, each way",
+         "multiprocessors": "of a GPU", "memory_gbps": "GB/s of a GPU's memory", "host_gpus": "GPUs of a host, over NCCL",
          "hosts_gbps": "GB/s between hosts, a GPU, each way"}  # else as tests/emulator/clock.cc has it
 COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 1 --timeout 600".split()
 
@@ -84,6 +87,7 @@ def print_row(name, steps, modes):
     print_line(name, (f"{ms[mode] / ms['ideal']:.3f}" for mode in (*modes, "auto")),
                f"{ms['nowire'] / ms['ideal']:8.3f}{ms['ideal']:8.2f}{ms['auto'] / ms[best]:9.3f} {short(best)}")
     print_line("  exposed, ms", (f"{steps[mode]['exposed_comm_ms']:.2f}" for mode in (*modes, "auto")))
+    print_line("  host calls", (steps[mode]["host_calls"] for mode in (*modes, "auto")))
 
 
 def ablation(o):

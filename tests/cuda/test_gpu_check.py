@@ -111,7 +111,7 @@ class Plan(unittest.TestCase):
             self.assertEqual(len(mine), len(set(mine)))
             self.assertEqual({m.tp * m.dp for m in mine}, sizes)
             self.assertLessEqual({"none", "ring"}, {m.mode for m in mine})
-            self.assertEqual(len([m for m in mine if m.mode in ranks.NATIVE]), {"ipc": 1, "auto": 4, "nccl": 10}[transport])
+            self.assertEqual(len([m for m in mine if m.mode in ranks.NATIVE]), {"ipc": 10, "auto": 4, "nccl": 10}[transport])
         self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "ring", "direct", "ring:2"})
 
     def test_words_of_a_mesh(self):
@@ -158,13 +158,9 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
         self.assertEqual(self.judge([4.0, 3.0], mesh=bf16._replace(again="again"), bits=bits), FAIL)
 
-    def test_a_refusal_is_no_failure_but_a_crash_is(self):
-        refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
-        blocking = self.mesh._replace(mode="none")
-        self.assertEqual(self.judge([], 1, refusal, mesh=blocking), SKIP)
-        self.assertEqual(self.judge([], 1, refusal), FAIL)  # ring asks for none
+    def test_a_crash_is_a_failure(self):
         broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
-        self.assertEqual(self.judge([], 1, broken, mesh=blocking), FAIL)
+        self.assertEqual(self.judge([], 1, broken, mesh=self.mesh._replace(mode="none")), FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), FAIL)
 
     def test_a_time_out_is_a_failure(self):

@@ -38,7 +38,8 @@ double setting_scaled(const char *name, double otherwise, double unit) {
 }
 
 // Multiprocessors and what runs on them
-enum { MULTIPROCESSORS = 132, PARTS_MAX = 16, PART_MIN = 256, ATTENTION_ROWS = 128, KERNEL_BYTES_PER_THREAD = 48 };
+const int64_t MULTIPROCESSORS = setting("EMULATOR_MULTIPROCESSORS", 132);
+enum { ATTENTION_BLOCKS = 132, PARTS_MAX = 16, PART_MIN = 256, ATTENTION_ROWS = 128, KERNEL_BYTES_PER_THREAD = 48 };
 const double PRODUCT_RATE = setting_scaled("EMULATOR_TFLOPS", 770e12, 1e12); // with an infinite inner dimension
 const double PRODUCT_DEPTH = 80; // time of a tile's begin and end, in elements of the inner dimension
 const bool PERSISTENT = setting("EMULATOR_PERSISTENT", 1) != 0; // products: one block a multiprocessor until all tiles are done
@@ -47,7 +48,7 @@ const struct {
 } TILES[] = {{128, 256, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {64, 64, 0.5}};
 const double ATTENTION_RATE[] = {300e12, 210e12}; // forward; backward, deterministic; 64 channels a head
 const double ATTENTION_S[] = {8e-6, 20e-6};       // and of each call
-const double MEMORY_RATE = 2.8e12, MEMORY_WAVE_S = 4e-6;
+const double MEMORY_RATE = setting_scaled("EMULATOR_MEMORY_GBPS", 2.8e12, 1e9), MEMORY_WAVE_S = 4e-6;
 const double GAP_S = 0.7e-6, KERNEL_S = 0.7e-6;                       // between two kernels of a stream; the shortest kernel
 const double TIMED_EVENT_S = 2e-6, EVENT_S = 0.8e-6, WORD_S = 1.6e-6; // a timed event's pause; from an event to its waiter; a word
 // Links of a GPU, each way, within a host and between hosts of HOST_GPUS each
@@ -488,14 +489,14 @@ Note kernel_note(Blocks first, Blocks second = {0, 0}) {
 
 // At most `blocks` blocks at a time, in waves of some microseconds, so that other kernels find room.
 Note memory_note(double bytes, double blocks) {
-    double at_once = std::min<double>(MULTIPROCESSORS, std::max(blocks, 1.0));
+    double at_once = std::min<double>((double)MULTIPROCESSORS, std::max(blocks, 1.0));
     double seconds = KERNEL_S + bytes / MEMORY_RATE, waves = std::ceil(seconds / MEMORY_WAVE_S);
     return kernel_note({(int64_t)(at_once * waves), seconds / waves});
 }
 } // namespace
 
 int multiprocessors() {
-    return imagined() ? MULTIPROCESSORS : 5;
+    return imagined() ? (int)MULTIPROCESSORS : 5;
 }
 
 Note note_kernel(double blocks, double threads) {
@@ -503,7 +504,11 @@ Note note_kernel(double blocks, double threads) {
 }
 
 Note note_copy_within(double bytes) { // the driver's kernel
-    return memory_note(2 * bytes, MULTIPROCESSORS);
+    return memory_note(2 * bytes, (double)MULTIPROCESSORS);
+}
+
+Note note_paced(double blocks, double seconds) {
+    return kernel_note({(int64_t)blocks, KERNEL_S + seconds});
 }
 
 Note note_copy(double bytes, bool across) {
@@ -515,13 +520,13 @@ Note note_copy(double bytes, bool across) {
 // `times` products at once, with the best shape of tiles and number of parts of the inner dimension. Not shorter than the time of
 // their bytes. most: multiprocessors that it may take; 0: all.
 Note note_product(double m, double n, double k, double times, double bytes, int most) {
-    int64_t at_once = most > 0 ? std::min(most, (int)MULTIPROCESSORS) : (int)MULTIPROCESSORS, tiles = 0;
+    int64_t at_once = most > 0 ? std::min<int64_t>(most, MULTIPROCESSORS) : MULTIPROCESSORS, tiles = 0;
     double best = NEVER, seconds = 0, sums = 0;
     for (const auto &tile : TILES)
         for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && k >= parts * PART_MIN); parts *= 2) {
             double count = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * parts * times;
             double flops = 2 * tile.rows * tile.columns * (k / parts + PRODUCT_DEPTH);
-            double each = flops * MULTIPROCESSORS / (PRODUCT_RATE * tile.share);
+            double each = flops * (double)MULTIPROCESSORS / (PRODUCT_RATE * tile.share);
             double adding =
                 parts > 1 ? 2 * parts * times * m * n * (double)sizeof(float) / MEMORY_RATE : 0; // fp32, written and read
             double total = std::ceil(count / (double)at_once) * each + adding;
@@ -534,8 +539,9 @@ Note note_product(double m, double n, double k, double times, double bytes, int 
 }
 
 Note note_attention(double flops, double heads, double rows, bool backward) {
-    double blocks = heads * std::ceil(rows / ATTENTION_ROWS), start = ATTENTION_S[backward] / std::ceil(blocks / MULTIPROCESSORS);
-    return kernel_note({(int64_t)blocks, start + flops / blocks * MULTIPROCESSORS / ATTENTION_RATE[backward]});
+    double blocks = heads * std::ceil(rows / ATTENTION_ROWS),
+           start = ATTENTION_S[backward] / std::ceil(blocks / (double)MULTIPROCESSORS);
+    return kernel_note({(int64_t)blocks, start + flops / blocks * ATTENTION_BLOCKS / ATTENTION_RATE[backward]});
 }
 
 } // namespace emulator

@@ -36,6 +36,7 @@ double call_seconds(HostCall call) {
     return seconds[call];
 }
 
+int64_t calls = 0;               // of CUDA and NCCL, while the clock runs
 double host_time = 0, begun = 0; // this host's time; the machine's time when the clock began
 double known = 0;                // all events up to this time are in line.passed
 bool runs = false;
@@ -96,7 +97,8 @@ void connect_line() {
     int length =
         snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "emulated-clock-%d-%s", (int)getppid(), job ? job : "");
     socklen_t bytes = (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)length);
-    int rank = environment("OMPI_COMM_WORLD_RANK", 0), ranks = environment("OMPI_COMM_WORLD_SIZE", 1), device = 0;
+    int rank = environment("OMPI_COMM_WORLD_RANK", environment("RANK", 0)), device = 0;
+    int ranks = environment("OMPI_COMM_WORLD_SIZE", environment("WORLD_SIZE", 1));
     if (rank == 0) {
         int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (bind(listener, (sockaddr *)&address, bytes) != 0 || listen(listener, ranks) != 0) fail("the clock cannot listen");
@@ -156,6 +158,10 @@ void start_clock() {
     runs = is_host = true;
 }
 
+int64_t host_calls_so_far() {
+    return calls;
+}
+
 double host_clock() {
     return host_time;
 }
@@ -179,7 +185,7 @@ int64_t memory_mib() {
 }
 
 void host_calls(HostCall call) {
-    if (runs) host_time += call_seconds(call);
+    if (runs) host_time += call_seconds(call), calls++;
 }
 
 void note_down(Note note, int stream, bool urgent, const std::vector<Message> &messages) {

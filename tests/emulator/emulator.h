@@ -83,6 +83,7 @@ bool clock_runs();
 void start_clock();
 double host_clock();
 void host_reaches(double time);
+int64_t host_calls_so_far();
 void host_is_away(bool back);                     // false: waits for another host from now on; true: no longer
 void host_writes(uint32_t *word, uint32_t value); // a word that other hosts read
 void host_awaits(uint32_t *word, uint32_t value);
@@ -99,6 +100,7 @@ Note note_kernel(double blocks, double threads);
 Note note_product(double m, double n, double k, double times, double bytes, int most);
 Note note_attention(double flops, double heads, double rows, bool backward);
 Note note_copy_within(double bytes);
+Note note_paced(double blocks, double seconds);
 Note note_copy(double bytes, bool across); // by a copy engine
 inline Note note(NoteKind kind, uint64_t id = 0, uint32_t value = 0, HostCall call = CALL) {
     Note n = {};

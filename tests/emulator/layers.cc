@@ -119,24 +119,46 @@ int64_t __wrap_linear_wgrad_depth_min(void) {
 }
 
 enum { RANKS_MAX = 512 };
-// An allgather of hosts: all clocks are equal after it. (Handles are as wide as a register in any MPI library.)
-int __real_MPI_Allgather(const void *, long, long, void *, long, long, long);
-int __wrap_MPI_Allgather(const void *mine, long count, long type, void *all, long of_each, long its_type, long comm) {
+// An allgather of hosts: all clocks are equal after it.
+static void (*real_allgather)(cf_bootstrap *, const void *, void *, int64_t), (*real_close)(cf_bootstrap *);
+static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     host_is_away(false);
-    int code = __real_MPI_Allgather(mine, count, type, all, of_each, its_type, comm); // of bytes, as the next one
-    if (!clock_runs()) return code;
+    real_allgather(b, mine, all, bytes);
+    if (!clock_runs()) return;
     host_is_away(true); // before any host continues
     double now = host_clock(), clocks[RANKS_MAX] = {};
-    __real_MPI_Allgather(&now, sizeof now, type, clocks, sizeof now, its_type, comm);
+    real_allgather(b, &now, clocks, sizeof now);
     for (double clock : clocks) host_reaches(clock);
-    return code;
 }
 
 // Here a host waits for all others, and its polls must not pass for work that the clock has to wait for.
-int __real_MPI_Finalize();
-int __wrap_MPI_Finalize() {
+static void close_bootstrap(cf_bootstrap *b) {
     host_is_away(false);
-    return __real_MPI_Finalize();
+    real_close(b);
+}
+
+decltype(cf_bootstrap_create) __real_cf_bootstrap_create, __wrap_cf_bootstrap_create;
+cf_bootstrap *__wrap_cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
+    cf_bootstrap *b = __real_cf_bootstrap_create(argc, argv, timeout_s);
+    real_allgather = b->allgather, real_close = b->close;
+    b->allgather = allgather, b->close = close_bootstrap;
+    return b;
+}
+
+// For bench_train: what the host of this rank has asked of CUDA and NCCL.
+int64_t emulator_host_calls(void) {
+    return host_calls_so_far();
+}
+
+decltype(cf_paced_copy) __real_cf_paced_copy, __wrap_cf_paced_copy;
+void __wrap_cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream) {
+    if (!imagined()) return __real_cf_paced_copy(to, from, bytes, gb_per_s, stream);
+    if (bytes <= SMALL_BYTES) { // as other copies: the host reads them
+        cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream));
+        return;
+    }
+    start_clock();
+    enqueue(cf_cuda_stream(stream), "a paced copy", note_paced(CF_PACED_BLOCKS, (double)bytes / gb_per_s * 1e-9), {});
 }
 
 // Words that hosts share: the clock finds when a host that waits for one continues.

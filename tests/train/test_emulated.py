@@ -83,6 +83,13 @@ class Emulated(meshes.Training):
             with self.subTest(**overlap):
                 self.bits(2, 2, transport="auto", **overlap)
 
+    def test_native_collectives_by_ipc(self):
+        self.environment(**DELAYS)
+        for strategy, mesh in (("tpsp", (4, 1)), ("tpsp", (1, 4)), ("up", (2, 2))):
+            for overlap in "none", "slice:3":
+                with self.subTest(strategy=strategy, mesh=mesh, overlap=overlap):
+                    self.bits(*mesh, strategy=strategy, transport="ipc", overlap=overlap)
+
     def test_native_collectives_among_exchanges_by_nccl(self):
         """Trials take both in one step, by one communicator of a group."""
         self.bits(2, 2, transport="nccl", overlap="auto", plan="new")
