@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Write MACHINE.json of this CPU for --predict, from the project's benchmarks, in two minutes.
+"""Write MACHINE.json for --predict: of this CPU, by the project's benchmarks, in two minutes; of a GPU, from its reports.
 
     make && scripts/measure_machine.py --ranks 2 --out here.json
+    scripts/measure_machine.py --report scripts/experiments/results/gpu/h200.txt --out scripts/machines/h200x8.json
 
 Measures the kernels of a rank of --threads threads at three sizes (tests/bench/bench_layers) while the other --ranks compute the
 same, because they share memory and clock, and messages between the ranks (bench_collectives). The network gets the same link as the
 host: edit it. Other work on the machine lowers the rates; the file records the load.
+
+--report puts the rates of a report of gpu_check.py into a file that is there: those of all kernels of a step together. The table of
+kernels may come from a second report; then computation is scaled by the rate of large products, memory by that of copies.
 """
 import json
+import math
 import os
 import pathlib
 import re
@@ -84,16 +89,51 @@ def measured(o):
         "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}]}
 
 
+KERNEL = r"^ {8}(\S.*?) {2,}([\d.]+) +\d+% +(\d+) +[\d.]+(?: +(\d+\.\d+) +[\d.]+%)?(?: +(\d+) +[\d.]+%)?$"
+
+
+def together(calls):
+    """[work of a call, rate] of kernels (number, ms, rate)."""
+    work = sum(number * ms * rate for number, ms, rate in calls)
+    return [round(work / sum(number for number, *_ in calls), 1), round(work / sum(number * ms for number, ms, _ in calls), 1)]
+
+
+def reported(o):
+    """The machine of --out with the rates of its reports. Kernels smaller than those measured keep theirs, but are no faster."""
+    texts = [path.read_text(encoding="utf-8") for path in o.report]
+    before, table = texts[-1].split("\nkernels:")
+    best = [float(re.search(r"best ([\d.]+) TFLOP/s", text)[1]) for text in texts]
+    faster, memory, kinds = best[0] / best[-1], 1, {}
+    if len(texts) > 1:  # a copy reads and writes
+        memory = 2 * float(re.search(r"copy of 65536 KiB, default +(\S+)", texts[0])[1]) / float(re.search(r"copy (\d+)", table)[1])
+    for name, ms, number, tflops, gb in re.findall(KERNEL, table, re.M):
+        kind = name if "attention" in name else tflops and round(math.log2(float(tflops) * float(ms)))  # products by size
+        scale = faster if tflops else memory
+        kinds.setdefault(kind, []).append((int(number), float(ms) / scale, float(tflops or gb or 0) * scale))
+    products = sorted(together(kinds[kind]) for kind in kinds if isinstance(kind, int))
+    machine = json.loads(o.out.read_text(encoding="utf-8"))
+    for field, known in (("product", products), ("attention", [together(kinds["attention forward"])]),
+                         ("attention_backward", [together(kinds["attention backward"])])):
+        smaller = [[x, min(y, known[0][1])] for x, y in machine[f"{field}_tflops"] if x < known[0][0]]
+        machine[f"{field}_tflops"] = smaller + known
+    source = "; ".join(re.match(r".* 20\d\d(, commit \w+)?", text)[0] for text in texts)
+    commit = re.findall(r"commit (\w+)", before)[-1]
+    return {**machine, "memory_gb_per_s": together(kinds[""])[1],
+            "comment": f"Products, attention, memory: reports of {source}, kernels of commit {commit}. The rest: data sheet, others' figures"}
+
+
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=at_least(2), default=2, help="on this host; messages between them are measured (2)")
     parser.add_argument("--threads", type=at_least(1), default=1, help="that compute, of each rank (1)")
+    parser.add_argument("--report", type=pathlib.Path, nargs="+", help="of gpu_check.py, and perhaps another one")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     o = parser.parse_args()
-    if not shutil.which("mpirun"):
+    if not o.report and not shutil.which("mpirun"):
         raise Problem("there is no mpirun", "scripts/install_deps.sh installs it")
     with whole(o.out) as file:  # before minutes are spent
-        file.write(json.dumps(measured(o), indent=2) + "\n")
+        fields = reported(o) if o.report else measured(o)
+        file.write("{\n" + ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in fields.items()) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
-    scripts/predict_check.py [--only published,megatron,emulated,report,here,scaling] [--megatron FOLDER] [--out DIR]
+    scripts/predict_check.py [--only gpu,published,megatron,emulated,report,here,scaling] [--megatron FOLDER] [--out DIR]
 
+gpu         this program's steps on one H100 and one H200 (the reports of gpu_check.py that are committed), by the machine files
+            whose kernels come from these reports (measure_machine.py); nothing is fitted to a step
 published   llm.c's published steps, nothing fitted
 megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's, in ../shared; skipped where that is missing). That program
             computes forward twice, uses blocking all-reduces, and its host is often the limit: a step is the sum of phases that
@@ -50,6 +52,17 @@ def compared(what, rows):
     """A table of rows (names, measured, predicted)."""
     return tables.markdown([{**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
                              "error": f"{100 * (predicted / measured - 1):+.1f} %"} for names, measured, predicted in rows])
+
+
+def gpu(_):
+    rows = []
+    for name in "h100", "h200":
+        text = pathlib.Path(ROOT, f"scripts/experiments/results/gpu/{name}.txt").read_text(encoding="utf-8")
+        steps = re.findall(r"^ *(d\d+) +(commfuse|recompute) +(\d+) +(\d+) +([\d.]+) ", text, re.M)
+        rows += [({"on one": f"{name}, {model}, {micro} × {count}{', recompute' * (kind == 'recompute')}"}, float(ms), predict(
+            f"{name}x8", model=model, micro_batch=micro, batch=int(micro) * int(count), recompute=int(kind == "recompute"))
+            ["commfuse"]["step"]) for model, kind, micro, count, ms in dict.fromkeys(steps)]
+    return compared("measured", rows)
 
 
 def published(_):
@@ -258,7 +271,7 @@ def emulated(o):
     return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
 
 
-PARTS = {part.__name__: part for part in (published, megatron, emulated, report, here, scaling)}
+PARTS = {part.__name__: part for part in (gpu, published, megatron, emulated, report, here, scaling)}
 
 
 def main():
