@@ -2,11 +2,13 @@
 """Write MACHINE.json for --predict: of this CPU, by the project's benchmarks, in two minutes; of a GPU, from its reports.
 
     make && scripts/measure_machine.py --ranks 2 --out here.json
+    make build/release/tests/bench/bench_collectives && mpirun -np 2 --host one,two scripts/measure_machine.py --out here.json
     scripts/measure_machine.py --report scripts/experiments/results/gpu/h200.txt --out scripts/machines/h200x8.json
 
 Measures the kernels of a rank of --threads threads at three sizes (tests/bench/bench_layers) while the other --ranks compute the
-same, because they share memory and clock, and messages between the ranks (bench_collectives). The network gets the same link as the
-host: edit it. Other work on the machine lowers the rates; the file records the load.
+same, because they share memory and clock, and messages between the ranks (bench_collectives). Started by mpirun, one rank a host, it
+also measures the network; else that gets the same link as the host: edit it. Other work on the machine lowers the rates; the file
+records the load.
 
 --report puts the rates of a report of gpu_check.py into a file that is there: those of all kernels of a step together. The table of
 kernels may come from a second report; then computation is scaled by the rate of large products, memory by that of copies.
@@ -52,15 +54,30 @@ def kernels(ranks, threads):
     return curves, memory, peak  # of the last size, because that fits in no cache
 
 
-def wire(ranks):
+def wire(ranks, *launcher):
     """Latency in µs and GB/s of one exchange, and [MB, share of that rate] of native all-gathers."""
-    text = run(["scripts/mpirun.sh", "-np", ranks, f"{BENCHES}/bench_collectives", "--rounds", 9], OMP_WAIT_POLICY="passive")
+    text = run([*launcher, f"{BENCHES}/bench_collectives", "--rounds", 9], OMP_WAIT_POLICY="passive")
+    if not text:  # rank 0 prints
+        sys.exit(0)
     sizes = [(ranks - 1) * 1024 * int(kib) for kib in re.findall(r"(\d+) KiB", text)]
     exchange, native = ([float(ms) / 1e3 for ms in re.findall(r"([\d.]+) \(", re.search(rf"^{name}.*$", text, re.M)[0])]
                         for name in ("the wire: MPI_Sendrecv", "MPI_Allgather"))
     rate = sizes[-1] / exchange[-1]
     latency = max(1e-6, exchange[0] - sizes[0] / rate)
     return latency * 1e6, rate / 1e9, [[size / 1e6, min(1, size / rate / s)] for size, s in zip(sizes, native)]
+
+
+def link(latency, rate, taken):
+    return {"gb_per_s": rate, "latency_us": latency + 10, "step_us": latency, "taken": taken}
+
+
+def between_hosts():
+    """Latency and rate, where mpirun has started this script: the benchmark takes the place of its ranks. Else None."""
+    ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
+    found = wire(int(ranks))[:2] if ranks else None
+    for name in [name for name in os.environ if re.match("OMPI_|PMI|PRTE", name)]:
+        del os.environ[name]  # what is measured within this host has an mpirun of its own
+    return found
 
 
 def allowed_cores():
@@ -72,21 +89,21 @@ def allowed_cores():
 
 def measured(o):
     """The machine."""
+    network = between_hosts()
     run(["make", "-s", "build/release/train_gpt", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
     cores, limit = allowed_cores()
     curves, memory, peak = kernels(o.ranks, o.threads)
-    latency, rate, share = wire(o.ranks)
-    link = {"gb_per_s": rate, "block_gb_per_s": 0, "latency_us": latency + 10, "step_us": latency, "copied": 0,
-            "taken": min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))}  # where transfers share cores with computation
+    latency, rate, share = wire(o.ranks, "scripts/mpirun.sh", "-np", o.ranks)
+    taken = min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))  # where transfers share cores with computation
     print(f"{o.out}: products at {curves['product_tflops'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
           f"{rate:.1f} GB/s after {latency:.0f} µs; {cores} cores{limit}")
     return {
-        **json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text()),  # what is not measured here
-        "name": os.uname().nodename[:40],
+        "name": os.uname().nodename[:40], "device": "cpu",
         "comment": f"{cores} cores{limit}, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
         "peak_tflops": peak, "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks,
         "memory_gb_per_s": memory, **curves, "native_us": latency, "native_share": share,
-        "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}]}
+        "links": [{"name": "memory", "ranks": o.ranks, **link(latency, rate, taken)},
+                  {"name": "network", "ranks": 0, **link(*(network or (latency, rate)), taken)}]}
 
 
 KERNEL = r"^ {8}(\S.*?) {2,}([\d.]+) +\d+% +(\d+) +[\d.]+(?: +(\d+\.\d+) +[\d.]+%)?(?: +(\d+) +[\d.]+%)?$"
@@ -119,7 +136,8 @@ def reported(o):
     source = "; ".join(re.match(r".* 20\d\d(, commit \w+)?", text)[0] for text in texts)
     commit = re.findall(r"commit (\w+)", before)[-1]
     return {**machine, "memory_gb_per_s": together(kinds[""])[1],
-            "comment": f"Products, attention, memory: reports of {source}, kernels of commit {commit}. The rest: data sheet, others' figures"}
+            "comment": f"Products, attention, memory: reports of {source}, kernels of commit {commit}. The rest: data sheet, "
+                       "others' figures"}
 
 
 def main():
@@ -133,7 +151,9 @@ def main():
         raise Problem("there is no mpirun", "scripts/install_deps.sh installs it")
     with whole(o.out) as file:  # before minutes are spent
         fields = reported(o) if o.report else measured(o)
-        file.write("{\n" + ",\n".join(f'  "{name}": {json.dumps(value)}' for name, value in fields.items()) + "\n}\n")
+        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+        lines = numbers, *({name: value} for name, value in fields.items() if name not in numbers)
+        file.write("{\n  " + ",\n  ".join(json.dumps(line)[1:-1] for line in lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
-    scripts/predict_check.py [--only gpu,published,programs,emulated,report,here,scaling] [--out DIR]
+    scripts/predict_check.py [--only gpu,published,emulated,report,here,scaling] [--out DIR]
 
 gpu         this program's steps on one H100 and one H200 (the reports of gpu_check.py that are committed), by the machine files
             whose kernels come from these reports (measure_machine.py); nothing is fitted to a step
 published   llm.c's published steps, nothing fitted
-programs    Megatron's and nanotron's runs (tests/bench/predict_programs.py; skipped where ../shared is missing)
 emulated    the emulator's clock, with a machine file of the same assumptions
 report      the committed report of a lab of four cores; for each mesh the speed of a rank is fitted
 here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
@@ -66,11 +65,6 @@ def published(_):
     return compared("measured", [({"llm.c": name}, measured, predict(
         machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch, recompute=1)["slice"]["step"])
                                  for name, machine, model, micro, batch, measured in PUBLISHED])
-
-
-def programs(_):
-    """Other programs' measured runs; its own tables."""
-    return run([sys.executable, "tests/bench/predict_programs.py"])
 
 
 def scaling(o):
@@ -188,7 +182,7 @@ def emulated(o):
     return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
 
 
-PARTS = {part.__name__: part for part in (gpu, published, programs, emulated, report, here, scaling)}
+PARTS = {part.__name__: part for part in (gpu, published, emulated, report, here, scaling)}
 
 
 def main():

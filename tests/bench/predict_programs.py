@@ -9,8 +9,8 @@ megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's): phases of
 ultrascale  232 runs of nanotron on 8 to 512 H100 (half of the Ultra-Scale Playbook's), as GPT-2 shapes of equal depth and FLOP: ONE
             constant, fitted on one node at tp 1
 """
+import concurrent.futures
 import csv
-import functools
 import json
 import math
 import pathlib
@@ -51,16 +51,19 @@ def runs_of(*paths):
 def phases(machine, runs, *names, **more):
     """[2, phases, runs]: ms of a micro-batch beside layers and of a layer: products, attention, memory. From two depths, as the
     difference of two micro-batches and one."""
-    def differences(shape, layers):
+    def at(shape, layers):
         one, two = (predict(machine, dp=1, layers=layers, batch=count * shape["micro_batch"], **shape, **more)["ideal"]
                     for count in (1, 2))
         return numpy.array([two[name] - one[name] for name in ("products", "attention", "memory")])
 
-    found = []
-    for values in zip(*(runs[name].astype(int) for name in names)):
-        two, four = (differences(dict(zip(names, values)), layers) for layers in (2, 4))
-        found.append((2 * two - four, (four - two) / 2))
-    return numpy.array(found).transpose(1, 2, 0)
+    def both(values):
+        two, four = (at(dict(zip(names, values)), layers) for layers in (2, 4))
+        return 2 * two - four, (four - two) / 2
+
+    every = list(zip(*(runs[name].astype(int).tolist() for name in names)))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        known = dict(zip(set(every), pool.map(both, set(every))))
+    return numpy.array([known[values] for values in every]).transpose(1, 2, 0)
 
 
 def reduced_ms(machine, ranks, megabytes, part=1):
@@ -81,29 +84,37 @@ def gradients_ms(machine, tp, dp, megabytes):
 
 # --- Megatron ---
 
-def megatron_ms(runs, known, machine, constants):
-    """Segments of a layer: its kernels or its host, whichever takes longer, then the collectives, which block."""
-    products, score_bytes, host, beside, wait = constants
+def megatron_model(runs, known, machine):
+    """A function from the constants to the steps in ms. Segments of a layer: its kernels or its host, whichever takes longer, then
+    the collectives, which block."""
     tp, dp, L, C, micro, T = (runs[name] for name in ("tp", "dp", "layers", "channels", "micro_batch", "seq"))
-    rest, layer = 4 / 3 * (known[:, 0] * products + known[:, 2])  # forward is computed twice
-    layer = layer + score_bytes * micro * runs["heads"] / tp * T * T / 1e6 / machine["memory_gb_per_s"]  # softmax runs in memory
-    blocked = 6 * (reduced_ms(machine, tp, 2 * T * micro * C / 1e6) + wait * numpy.log2(tp))  # two in each of three passes
+    scores = micro * runs["heads"] / tp * T * T / 1e6 / machine["memory_gb_per_s"]  # softmax runs in memory
+    reduced, waits = reduced_ms(machine, tp, 2 * T * micro * C / 1e6), numpy.log2(tp)
     weights = (12 * L * C * C + 50257 * C) / tp / 1e6
     once = gradients_ms(machine, tp, dp, 2 * weights) + 28 * weights / machine["memory_gb_per_s"]  # every replica updates all
-    return runs["global_batch"] / micro / dp * (L * (numpy.maximum(layer, host) + blocked) + numpy.maximum(rest, beside)) + once
+    micro_batches = runs["global_batch"] / micro / dp
+
+    def model(constants):
+        products, score_bytes, host, beside, wait = constants
+        rest, layer = 4 / 3 * (known[:, 0] * products + known[:, 2])  # forward is computed twice
+        blocked = 6 * (reduced + wait * waits)  # two collectives in each of three passes
+        return micro_batches * (L * (numpy.maximum(layer + score_bytes * scores, host) + blocked) +
+                                numpy.maximum(rest, beside)) + once
+
+    return model
 
 
 def fitted(model, measured, weight):
     from scipy.optimize import minimize
-    start, low, high = numpy.log(numpy.array(list(MEGATRON.values())).T)
+    logs, low, high = numpy.log(numpy.array(list(MEGATRON.values())).T)
 
     def cost(logs):
         inside = numpy.clip(logs, low, high)
         return numpy.average(abs(model(numpy.exp(inside)) / measured - 1), weights=weight) + abs(logs - inside).sum()
 
     for _ in range(3):
-        start = minimize(cost, start, method="Nelder-Mead", options={"maxfev": 1500, "adaptive": True}).x
-    return numpy.exp(numpy.clip(start, low, high))
+        logs = minimize(cost, logs, method="Nelder-Mead", options={"maxfev": 1000, "adaptive": True}).x
+    return numpy.exp(numpy.clip(logs, low, high))
 
 
 def megatron(folder):
@@ -112,7 +123,7 @@ def megatron(folder):
     known = phases("a100x8", runs, "channels", "heads", "seq", "tp", "micro_batch", recompute=1)
     measured, tp, several = runs["step_ms"], runs["tp"], runs["gpus"] > HOST
     weight = numpy.where(several, 6.0, 1.0)  # only 14 of the 374 runs are on several hosts
-    model = functools.partial(megatron_ms, runs, known, machine)
+    model = megatron_model(runs, known, machine)
     constants = fitted(model, measured, weight)
     predicted, apart = model(constants), numpy.empty_like(measured)
     cells = numpy.array(list(zip(runs["channels"], tp, runs["micro_batch"])))
