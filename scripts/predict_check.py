@@ -162,8 +162,8 @@ def report(o):
             path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
             faster = {f"{kind}_tflops": [[x, y * speed] for x, y in laptop[f"{kind}_tflops"]]
                       for kind in ("product", "attention", "attention_backward")}
-            write_whole(path, json.dumps({**laptop, **faster, "memory_gb_per_s": laptop["memory_gb_per_s"] * speed,
-                                          "links": [link], "native_share": [[1, share]]}))
+            faster.update({field: laptop[field] * speed for field in ("peak_tflops", "memory_gb_per_s")})
+            write_whole(path, json.dumps({**laptop, **faster, "links": [link], "native_share": [[1, share]]}))
             off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
             speed *= 1 + off
         rows += [({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"), predict(str(path), **shape)[kind]["step"])

@@ -6,8 +6,8 @@
 megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's): phases of --predict, links of a100x8.json, FIVE fitted
             constants, each with bounds. "Cells left out" are predicted by fits without any run of that width, tp and micro-batch;
             beside it the trivial rule for the best mesh
-ultrascale  232 runs of nanotron on 8 to 512 H100 (half of the Ultra-Scale Playbook's), as GPT-2 shapes of equal depth and FLOP: ONE
-            constant, fitted on one node at tp 1
+ultrascale  runs of nanotron on 8 to 512 H100, tp 16 or less (half of the Ultra-Scale Playbook's), as GPT-2 shapes of equal depth
+            and FLOP: ONE constant, fitted on one node at tp 1
 """
 import concurrent.futures
 import csv
@@ -48,17 +48,17 @@ def runs_of(*paths):
     return {name: column if column[0][-1].isalpha() else column.astype(float) for name, column in columns.items()}
 
 
-def phases(machine, runs, *names, **more):
-    """[2, phases, runs]: ms of a micro-batch beside layers and of a layer: products, attention, memory. From two depths, as the
-    difference of two micro-batches and one."""
+def phases(machine, runs, *names, depth=2, **more):
+    """[2, phases, runs]: ms of a micro-batch beside layers and of a layer: products, attention, memory. From this depth and twice
+    as many layers, as the difference of two micro-batches and one."""
     def at(shape, layers):
         one, two = (predict(machine, dp=1, layers=layers, batch=count * shape["micro_batch"], **shape, **more)["ideal"]
                     for count in (1, 2))
         return numpy.array([two[name] - one[name] for name in ("products", "attention", "memory")])
 
     def both(values):
-        two, four = (at(dict(zip(names, values)), layers) for layers in (2, 4))
-        return 2 * two - four, (four - two) / 2
+        few, many = (at(dict(zip(names, values)), layers) for layers in (depth, 2 * depth))
+        return 2 * few - many, (many - few) / depth
 
     every = list(zip(*(runs[name].astype(int).tolist() for name in names)))
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -165,9 +165,10 @@ SHAPES = {"1B": (16, 2048, 8192, 2496, 64), "3B": (28, 3072, 8192, 3136, 64), "8
 def ultrascale(folder):
     machine = described("h100x8")
     runs = runs_of(folder / "runs.csv")
+    runs = {name: column[runs["tp"] <= 16] for name, column in runs.items()}  # tp 32 takes too long
     L, C, inner, runs["channels"], runs["heads"] = numpy.array([SHAPES[model] for model in runs["model"]]).T
     tp, dp, micro, nodes, count = (runs[name] for name in ("tp", "dp", "micro_batch", "nodes", "accumulation"))
-    rest, layer = phases("h100x8", runs, "channels", "heads", "tp", "micro_batch", seq=4096, vocab=65536).sum(axis=1)
+    rest, layer = phases("h100x8", runs, "channels", "heads", "tp", "micro_batch", depth=1, seq=4096, vocab=65536).sum(axis=1)
     weights = (L * (4 * C * C + 3 * C * inner) + 131072 * C) / tp / 1e6
     blocked = 4 * L * reduced_ms(machine, tp, 2 * 4096 * micro * C / 1e6)
     gradients = gradients_ms(machine, tp, dp, 4 * weights)
