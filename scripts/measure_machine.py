@@ -151,8 +151,8 @@ def main():
         raise Problem("there is no mpirun", "scripts/install_deps.sh installs it")
     with whole(o.out) as file:  # before minutes are spent
         fields = reported(o) if o.report else measured(o)
-        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-        lines = numbers, *({name: value} for name, value in fields.items() if name not in numbers)
+        short = {name: value for name, value in fields.items() if not isinstance(value, list) and name != "comment"}
+        lines = short, *({name: value} for name, value in fields.items() if name not in short)
         file.write("{\n  " + ",\n  ".join(json.dumps(line)[1:-1] for line in lines) + "\n}\n")
 
 
