@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
-    scripts/predict_check.py [--only published,megatron,emulated,report,here,scaling] [--megatron FOLDER] [--out DIR]
+    scripts/predict_check.py [--only gpu,published,emulated,report,here,scaling] [--out DIR]
 
+gpu         this program's steps on one H100 and one H200 (the reports of gpu_check.py that are committed), by the machine files
+            whose kernels come from these reports (measure_machine.py); nothing is fitted to a step
 published   llm.c's published steps, nothing fitted
-megatron    374 runs of Megatron-DeepSpeed on A100 (half of vTrain's, in ../shared; skipped where that is missing). That program
-            computes forward twice, uses blocking all-reduces, and its host is often the limit: a step is the sum of phases that
-            --predict prints, with EIGHT fitted constants of machine and program
 emulated    the emulator's clock, with a machine file of the same assumptions
 report      the committed report of a lab of four cores; for each mesh the speed of a rank is fitted
 here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
@@ -40,8 +39,7 @@ PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 
 
 @functools.lru_cache(maxsize=None)
 def predict(machine, **options):
-    path = machine if os.path.sep in machine else f"scripts/machines/{machine}.json"
-    text = run(["./train_gpt", "--predict", path, *words_of(**options)])
+    text = run(["./train_gpt", "--predict", machine, *words_of(**options)])
     rows = re.findall(rf"^({'|'.join(MODES)}) +([-\d. |%]+?) +[a-z]", text, re.M)
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
@@ -52,95 +50,21 @@ def compared(what, rows):
                              "error": f"{100 * (predicted / measured - 1):+.1f} %"} for names, measured, predicted in rows])
 
 
+def gpu(_):
+    rows = []
+    for name in "h100", "h200":
+        text = pathlib.Path(ROOT, f"scripts/experiments/results/gpu/{name}.txt").read_text(encoding="utf-8")
+        steps = re.findall(r"^ *(d\d+) +(commfuse|recompute) +(\d+) +(\d+) +([\d.]+) ", text, re.M)
+        rows += [({"on one": f"{name}, {model}, {micro} × {count}{', recompute' * (kind == 'recompute')}"}, float(ms), predict(
+            f"{name}x8", model=model, micro_batch=micro, batch=int(micro) * int(count), recompute=int(kind == "recompute"))
+            ["commfuse"]["step"]) for model, kind, micro, count, ms in dict.fromkeys(steps)]
+    return compared("measured", rows)
+
+
 def published(_):
     return compared("measured", [({"llm.c": name}, measured, predict(
         machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch, recompute=1)["slice"]["step"])
                                  for name, machine, model, micro, batch, measured in PUBLISHED])
-
-
-# --- Megatron ---
-
-NAMES = ("products", "softmax", "memory", "all-reduce in a host, GB/s", "all-reduce of gradients, GB/s", "network, GB/s a GPU",
-         "host, ms a layer", "host, ms beside layers")
-START = 1.2, 3, 2, 100, 50, 10, 3.6, 3
-A100, HOST = "a100x8", 8
-
-
-def phases(run):
-    """The phases of one micro-batch in ms, extrapolated from two depths, as the difference of two micro-batches and one."""
-    shape = dict(channels=run["channels"], heads=run["heads"], seq=run["seq"], tp=run["tp"], dp=1, micro_batch=run["micro_batch"],
-                 recompute=1)
-    found = {(layers, count): predict(A100, layers=layers, batch=count * run["micro_batch"], **shape)["ideal"]
-             for layers in (2, 4) for count in (1, 2)}
-
-    def at_depth(name, count):
-        two, four = found[2, count][name], found[4, count][name]
-        return two + (four - two) / 2 * (run["layers"] - 2)
-
-    return {name: at_depth(name, 2) - at_depth(name, 1) for name in ("products", "attention", "memory")}
-
-
-def megatron_ms(run, p, constants):
-    products, softmax, memory, host_gb, gradient_gb, net_gb, layer, beside = constants
-    tp, dp, L, C = (run[name] for name in ("tp", "dp", "layers", "channels"))
-    micro_batches = run["global_batch"] / run["micro_batch"] / dp
-    width = C / run["heads"] / 64  # Megatron's softmax runs in memory: its time grows with the scores, not with the width of a head
-    gpu = products * p["products"] * 4 / 3 + softmax * p["attention"] * 18 / 14 / width + memory * p["memory"] * 4 / 3
-    reduced = 6 * L * 2 * (tp - 1) / tp * 2 * run["seq"] * run["micro_batch"] * C  # bytes: four in forward, twice; two in backward
-    gpu += reduced / 1e6 / (host_gb if tp <= HOST else net_gb)
-    weights = (12 * L * C * C + 50257 * C) / tp
-    inside = max(1, min(dp, HOST // tp))
-    gradients = 2 * weights * 2 * (dp - 1) / dp
-    once = gradients / 1e6 / gradient_gb
-    if dp > inside:
-        once += gradients / inside / 1e6 / net_gb
-    once += memory * weights * 28 / 1.7e9  # AdamW: every replica updates all
-    return micro_batches * max(gpu, layer * L + beside) + once
-
-
-def megatron(o):
-    if not o.megatron.is_dir():
-        return f"Skipped: {o.megatron} is not here\n", []
-    from scipy.optimize import minimize
-    import numpy
-    runs = []
-    for name in ("single_node", "several_nodes"):
-        with open(o.megatron / f"{name}.csv", encoding="utf-8") as file:
-            runs += [{k: float(v) if k == "step_ms" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    known = [phases(run) for run in runs]
-    several = numpy.array([run["gpus"] > HOST for run in runs])
-    weight = numpy.where(several, 6.0, 1.0)  # only 14 of the 374 runs are on several hosts
-
-    def errors(logs):
-        predicted = numpy.array([megatron_ms(run, p, numpy.exp(logs)) for run, p in zip(runs, known)])
-        return predicted / numpy.array([run["step_ms"] for run in runs]) - 1
-
-    best = numpy.log(START)
-    for _ in range(4):
-        best = minimize(lambda logs: (weight * abs(errors(logs))).sum() / weight.sum(), best, method="Nelder-Mead",
-                        options={"maxiter": 2000, "maxfev": 2000, "adaptive": True}).x
-    error = errors(best)
-    points = [(run["step_ms"], run["step_ms"] * (1 + e)) for run, e in zip(runs, error)]
-    alone = [(f"one host, tp {tp}", numpy.array([run["tp"] == tp for run in runs]) & ~several) for tp in (1, 2, 4, 8)]
-    lines = [{"runs": name, "number": int(which.sum()), "mean error": f"{100 * error[which].mean():+.1f} %",
-              "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %",
-              "largest": f"{100 * abs(error[which]).max():.0f} %"}
-             for name, which in (("one host", ~several), ("several hosts", several), ("all", several | ~several), *alone)]
-    text = tables.markdown(lines) + "\nFitted: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(NAMES, numpy.exp(best))) + "\n\n"
-    return text + best_meshes(runs, points), points
-
-
-def best_meshes(runs, points):
-    """Among runs of the same training on as many GPUs: is the run with the shortest prediction the shortest one?"""
-    groups = {}
-    for run, point in zip(runs, points):
-        groups.setdefault((run["gpus"], run["global_batch"], run["channels"], run["layers"]), []).append(point)
-    groups = [g for g in groups.values() if len(g) > 1]
-    losses = [min(g, key=lambda point: point[1])[0] / min(g)[0] - 1 for g in groups]
-    found = sum(loss == 0 for loss in losses)
-    return (f"In {found} of {len(groups)} models and sizes with several meshes or micro-batches the prediction finds the best; "
-            f"its choice takes {100 * statistics.mean(losses):.1f} % longer than the best on average, at most "
-            f"{100 * max(losses):.0f} %\n")
 
 
 def scaling(o):
@@ -238,8 +162,8 @@ def report(o):
             path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
             faster = {f"{kind}_tflops": [[x, y * speed] for x, y in laptop[f"{kind}_tflops"]]
                       for kind in ("product", "attention", "attention_backward")}
-            write_whole(path, json.dumps({**laptop, **faster, "memory_gb_per_s": laptop["memory_gb_per_s"] * speed,
-                                          "links": [link], "native_share": [[1, share]]}))
+            faster.update({field: laptop[field] * speed for field in ("peak_tflops", "memory_gb_per_s")})
+            write_whole(path, json.dumps({**laptop, **faster, "links": [link], "native_share": [[1, share]]}))
             off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
             speed *= 1 + off
         rows += [({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"), predict(str(path), **shape)[kind]["step"])
@@ -258,13 +182,12 @@ def emulated(o):
     return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
 
 
-PARTS = {part.__name__: part for part in (published, megatron, emulated, report, here, scaling)}
+PARTS = {part.__name__: part for part in (gpu, published, emulated, report, here, scaling)}
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--megatron", type=pathlib.Path, default=f"{ROOT}/../shared/data/megatron_a100")
     parser.add_argument("--out", type=pathlib.Path, default=f"{ROOT}/build/predict")
     o = parser.parse_args()
     if unknown := set(o.only.split(",")) - PARTS.keys():

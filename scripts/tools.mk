@@ -7,6 +7,7 @@ lab: all $(benches) ## the same experiments on two hosts made of one machine, ov
 	@$(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
 predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
 	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
+	@$(if $(ONLY),,$(PYTHON) tests/bench/predict_programs.py)
 
 # $(call look,HEADERS): prints "found", or how to install
 look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)

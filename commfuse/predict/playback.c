@@ -59,12 +59,10 @@ static void add_event(playback *b, const player *p, int row, const char *name, i
 
 static bool arrived(const playback *b, const player *p, int unit) {
     const cf_record_unit *u = &p->record->unit[unit];
-    for (int i = 0; i < b->players; i++) {
-        const player *from = &b->player[i];
-        if (!(u->receives_from >> i & 1)) continue;
-        if (!(from->flight[unit].sent_ms <= b->now_ms + ROUNDING)) return false;
-    }
-    return p->flight[unit].posted;
+    if (!p->flight[unit].posted) return false;
+    for (uint64_t from = u->receives_from; from; from &= from - 1)
+        if (!(b->player[__builtin_ctzll(from)].flight[unit].sent_ms <= b->now_ms + ROUNDING)) return false;
+    return true;
 }
 
 static bool complete(const playback *b, const player *p, int unit) {
@@ -79,9 +77,9 @@ static bool drained(const flight *f) {
 
 static bool receivers_ready(const playback *b, const player *p, int unit) {
     const cf_record_unit *u = &p->record->unit[unit];
-    for (int i = 0; i < b->players; i++) {
-        const flight *f = &b->player[i].flight[unit];
-        if ((u->sends_to >> i & 1) && !(b->hardware->gpu ? f->ready : f->posted)) return false;
+    for (uint64_t to = u->sends_to; to; to &= to - 1) {
+        const flight *f = &b->player[__builtin_ctzll(to)].flight[unit];
+        if (!(b->hardware->gpu ? f->ready : f->posted)) return false;
     }
     return true;
 }
@@ -221,16 +219,16 @@ static bool run_entry(playback *b, player *p, stream *s) {
 
 // --- time ---
 
-// The share of a link that a unit gets: the units of this player divide it.
-static double link_share(const playback *b, const player *p, int link, bool bulk) {
-    int urgent = 0, all = 0;
-    for (int i = p->open; i < p->posted; i++) {
-        const flight *f = &p->flight[i];
-        if (!f->started || f->remaining_ms[link] <= 0) continue;
-        all++, urgent += !p->record->unit[i].bulk;
+// The share of each link that a unit gets, an urgent one and one of bulk: the units of this player divide it.
+static void link_shares(const playback *b, const player *p, double share[CF_LINKS][2]) {
+    int count[CF_LINKS][2] = {{0}};
+    for (int i = p->open; i < p->posted; i++)
+        for (int l = 0; l < b->hardware->links && p->flight[i].started; l++)
+            count[l][p->record->unit[i].bulk] += p->flight[i].remaining_ms[l] > 0;
+    for (int l = 0; l < b->hardware->links; l++) {
+        const int urgent = count[l][0], all = urgent + count[l][1];
+        share[l][0] = 1.0 / (b->hardware->gpu ? all : urgent), share[l][1] = b->hardware->gpu || urgent == 0 ? 1.0 / all : 0;
     }
-    if (b->hardware->gpu) return 1.0 / all;
-    return bulk ? (urgent > 0 ? 0 : 1.0 / all) : 1.0 / urgent;
 }
 
 // The speed of computation on a CPU while units are in flight; a GPU's is 1.
@@ -290,8 +288,7 @@ static double advance(playback *b, player *p, double ms) {
     for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
         next = fmin(next, advance_stream(p, s, b->now_ms, speed, shares[s - p->stream], ms));
     double speeds[CF_LINKS][2];
-    for (int l = 0; l < b->hardware->links; l++)
-        for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = link_share(b, p, l, bulk);
+    link_shares(b, p, speeds);
     for (int i = p->open; i < p->posted; i++) {
         flight *f = &p->flight[i];
         if (f->startable_ms < INFINITY && f->startable_ms > b->now_ms + ROUNDING) next = fmin(next, f->startable_ms - b->now_ms);

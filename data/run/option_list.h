@@ -103,9 +103,9 @@ REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another befo
 FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
 FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
-    "predict the time of a step on the machine of this file (scripts/machines/), from the ranks' schedules; trains nothing")
-TEXT(predict_ranks, "predict-ranks", "", "A:B",
-    "predict all meshes of A, 2A, 4A … B ranks; --micro-batch then counts the sequences of a rank, not of a replica")
+    "predict the time of a step on the machine of this file, or of this name (scripts/machines/); trains nothing")
+TEXT(predict_ranks, "predict-ranks", "", "N or A:B",
+    "predict all meshes of N ranks, or of A, 2A, 4A … B; --micro-batch then counts the sequences of a rank, not of a replica")
 FLAG(predict_all, "predict-all", "replay all ranks, at most 64, instead of one replica")
 FLAG(help, "help", "this list")
 #undef GROUP

@@ -12,10 +12,12 @@ import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import command
 import measure_machine
+import numpy
 import predict_check
+import predict_programs
 
 LAYERS = """C 768, H 12, B 4, T 1024, V 50304, 15 repetitions; GEMM peak 140.2 GFLOP/s
 kernel                          ms   spread   GFLOP/s    peak     GB/s
@@ -40,11 +42,46 @@ MPI_Allgather               none          0.024 (1.44)    0.192 (0.98)    1.547 
 """
 
 
+def expected(machine, dp):
+    """What --predict prints of the error to expect."""
+    text = predict_check.run(["./train_gpt", "--predict", machine, "--tp", 1, "--dp", dp, "--layers", 1, "--channels", 64,
+                              "--heads", 1, "--seq", 64])
+    return re.search("^To expect: .*", text, re.MULTILINE)[0]
+
+
 class Check(unittest.TestCase):
     def within(self, percent, rows, table):
         errors = [float(error) for error in re.findall(r"([+-][\d.]+) % \|$", table, re.MULTILINE)]
         self.assertEqual(len(errors), rows)
         self.assertLess(max(map(abs, errors)), percent, table)
+
+    def test_the_reported_gpus_within_five_percent(self):
+        """All steps of the committed reports, in all their modes, by rates of kernels alone."""
+        self.within(5, 19, predict_check.gpu(None))
+
+    def test_the_machines_are_those_of_the_reports(self):
+        """What the script writes again is what is committed: no rate was edited."""
+        reports = [str(ROOT / f"scripts/experiments/results/gpu/{name}.txt") for name in ("h100", "h200")]
+        for name, given in (("h100x8", reports), ("h200x8", reports[1:])):
+            committed = (ROOT / f"scripts/machines/{name}.json").read_text()
+            with tempfile.TemporaryDirectory() as folder:
+                out = pathlib.Path(folder, "machine.json")
+                out.write_text(re.sub(r'("memory_gb_per_s": )[\d.]+', r"\g<1>1", committed))
+                subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--report", *given, "--out", out], check=True)
+                self.assertEqual(out.read_text(), committed)
+
+    def test_what_a_prediction_says_to_expect_is_what_the_tables_say(self):
+        """The errors in the committed tables are within those that --predict prints, and reach them within a percent."""
+        tables = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", (
+            ROOT / "scripts/experiments/results/predict/predict.md").read_text(), re.MULTILINE | re.DOTALL))
+        for names, machine, dp, form in ((("gpu",), "h200x8", 1, r"predicted (\d+) % too short to (\d+) % too long"),
+                                         (("emulated",), "h100x8", 2, r"assumptions: -(\d+) to \+(\d+) %"),
+                                         (("published",), "h100x8", 2, r"eight GPUs: -(\d+) to (-\d+) %"),
+                                         (("here", "report"), "laptop", 2, r"predicted (\d+) % too short to (\d+) % too long")):
+            errors = [float(error) for name in names for error in re.findall(r"([+-][\d.]+) % \|$", tables[name], re.MULTILINE)]
+            said = expected(machine, dp)
+            low, high = map(int, re.search(form, said).groups())
+            self.assertTrue(-low - 0.5 <= min(errors) <= -low + 1 and high - 1 <= max(errors) <= high + 0.5, (names, errors, said))
 
     def test_published_steps_within_fifteen_percent(self):
         """llm.c's four figures; the rates of a100x8 and h100x8 are those of others' benchmarks, nothing is fitted."""
@@ -70,15 +107,15 @@ class Check(unittest.TestCase):
             found = predict_check.predict(f"{folder}/here.json", tp=2, dp=1, layers=2, channels=256, heads=4, seq=128)
         self.assertEqual(tuple(found), predict_check.MODES)
 
-    def test_without_megatrons_runs_the_check_is_skipped(self):
+    def test_without_their_runs_other_programs_are_skipped(self):
         with tempfile.TemporaryDirectory() as folder:
-            result = subprocess.run([sys.executable, ROOT / "scripts/predict_check.py", "--only", "megatron", "--megatron",
-                                     f"{folder}/nowhere", "--out", folder], capture_output=True, text=True, check=False)
+            result = subprocess.run([sys.executable, ROOT / "tests/bench/predict_programs.py", "--data", folder],
+                                    capture_output=True, text=True, check=False)
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertRegex(pathlib.Path(folder, "predict.md").read_text(), "Skipped: .*nowhere is not here")
+            self.assertEqual(re.findall("^Skipped: .*/(\\w+) is not here", result.stdout, re.MULTILINE), ["megatron_a100", "ultrascale"])
 
     def test_options_that_cannot_be_are_refused(self):
-        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only nonsense: there are published, megatron"),
+        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only nonsense: there are gpu, published, emulated"),
                            (("measure_machine.py", "--out", "/dev/null", "--ranks", "1"), "--ranks: 1: at least 2")):
             result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
                                     check=False)
@@ -132,15 +169,18 @@ class Check(unittest.TestCase):
                                         r"[^.\w]open\([^)]*\"[wax]|write_text|write_bytes|savefig\((?!file)")
 
     def test_all_reduces_and_the_host_bound_a_step(self):
-        """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
-        run = dict(gpus=16, global_batch=64, micro_batch=2, channels=1024, heads=16, layers=12, seq=1024, tp=4, dp=4)
-        parts, constants = dict(products=10.0, attention=2.0, memory=3.0), predict_check.START
-        base = predict_check.megatron_ms(run, parts, constants)
-        for i in range(3, 6):
-            more = [2 * c if k == i else c for k, c in enumerate(constants)]
-            self.assertLessEqual(predict_check.megatron_ms(run, parts, more), base)
-        slow_host = predict_check.megatron_ms(run, parts, (*constants[:6], 100, 0))
-        self.assertAlmostEqual(slow_host, 8 * 1200, delta=0.1 * slow_host)
+        """Twice the network or a host that is never the bound cannot make a step longer; a slow host is all of it."""
+        run = {name: numpy.array([value], float) for name, value in dict(
+            gpus=16, global_batch=64, micro_batch=2, channels=1024, heads=16, layers=12, seq=1024, tp=4, dp=4).items()}
+        known, machine = numpy.array([[[1.0], [0.1], [0.2]], [[10.0], [2.0], [3.0]]]), predict_programs.described("a100x8")
+        constants = [start for start, _, _ in predict_programs.MEGATRON.values()]
+        base = predict_programs.megatron_model(run, known, machine)(constants)[0]
+        for link in 0, 1:
+            faster = predict_programs.described("a100x8")
+            faster["links"][link].update(gb_per_s=400, block_gb_per_s=400)
+            self.assertLess(predict_programs.megatron_model(run, known, faster)(constants)[0], base)
+        slow_host = predict_programs.megatron_model(run, known, machine)((*constants[:2], 1000, 0, 0))[0]
+        self.assertAlmostEqual(slow_host, 8 * 12000, delta=0.02 * slow_host)
 
 
 if __name__ == "__main__":

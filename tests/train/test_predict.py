@@ -18,6 +18,7 @@ import harness
 
 MACHINES = os.path.join(harness.ROOT, "scripts", "machines")
 MODES = "ideal", "none", "slice", "commfuse", "levels", "auto"
+SHEET = ("name", "device", "peak_tflops", "memory_gb", "memory_gb_per_s", "multiprocessors", "links", "ranks", "gb_per_s")
 FEW = dict(layers=2, channels=384, heads=8, seq=256, micro_batch=2)  # 16 heads' worth of shapes in milliseconds
 
 
@@ -67,7 +68,7 @@ class Predict(harness.Case):
                     machine = described(name)
                     for link in machine["links"]:
                         link[field] *= factor
-                        link["block_gb_per_s"] *= factor if field == "gb_per_s" else 1
+                        link["block_gb_per_s"] = link.get("block_gb_per_s", 0) * (factor if field == "gb_per_s" else 1)
                     steps.append(self.predicted(self.written(machine), **FEW, **mesh))
                 with self.subTest(machine=name, field=field):
                     for mode in MODES[1:4]:  # auto changes its plan with the costs
@@ -194,9 +195,36 @@ class Predict(harness.Case):
         os.mkfifo(pipe)
         self.assertFails(self.ask(trace=pipe, tp=2, **FEW), "--trace", pipe, "not a regular file")
 
+    def test_a_data_sheet_is_enough(self):
+        """Other fields have defaults, rates as shares of the peak: twice as fast a machine takes half the time."""
+        found = []
+        for name in "h100x8", "laptop":
+            good = described(name)
+            for times in 1, 2:
+                sheet = {field: good[field] for field in SHEET if field in good}
+                sheet.update({field: times * sheet[field] for field in ("peak_tflops", "memory_gb_per_s")}, name="sheet",
+                             links=[{field: link[field] for field in SHEET if field in link} for link in good["links"]])
+                found.append(self.predicted(self.written(sheet), tp=1, dp=1, model="d12", micro_batch=8)["none"]["step"])
+            self.assertAlmostEqual(found[-2] / found[-1], 2, delta=0.05)
+            usual = self.predicted(name, tp=1, dp=1, model="d12", micro_batch=8)["none"]["step"]
+            self.assertAlmostEqual(found[-2] / usual, 1, delta=0.3)
+
+    def test_a_name_is_that_of_a_file(self):
+        """Of scripts/machines, wherever the program is started. Numbers of ranks are one, or a range."""
+        for ranks, rows in (("4", {4}), ("4:4", {4}), ("2:4", {2, 4})):
+            result = harness.run(harness.options(predict="a100x8", predict_ranks=ranks, **FEW), timeout=120)
+            self.assertEqual(result.status, 0, str(result))
+            self.assertEqual({int(n) for n in re.findall(r"^ +(\d+) +\d+ +\d+ +[\d.]+ ", result.out, re.M)}, rows)
+        for ranks in ("0", "4:2", ":", "4:", "x", "4:8x", "-4"):
+            self.assertFails(self.ask(predict_ranks=ranks, **FEW), "--predict-ranks", "hint:  write N or A:B")
+        self.assertFails(harness.run(harness.options(predict="a100x9", **FEW)), "a100x9 cannot be opened", "scripts/machines/")
+        self.assertIn("Hosts of 8: some replicas of tp 3", self.ask(tp=3, dp=8, layers=1, channels=96, heads=6, seq=96).out)
+
     def test_damaged(self):
         """Each field, missing, of another kind, out of its range: refused by its name. So is one that is misspelt."""
-        good = described("h100x8")
+        with open(os.path.join(harness.ROOT, "tests", "emulator", "imagined.json"), encoding="utf-8") as file:
+            good = {**json.load(file), **described("h100x8")}  # all fields
+        good["links"] = [{**one, **two} for one, two in zip(described("laptop")["links"], good["links"])]
 
         def refused(change, field):
             machine = json.loads(json.dumps(good))
@@ -209,13 +237,15 @@ class Predict(harness.Case):
             if field == "comment":
                 continue
             with self.subTest(field=field):
-                refused(lambda m: m.pop(field), field)
+                if field in SHEET:
+                    refused(lambda m: m.pop(field), field)
                 refused(lambda m: m.update({field: {"x": 1}}), field)
                 if isinstance(good[field], (int, float)):
                     refused(lambda m: m.update({field: -1}), field)
         for field in good["links"][1]:
             with self.subTest(link=field):
-                refused(lambda m: m["links"][1].pop(field), "links" if field == "name" else field)
+                if field in SHEET:
+                    refused(lambda m: m["links"][1].pop(field), "links" if field == "name" else field)
                 if field != "name":
                     refused(lambda m: m["links"][1].update({field: -1}), field)
         refused(lambda m: m.update(peak_tflop=1), "peak_tflop")
@@ -226,6 +256,7 @@ class Predict(harness.Case):
         refused(lambda m: m["links"][0].update(comment=1), "comment")
         refused(lambda m: m["links"][1].update(ranks=12), "ranks")
         refused(lambda m: m.update(product_tflops=[[1, 2], [1, 3]]), "product_tflops")
+        refused(lambda m: m.update(product_tflops=[[1, 1.001 * m["peak_tflops"]]]), "product_tflops")
         refused(lambda m: m.update(links=dict(enumerate(m["links"]))), "links")
         refused(lambda m: m["links"][0].update(name="x" * 24), "links")
         refused(lambda m: m.update(product_tflops=[{"x": 1, "y": 2}]), "product_tflops")
