@@ -33,7 +33,6 @@ cf_context *cf_open_on(const void *comm, const char *transport, int threads, dou
 }
 
 void cf_context_stop(cf_context *context) {
-    cf_check_free(context->check);
     cf_trace_free(context->trace);
     cf_stream_free(context->stream), cf_stream_free(context->second);
 }

@@ -31,7 +31,6 @@
 // goes up, and with it the library's file name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
 #pragma once
 
-#include "check.h"
 #include "device.h"
 #include "base/die.h"
 #include "mesh.h"
@@ -54,7 +53,6 @@ typedef struct cf_context {
     int tags;        // message tags used so far: all ranks create the same operations in the same order
     bool timed;      // runs are timed: cf_fuse_median_ms()
     bool failed;     // an operation has failed half way: ranks are out of step, so nothing runs any more
-    cf_check *check; // checksums on exchanges, set before the first operation is created; NULL: none
     bool compare;    // ranks compare the config of each operation that they create; initially COMMFUSE_COMPARE in the environment
 } cf_context;
 

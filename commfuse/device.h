@@ -52,17 +52,6 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
 // zeros) and its index. Any change of one word changes it. All devices and any number of threads give the same.
 void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream);
 
-// A difference between two lists of checksums.
-enum { CF_ABOUTS = 5 };
-typedef struct cf_difference {
-    int64_t index;            // 1 + index in the lists; 0: no difference
-    int64_t about[CF_ABOUTS]; // for the caller's use
-    uint64_t expected, found;
-} cf_difference;
-// Notes a difference between the lists in *difference, with what->about, unless one is noted already.
-void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
-                cf_difference *difference, cf_stream *stream);
-
 // For memory.c alone: zeroed device memory, 256-byte aligned; NULL: out of memory.
 void *cf_device_malloc(int64_t bytes);
 void cf_device_free(void *memory);

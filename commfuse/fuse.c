@@ -7,7 +7,7 @@
 //
 // begin runs the steps before schedule.split, finish the others; then finish waits for every request, so that all memory may be
 // reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
-// decides where a slice is. If the context has a check, a checksum is posted after each payload and compared in finish (check.c).
+// decides where a slice is.
 //
 // Two streams. If the operation is `independent`, computations alternate between the context's two streams. On a GPU the first
 // tiles of one then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the
@@ -34,7 +34,6 @@ struct cf_fuse {
     cf_request *request;         // one per step; unused for steps on the compute stream
     unsigned char *arrived;      // per step, a bit for each stream: work on this stream need not wait for the request any more
     int tag;                     // of slice 0
-    cf_checksums *sums;          // NULL: none
     char *stage, *result;
     char label[64];
     uint32_t hash;    // of the config and choice, for messages
@@ -71,7 +70,7 @@ cf_work cf_fuse_work(const cf_fuse *f) {
                      .bytes = (double)(f->config.capacity * cf_dtype_size(f->config.dtype)),
                      .flops = f->config.flops,
                      .early = f->config.early || f->config.bulk,
-                     .native = f->config.group->collectives && !f->context->check, // which have no checksums
+                     .native = f->config.group->collectives,
                      .folds = f->config.folds};
 }
 
@@ -87,7 +86,6 @@ static cf_choice predicted_choice(const cf_fuse *f) {
 }
 
 static void release(cf_fuse *f) {
-    cf_checksums_free(f->sums, f->context->stream);
     cf_free(f->stage);
     if (!f->config.result_given) cf_free(f->result);
     for (int i = 0; i < f->choices; i++) cf_schedule_free(f->choice[i]);
@@ -126,9 +124,8 @@ static cf_schedule *checked_schedule(const cf_fuse_config *p, cf_choice c) {
 int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room) {
     const cf_fuse_config *config = &f->config;
     cf_context *context = f->context;
-    if (f->running || count < 1 || count > CF_CHOICES || (context->check && count > 1))
-        cf_die(NULL, "%s gets %d choices%s%s", f->label, count, f->running ? " while it runs" : "",
-               context->check ? " with checksums" : "");
+    if (f->running || count < 1 || count > CF_CHOICES)
+        cf_die(NULL, "%s gets %d choices%s", f->label, count, f->running ? " while it runs" : "");
     release(f);
     const int64_t shard = config->capacity * cf_dtype_size(config->dtype);
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
@@ -155,10 +152,8 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
     f->timed = count > 1 ? cf_host_alloc(TIMED_RUNS, sizeof *f->timed, config->name) : NULL;
     f->stage = cf_alloc(stage, "communication staging");
     if (!config->result_given) f->result = cf_alloc(result, "communication staging");
-    int tags = config->group->size * (int)slices;
     f->tag = context->tags;
-    f->sums = cf_checksums_create(context->check, f->choice[0], config->group, f->label, tags);
-    context->tags += f->sums ? 2 * tags : tags;
+    context->tags += config->group->size * (int)slices;
     cf_fuse_choose(f, 0);
     return f->choices;
 }
@@ -360,7 +355,6 @@ static void wait_request(cf_fuse *f, cf_request *request, cf_point point) {
 
 static void wait_transfer(cf_fuse *f, int index, cf_point point) {
     wait_request(f, &f->request[index], point);
-    if (f->sums && !f->arrived[index]) cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
     f->arrived[index] |= 1 << f->current;
 }
 
@@ -416,7 +410,6 @@ static void post(cf_fuse *f, int first, int end) {
     const cf_event posted = cf_trace_posted(f->context->trace, stream_of(f, f->current)); // one for the unit
     for (int i = first; i < end; i++) fill_request(f, i, posted);
     t->post(t, &f->request[first], end - first, stream_of(f, f->current));
-    for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
 // --- a run ---
@@ -454,7 +447,7 @@ static void run_step(cf_fuse *f) {
 
 static void run_steps(cf_fuse *f, int end) {
     f->inside_call = true;
-    f->two_streams = f->config.independent && f->context->second && !f->sums && f->schedule->count > 1;
+    f->two_streams = f->config.independent && f->context->second && f->schedule->count > 1;
     f->computed = f->fork = f->join = false, f->current = 0;
     if (f->two_streams) f->start = cf_event_record_untimed(f->context->stream);
     while (f->next < end) run_step(f);
@@ -497,7 +490,6 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->argument = argument;
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
-    if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
     run_steps(f, f->schedule->split);
     f->inside_call = false;
     if (f->now) f->now->begin[1] = cf_event_record(f->context->stream);
@@ -507,17 +499,13 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
 static void wait_for_requests(cf_fuse *f) {
     int last = f->schedule->count - 1;
     while (last >= 0 && !cf_is_transfer(&f->schedule->step[last])) last--;
-    if (last >= 0 && !f->sums && f->context->transport->in_order) // one wait for all; checksums are made as slices arrive
+    if (last >= 0 && f->context->transport->in_order) // one wait for all
         wait_request(f, &f->request[last], CF_COMPLETE);
     for (int i = 0; i <= last; i++)
         if (cf_is_transfer(&f->schedule->step[i])) {
             wait_transfer(f, i, CF_COMPLETE);
             trace_request(f, i);
         }
-    if (!f->sums) return;
-    for (int i = 0; i <= last; i++)
-        if (f->schedule->step[i].kind == CF_EXCHANGE) wait_request(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
-    cf_checksums_compare(f->sums, f->context->stream);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {

@@ -71,7 +71,7 @@ cf_work cf_fuse_work(const cf_fuse *fuse);
 // Gives the operation several choices instead of the one that it was created with; the first becomes current. Memory is allocated
 // for the largest of them. *room: bytes that may still be allocated. A choice that needs more, beyond those before it, is
 // removed from the list; otherwise what it needs is subtracted. Returns the number of choices left. All ranks call this with the
-// same list and room, before the first run. Not with checksums (context.check).
+// same list and room, before the first run.
 int cf_fuse_set_choices(cf_fuse *fuse, cf_choice *choices, int count, int64_t *room);
 void cf_fuse_choose(cf_fuse *fuse, int choice); // from the next run on; on all ranks of the group between the same two runs
 // The time that a run added to the compute stream, waiting included: the median of the runs begun with context.timed since the last

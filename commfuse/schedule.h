@@ -102,7 +102,7 @@ typedef struct cf_algorithm {
     const void *argument;   // of generate
     const char *same_bits;  // the name of a row: runs have the same bits with all that name the same one; NULL: with none
     int slices, max_slices; // of a shard: the default, the most
-    bool native;            // calls collectives of the library: not in groups without them, or with checksums
+    bool native;            // calls collectives of the library: not in groups without them
     bool blocking;          // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool folds;             // makes schedules that fold (cf_schedule_create)
     bool tail_free;         // CommFuse's promise: the first computation waits for no transfer, the last has none after it

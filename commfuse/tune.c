@@ -266,7 +266,7 @@ bool cf_tuner_take(cf_tuner *t, int plan) {
 
 void cf_tuner_start(cf_tuner *t, bool search) {
     bool set = false;
-    search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
+    search &= t->operations > 0;
     cf_transport *transport = t->context->transport;
     int64_t room = 0; // half of the memory that is left: libraries take more as a run goes on
     if (search) room = cf_allreduce_min(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);

@@ -189,17 +189,6 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
     *sum += total;
 }
 
-void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
-                cf_difference *difference, cf_stream *stream) {
-    for (int64_t i = 0; i < count && difference->index == 0; i++) {
-        if (expected[i] == found[i]) continue;
-        *difference = *what;
-        difference->index = 1 + i;
-        difference->expected = expected[i];
-        difference->found = found[i];
-    }
-}
-
 // --- memory ---
 
 void *cf_device_malloc(int64_t bytes) {

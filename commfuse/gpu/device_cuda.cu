@@ -442,23 +442,6 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
     checksum<uint8_t>(sum, data, bytes, stream);
 }
 
-static __global__ void compare_words(const uint64_t *expected, const uint64_t *found, int64_t count, cf_difference what,
-                                     cf_difference *difference) {
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-        if (expected[i] == found[i]) continue;
-        unsigned long long *index = (unsigned long long *)&difference->index;
-        if (atomicCAS(index, 0ull, (unsigned long long)(1 + i)) != 0) continue;
-        for (int k = 0; k < CF_ABOUTS; k++) difference->about[k] = what.about[k];
-        difference->expected = expected[i];
-        difference->found = found[i];
-    }
-}
-
-void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
-                cf_difference *difference, cf_stream *stream) {
-    cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what, difference);
-}
-
 // --- memory ---
 
 // Allocations are whole blocks of the driver: other processes map whole blocks, and the driver puts small allocations into one.

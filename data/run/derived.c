@@ -72,9 +72,6 @@ void derived_check(options *opt) {
         cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
                         "--trace-steps %s: the run ends after %ld steps and would leave --trace %s empty", opt->trace_steps,
                         opt->steps, opt->trace);
-    if (opt->check_wire && schedule && (schedule->native || schedule->bound))
-        cf_die_together("use --overlap auto or commfuse, or leave out --check-wire",
-                        "--check-wire checks exchanges between ranks; with --overlap %s there are none", opt->overlap);
     if (*opt->plan && schedule)
         cf_die_together("leave out one of them", "--plan sets the schedule of each operation, and so does --overlap %s",
                         opt->overlap);
@@ -123,7 +120,6 @@ void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_cont
     cf_device_threads((int)opt->threads);
     const bool elsewhere = t->size < mesh->world_group.size && opt->threads > 1;
     cf_context_start(context, t, (int)opt->threads - elsewhere);
-    if (opt->check_wire) context->check = cf_check_create();
 }
 
 double derived_learning_rate(const options *opt, int64_t step) {

@@ -100,7 +100,6 @@ INT(threads, "threads", "0", 0, 4096,
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
-FLAG(check_wire, "check-wire", "add checksums to the slices that ranks exchange (commfuse), to find silent corruption")
 FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
     "predict the time of a step on the machine of this file, or of this name (scripts/machines/); trains nothing")

@@ -194,14 +194,10 @@ static const char *read_machine(cf_hardware *h, const char *path) {
 void predict_options(options *opt, cf_hardware *h) {
     opt->predict = machine_path(opt->predict);
     const char *dtype = read_machine(h, opt->predict);
-    const char *other = *opt->init_from   ? "init-from"
-                        : *opt->out       ? "out"
-                        : *opt->export_to ? "export"
-                        : opt->check_wire ? "check-wire"
-                                          : NULL;
+    const char *other = *opt->init_from ? "init-from" : *opt->out ? "out" : *opt->export_to ? "export" : NULL;
     if (other)
         cf_die_together("leave it out: --model, or --layers, --channels and --heads, give the shape",
-                        "--predict reads and saves no model and has no data to check, but --%s is given", other);
+                        "--predict reads and saves no model, but --%s is given", other);
     opt->dry_run = true;
     if (opt->ranks_per_host > 0 && h->link[1].ranks % opt->ranks_per_host != 0)
         cf_die_together("let it divide them", "--ranks-per-host %ld, but %s joins blocks of %d ranks in %s", opt->ranks_per_host,

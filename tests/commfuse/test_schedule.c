@@ -804,54 +804,9 @@ static void every_order_on_one_wire(const set *first, const set *second) {
     }
 }
 
-// The schedule that the executor runs with checksums: after each exchange a checksum of the data sent on the stream, and on the
-// wire an exchange of checksums with its own numbers; at the end a comparison, which waits for all.
-static cf_schedule *with_checksums(const cf_schedule *s) {
-    static int now_at[CF_CHECKED_STEPS];
-    const cf_step made = {.kind = CF_ADD, .wait = {-1, -1}};
-    cf_schedule *all = malloc(sizeof *all);
-    assert_non_null(all);
-    *all = *s;
-    all->step = calloc(3 * (size_t)s->count + 1, sizeof *all->step);
-    assert_non_null(all->step);
-    all->count = 0;
-    for (int i = 0; i < s->count; i++) {
-        if (i == s->split) all->split = all->count;
-        cf_step step = s->step[i];
-        for (int w = 0; w < 2; w++)
-            if (step.wait[w] >= 0) step.wait[w] = now_at[step.wait[w]];
-        now_at[i] = all->count;
-        all->step[all->count++] = step;
-        if (step.kind != CF_EXCHANGE || (i + 1 < s->count && s->step[i + 1].joined)) continue;
-        int first = i; // of the unit that ends here
-        while (s->step[first].joined) first--;
-        for (int j = first; j <= i; j++) {
-            step = s->step[j];
-            forget_waits(&step);
-            step.joined = false;
-            step.send_slice += CF_CHECKED_SLICES, step.recv_slice += CF_CHECKED_SLICES;
-            all->step[all->count++] = made;
-            all->step[all->count++] = step;
-        }
-    }
-    if (s->split == s->count) all->split = all->count;
-    int last = all->count - 1;
-    while (last >= 0 && all->step[last].kind != CF_EXCHANGE) last--;
-    all->step[all->count] = made;
-    all->step[all->count++].wait[0] = last;
-    return all;
-}
-
-static void add_checksums(set *all) {
-    for (int r = 0; r < all->ranks; r++) {
-        cf_schedule *plain = all->of[r];
-        all->of[r] = with_checksums(plain);
-        cf_schedule_free(plain);
-    }
-}
-
-// Blocking rows are never in flight together. With checksums: of rows that have them.
-static void every_pair_on_one_wire(bool with_checksums) {
+// Blocking rows are never in flight together.
+static void two_operations_on_one_wire(void **state) {
+    (void)state;
     static const int sizes[] = {2, 3, 4, 5, 8, 16};
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
         for (int a = 0; a < KINDS * cf_algorithm_count; a++)
@@ -861,23 +816,12 @@ static void every_pair_on_one_wire(bool with_checksums) {
                 for (int i = 0; i < 2; i++) {
                     const kind of = kinds[at[i] % KINDS];
                     const cf_algorithm *row = &cf_algorithms[at[i] / KINDS];
-                    if (!row_serves(row, of.operation, of.side) || row->blocking || (with_checksums && row->native)) break;
+                    if (!row_serves(row, of.operation, of.side) || row->blocking) break;
                     pair[i] = set_create(of, row, sizes[n], 1 + 2 * i);
-                    if (with_checksums) add_checksums(&pair[i]);
                 }
                 if (pair[1].ranks > 0) every_order_on_one_wire(&pair[0], &pair[1]);
                 set_free(&pair[0]), set_free(&pair[1]);
             }
-}
-
-static void two_operations_on_one_wire(void **state) {
-    (void)state;
-    every_pair_on_one_wire(false);
-}
-
-static void checksums_on_the_wire(void **state) {
-    (void)state;
-    every_pair_on_one_wire(true);
 }
 
 static void swap_operations(program *of, const set *first,
@@ -1016,7 +960,6 @@ int main(void) {
         cmocka_unit_test(no_step_is_spare),
         cmocka_unit_test(every_row_is_whole),
         cmocka_unit_test(two_operations_on_one_wire),
-        cmocka_unit_test(checksums_on_the_wire),
         cmocka_unit_test(every_fault_on_the_wire_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -513,24 +513,6 @@ static void summed(tool *t, int64_t n) {
     free(host);
 }
 
-// Of two lists that differ in one place; after which another difference changes nothing.
-static void compared(tool *t, int64_t n) {
-    tensor *a = integers(t, OF_INT64, n, 0, 1000), *b = copy_of(t, a), *kept = integers(t, OF_INT64, 8, 0, 0);
-    cf_difference what = {0, {1, 2, 3, 4, 5}, 0, 0}, *found = (cf_difference *)kept->at;
-    uint64_t *x = (uint64_t *)a->at, *y = (uint64_t *)b->at;
-    cf_compare(x, y, n, &what, found, t->stream);
-    keep(t, "cf_compare", "equal", kept);
-    cf_checksum(y + n / 2, x, 8, t->stream); // another number there
-    cf_compare(x, y, n / 2, &what, found, t->stream);
-    keep(t, "cf_compare", "equal so far", kept);
-    cf_compare(x, y, n, &what, found, t->stream);
-    keep(t, "cf_compare", "different", kept);
-    cf_checksum(y, x, 8, t->stream);
-    what.about[0] = 6;
-    cf_compare(x, y, n, &what, found, t->stream);
-    keep(t, "cf_compare", "the first is kept", kept);
-}
-
 // More pieces than a device may have under way, of a size that no library takes at once, from memory that is used again.
 static void run_copies(tool *t, const int64_t *n) {
     int64_t pieces = n[0], count = n[1];
@@ -560,7 +542,6 @@ static void run_device(tool *t, const int64_t *n) {
     cf_zero(reals(zeros) + skip, some * (int64_t)sizeof(real), t->stream);
     keep(t, "cf_zero", "to", zeros);
     summed(t, count);
-    compared(t, count);
 }
 
 // --- cases ---

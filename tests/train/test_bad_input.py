@@ -257,7 +257,7 @@ class OtherOptions(BadInput):
                 self.assertEqual(result.err.count("error:"), 1, str(result))
 
     def test_flags_are_told(self):
-        self.assertFails(self.one_rank_with("--check-wire", tp=2), "rank 1 has another --check-wire than rank 0: 'yes'")
+        self.assertFails(self.one_rank_with("--force", tp=2), "rank 1 has another --force than rank 0: 'yes'")
 
     def test_those_of_a_host_may_differ(self):
         result = self.one_rank_with("--threads", "2", "--log", "/dev/null", tp=2, threads=None, log=None)

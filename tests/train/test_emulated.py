@@ -124,18 +124,6 @@ class Emulated(meshes.Training):
                     self.assertEqual(self.bits(*mesh, **more), plain)
                     self.doCleanups()
 
-    def test_checksums_change_no_bit(self):
-        for transport, overlap in (("nccl", "ring:2"), ("ipc", "direct:2")):
-            for mesh in ((2, 1), (1, 2)):
-                with self.subTest(transport=transport, mesh=mesh, overlap=overlap):
-                    more = dict(transport=transport, overlap=overlap)
-                    self.assertEqual(self.bits(*mesh, check_wire=True, **more), self.bits(*mesh, **more))
-
-
-class Watched(meshes.Training):
-    shape, T, samples = dataclasses.replace(meshes.SMALL[0], maxT=16), 12, 4  # sampling goes through all positions
-    strategy, steps = "tpsp", 6  # for two saves and two samples
-
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
         log = self.logged(2, 2, out=out, timeout=400, val=self.tokens, val_every=3, sample_every=3, save_every=3,

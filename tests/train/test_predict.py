@@ -278,7 +278,7 @@ class Predict(harness.Case):
 
     def test_refused(self):
         for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),
-                            (dict(check_wire=True), "--check-wire"), (dict(tp=128, dp=1, heads=128), "--tp"),
+                            (dict(tp=128, dp=1, heads=128), "--tp"),
                             (dict(predict_all=True, tp=2, dp=64), "--predict-all"),
                             (dict(predict_all=True, predict_ranks="128:129"), "--predict-all")):
             result = self.ask(**{**FEW, **more})
