@@ -36,7 +36,8 @@ from runner import ROOT, Late
 
 # What a stage runs, and its share of the time that is left for it and the later ones.
 STAGES = {"build": (machine.build, 100), "device": (machine.device, 40), "twins": (twins.run, 50), "losses": (losses.run, 30),
-          "ranks": (ranks.run, 85), "overlap": (ranks.overlap, 500), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145), "kernels": (times.kernels, 80)}
+          "ranks": (ranks.run, 85), "overlap": (ranks.overlap, 500), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145),
+          "kernels": (times.kernels, 80)}
 
 
 def parse(words=None):
