@@ -89,23 +89,29 @@ static double replayed_ms(cf_choice choice, const cf_work *w, const cf_costs *c)
     return ms;
 }
 
-// All layers ask the same, and --predict for all ranks: the last answers are kept, but not of a caller's own algorithm.
+// All layers ask the same, and --predict for all ranks: the last answers are kept, but not of a caller's own algorithm. Not in the
+// thread's own memory, which is part of its stack.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     enum { ANSWERS = 256 };
-    static _Thread_local char asked[ANSWERS][384];
-    static _Thread_local double ms[ANSWERS];
+    typedef struct answer {
+        cf_choice choice;
+        cf_work work;
+        cf_costs costs;
+        double ms;
+    } answer;
+    static _Thread_local answer *kept;
     static _Thread_local int answers;
-    char key[sizeof *asked];
-    const char *name = choice.algorithm->name;
-    if (cf_algorithm_find(name) != choice.algorithm) return replayed_ms(choice, w, c);
-    snprintf(key, sizeof key, "%s %d %d %d %d %d %d %d %a %a %a %a %a %a %a %a %a %a %a %a", name, choice.slices, w->operation,
-             w->side, w->ranks, w->hosts, w->folds, c->serial, w->bytes, w->flops, c->latency_s, c->message_s, c->piece_s,
-             c->bytes_per_s, c->flops_per_s, c->network_latency_s, c->network_bytes_per_s, c->shared_bytes_per_s, c->share_1mb,
-             c->share_100mb);
-    for (int i = 0; i < ANSWERS && i < answers; i++)
-        if (strcmp(asked[i], key) == 0) return ms[i];
-    strcpy(asked[answers % ANSWERS], key);
-    return ms[answers++ % ANSWERS] = replayed_ms(choice, w, c);
+    if (cf_algorithm_find(choice.algorithm->name) != choice.algorithm) return replayed_ms(choice, w, c);
+    if (!kept) kept = cf_host_alloc(ANSWERS, sizeof *kept, "estimates");
+    for (answer *k = kept; k < kept + ANSWERS && k < kept + answers; k++)
+        if (k->choice.algorithm == choice.algorithm && k->choice.slices == choice.slices && memcmp(&k->work, w, sizeof *w) == 0 &&
+            memcmp(&k->costs, c, sizeof *c) == 0) // padding that differs only makes it ask again
+            return k->ms;
+    answer *k = &kept[answers++ % ANSWERS];
+    k->choice = choice, k->ms = replayed_ms(choice, w, c);
+    memcpy(&k->work, w, sizeof *w);
+    memcpy(&k->costs, c, sizeof *c);
+    return k->ms;
 }
 
 // --- choices ---

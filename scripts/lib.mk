@@ -6,7 +6,7 @@
 PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib
 # The other headers of commfuse/ are internal.
-public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device fuse memory mesh replay schedule schedule_check trace \
+public_headers := $(addsuffix .h,$(addprefix commfuse/,choice context device fuse memory mesh replay schedule schedule_check trace \
                                                        transport tune base/die base/extern_c))
 examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
