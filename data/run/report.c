@@ -66,6 +66,17 @@ void report_config(run_report *r) {
     log_end(r->log);
 }
 
+// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
+// each wait then lasts as long as the time slices of other threads.
+static void print_shared_cores(const run_report *r) {
+    const int threads = (int)r->opt->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
+    if (ranks * (threads + 1) <= cores) return;
+    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
+    cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
+             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
+                  : "the threads that move bytes share them with those that compute");
+}
+
 // Where groups span hosts.
 static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
     const int R = ranks_per_host, tp = mesh->tp;
@@ -88,6 +99,8 @@ void report_banner(const run_report *r) {
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
              opt->strategy, r->transport->name);
     print_hosts(r->mesh, r->transport->ranks_per_host);
+    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
+        print_shared_cores(r);
     if (!schedule.algorithm)
         cf_print(stdout, "overlap   auto: --dry-run prints the schedule of each operation\n");
     else
