@@ -89,7 +89,7 @@ class Prompt(harness.Case):
         refused("token 1 is 121", "101 words", prompt="By")
         refused("UTF-8", "byte 2", init_from=model, prompt="ab\udcff")
         refused("cannot be opened", "No such file", prompt="@/nowhere")
-        refused("is a directory", prompt="@/")
+        refused("is not a regular file", prompt="@/")
         refused("no word for the byte 65", init_from=self.vocabulary([b"<end>", b"B"], 0), prompt="BA")
         refused("tokenizer.bin", init_from=None, layers=1, channels=48, heads=3, vocab=300, prompt="a")
         path = self.fresh("long")
