@@ -97,7 +97,7 @@ static void add_default(cJSON *object, const field *f, const char *text, double 
     cJSON *value = cJSON_Parse(text), *pair;
     cJSON_ArrayForEach(pair, value) {
         cJSON *y = cJSON_GetArrayItem(pair, 1);
-        cJSON_SetNumberValue(y, y->valuedouble * (f->unit_x == 1e9 ? peak_tflops : 1));
+        if (y) cJSON_SetNumberValue(y, y->valuedouble * (f->unit_x == 1e9 ? peak_tflops : 1));
     }
     cJSON_AddItemToObject(object, f->name, value);
 }

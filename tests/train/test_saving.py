@@ -71,8 +71,6 @@ class Refusals(checkpoints.Case):
         reference.write_tokens(path, harness.random_tokens(3 * self.samples * self.T + 1, self.shape.V, seed=4))
         self.refused("content of --train", "(the checkpoint: ", "--force", train=path)
 
-    def test_resume_no(self):
-
     def test_fewer_steps_than_are_done(self):
         out = self.with_only(self.undisturbed(1, 1, schedule="constant")[0], AT)
         self.refused("--steps 3", f"{AT} steps", out=out, schedule="constant", steps=3)
