@@ -104,8 +104,9 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     if (cf_algorithm_find(choice.algorithm->name) != choice.algorithm) return replayed_ms(choice, w, c);
     if (!kept) kept = cf_host_alloc(ANSWERS, sizeof *kept, "estimates");
     for (answer *k = kept; k < kept + ANSWERS && k < kept + answers; k++)
-        if (k->choice.algorithm == choice.algorithm && k->choice.slices == choice.slices && memcmp(&k->work, w, sizeof *w) == 0 &&
-            memcmp(&k->costs, c, sizeof *c) == 0) // padding that differs only makes it ask again
+        if (k->choice.algorithm == choice.algorithm && k->choice.slices == choice.slices &&
+            memcmp((const void *)&k->work, (const void *)w, sizeof *w) == 0 &&
+            memcmp((const void *)&k->costs, (const void *)c, sizeof *c) == 0) // padding that differs only makes it ask again
             return k->ms;
     answer *k = &kept[answers++ % ANSWERS];
     k->choice = choice, k->ms = replayed_ms(choice, w, c);
