@@ -443,10 +443,12 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
     ipc_wire *w = (ipc_wire *)cf_host_alloc(1, sizeof *w, "a group");
     offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
-    const char *link = getenv("COMMFUSE_LINK_GBPS");
+    const char *link = cf_getenv("COMMFUSE_LINK_GBPS");
     *why = 0;
     w->file = -1;
     w->link = link ? atof(link) : 0;
+    if (link && !(w->link > 0))
+        cf_die_together("leave it out where ranks share no GPU", "COMMFUSE_LINK_GBPS is '%.40s', no rate", link);
     make_offer(w, group, one_host, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);

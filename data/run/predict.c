@@ -377,8 +377,8 @@ void predict(const options *opt, const cf_hardware *h, predict_record *record, v
     }
     cf_print(out,
              "To expect: %s.\nThe rates are from %s. Not modelled: how kernels and transfers disturb each other beyond \"taken\", "
-             "clock rates under "
-             "load, other users, input, saving. auto: the best of the plans that trials compare; they may find a better one.\n",
+             "clock rates under load, other users, input, saving. auto: the best of the plans that trials compare; they may find a "
+             "better one.\n",
              expected(h, to > 0 ? to : opt->tp * opt->dp), opt->predict);
     if (h->gpu) cf_print(out, "Copy engines, not kernels, do the exchanges over %s.\n", h->link[0].name);
 }

@@ -50,14 +50,14 @@ def expected(machine, dp):
 
 
 class Check(unittest.TestCase):
-    def within(self, percent, rows, table):
+    def within(self, low, high, rows, table):
         errors = [float(error) for error in re.findall(r"([+-][\d.]+) % \|$", table, re.MULTILINE)]
         self.assertEqual(len(errors), rows)
-        self.assertLess(max(map(abs, errors)), percent, table)
+        self.assertTrue(low <= min(errors) and max(errors) <= high, table)
 
     def test_the_reported_gpus(self):
         """All steps of the committed reports, in all their modes, by rates of kernels alone. They made more passes over memory."""
-        self.within(12, 19, predict_check.gpu(None))
+        self.within(-11.5, -3.5, 19, predict_check.gpu(None))
 
     def test_the_machines_are_those_of_the_reports(self):
         """What the script writes again is what is committed: no rate was edited."""
@@ -85,11 +85,11 @@ class Check(unittest.TestCase):
 
     def test_published_steps(self):
         """llm.c's four figures; the rates of a100x8 and h100x8 are those of others' benchmarks, nothing is fitted."""
-        self.within(18, 4, predict_check.published(None))
+        self.within(-17.5, -13.5, 4, predict_check.published(None))
 
     def test_the_reported_lab_within_five_percent(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.within(5, 9, predict_check.report(argparse.Namespace(out=pathlib.Path(folder))))  # three meshes, three modes
+            self.within(-5, 5, 9, predict_check.report(argparse.Namespace(out=pathlib.Path(folder))))  # three meshes, three modes
 
     def test_a_measured_machine_is_one_that_predict_takes(self):
         def run(command, *_, **__):
