@@ -48,10 +48,6 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // added in float and rounded after each addition. If `to` is the first part, it is not added again.
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream);
 
-// Adds a checksum of `bytes` bytes at any address to *sum: the sum of a hash of each word of eight bytes (the last one padded with
-// zeros) and its index. Any change of one word changes it. All devices and any number of threads give the same.
-void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream);
-
 // For memory.c alone: zeroed device memory, 256-byte aligned; NULL: out of memory.
 void *cf_device_malloc(int64_t bytes);
 void cf_device_free(void *memory);

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "../device.h"
 #include "../base/bf16.h"
-#include "../base/checksum.h"
 #include "../base/die.h"
 #include "../base/limits.h"
 #include <pthread.h>
@@ -171,22 +170,6 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
         break;
     }
     cf_die(NULL, "cf_add: unsupported type, bytes");
-}
-
-static uint64_t word_at(const char *data, int64_t i, size_t bytes) {
-    uint64_t word = 0;
-    memcpy(&word, data + 8 * i, bytes);
-    return word;
-}
-
-void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    const char *at = (const char *)data;
-    int64_t words = bytes / 8;
-    uint64_t total = 0;
-#pragma omp parallel for simd reduction(+ : total) if (parallel : words >= PARALLEL_MIN)
-    for (int64_t i = 0; i < words; i++) total += cf_checksum_word(word_at(at, i, 8), (uint64_t)i);
-    if (bytes % 8) total += cf_checksum_word(word_at(at, words, (size_t)(bytes % 8)), (uint64_t)words);
-    *sum += total;
 }
 
 // --- memory ---

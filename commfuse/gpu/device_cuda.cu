@@ -11,7 +11,6 @@
 //
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once. Checksums are
 // sums of integers, which have no order, so blocks add theirs atomically.
-#include "../base/checksum.h"
 #include "transport_cuda.h"
 #include <cuda_bf16.h>
 #include <sched.h>
@@ -402,6 +401,18 @@ void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, c
         cf_launch(paced_copy<char>, blocks, threads, stream, (char *)to, (const char *)from, bytes, 1 / gb_per_s);
 }
 
+// Word number `index` as it is added up. For a given index no two words give the same: xor with a constant, multiplications by odd
+// numbers and x ^ (x >> n) can all be undone. So a sum detects any change of one word for certain. Two rounds, because flips of one
+// bit in several words must not cancel out.
+static __device__ uint64_t checksum_word(uint64_t word, uint64_t index) {
+    uint64_t x = word ^ (index + 1) * 0x9E3779B97F4A7C15u;
+    x ^= x >> 32;
+    x *= 0xD6E8FEB86659FD93u;
+    x ^= x >> 29;
+    x *= 0x94D049BB133111EBu;
+    return x ^ x >> 32;
+}
+
 // Word i of `bytes` bytes at `data`, which is aligned to T.
 template <typename T> static __device__ uint64_t word_at(const T *data, int64_t i, int64_t bytes) {
     const int parts = 8 / sizeof(T);
@@ -424,8 +435,8 @@ static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned lo
     int64_t words = bytes / 8;
     uint64_t mine = 0;
 #pragma unroll 4 // so many words are loaded together
-    for (int64_t i = first; i < words; i += threads) mine += cf_checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
-    if (first == 0 && bytes % 8) mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
+    for (int64_t i = first; i < words; i += threads) mine += checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
+    if (first == 0 && bytes % 8) mine += checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
     mine = warp_sum(mine);
     if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
 }

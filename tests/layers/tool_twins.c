@@ -497,22 +497,6 @@ static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t
         }
 }
 
-// Of all alignments and all lengths of the last word; a double holds half a checksum.
-static void summed(tool *t, int64_t n) {
-    tensor *from = integers(t, OF_INT64, n + 3, -1000000, 1000000), *sums = integers(t, OF_INT64, 16, 0, 0),
-           *halves = poisoned(t, OF_DOUBLE, 32);
-    for (int i = 0; i < 16; i++) cf_checksum((uint64_t *)sums->at + i, (char *)from->at + i % 8, 8 * (n + 1) - i, t->stream);
-    uint64_t *host = (uint64_t *)(void *)tensor_read(sums, t->stream);
-    double split[32];
-    for (int i = 0; i < 16; i++) {
-        split[2 * i] = (double)(host[i] >> 32);
-        split[2 * i + 1] = (double)(host[i] & 0xffffffffu);
-    }
-    cf_copy(halves->at, split, (int64_t)sizeof split, t->stream);
-    keep(t, "cf_checksum", "sum", halves);
-    free(host);
-}
-
 // More pieces than a device may have under way, of a size that no library takes at once, from memory that is used again.
 static void run_copies(tool *t, const int64_t *n) {
     int64_t pieces = n[0], count = n[1];
@@ -541,7 +525,6 @@ static void run_device(tool *t, const int64_t *n) {
     others_untouched(t, "cf_copy", "to", to, skip, some, 1);
     cf_zero(reals(zeros) + skip, some * (int64_t)sizeof(real), t->stream);
     keep(t, "cf_zero", "to", zeros);
-    summed(t, count);
 }
 
 // --- cases ---

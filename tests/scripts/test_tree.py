@@ -21,7 +21,7 @@ LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/c
              r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/gpu/transport_nccl.cu"},
              r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/attention_cudnn.cu"},
              r"\bcublas\w+": {"layers/linear.cu"}}
-CUDA_HEADERS = "commfuse/gpu/cuda.h", "commfuse/base/checksum.h", "commfuse/gpu/transport_cuda.h", "layers/kernel.h"
+CUDA_HEADERS = "commfuse/gpu/cuda.h", "commfuse/gpu/transport_cuda.h", "layers/kernel.h"
 
 
 class Packages(unittest.TestCase):
