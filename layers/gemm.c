@@ -45,12 +45,26 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
         for (int64_t i = 0; beta == 0 && i < m; i++) memset(c + i * ldc, 0, (size_t)n * sizeof *c);
         return;
     }
-    if (ldb == GEMM_PACKED) ldb = n + GAP;
     dnnl_status_t status =
         dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
     if (status != dnnl_success)
         cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
                "dnnl_sgemm failed with status %d: op(a) %ld x %ld (row length %ld), op(b) %ld x %ld (%ld), c row length %ld",
                (int)status, m, k, lda, k, n, ldb, ldc);
+}
+
+// c (m, n) = bias (n) or += that, in each row
+static void begin_with_bias(real *restrict c, const real *restrict bias, bool add, int64_t m, int64_t n) {
+#pragma omp parallel for
+    for (int64_t row = 0; row < m; row++) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) c[row * n + i] = bias[i] + (add ? c[row * n + i] : 0);
+    }
+}
+
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+                 cf_stream *stream) {
+    if (bias) begin_with_bias(c, bias, add, m, n);
+    gemm(false, false, m, n, k, a, k, packed, n + GAP, bias || add, c, n, stream);
 }
 #endif

@@ -14,11 +14,21 @@
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
 
-// packed: b (k, n), or the transpose of b (n, k), in the layout that products read fastest. A product gets it with ldb =
-// GEMM_PACKED, in the thread that packed it, and an a and a c without gaps after their rows.
-enum { GEMM_PACKED = -1 };
+// The same for elements of `real`, multiplied exactly and summed in accum.
+#ifdef REAL_IS_BF16
+void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
+                   int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
+#else
+#define gemm_to_accum gemm
+#endif
+
+// packed: b (k, n), or the transpose of b (n, k), in the layout that products read fastest, for the thread that packs it.
 int64_t gemm_packed_size(int64_t n, int64_t k); // elements, enough for the transpose, too
 void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb);
+// c (m, n) = a (m, k) · packed + bias (n) or, with add, += that; without gaps between rows. bias may be NULL. Of bf16 the whole
+// sum is rounded once.
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+                 cf_stream *stream);
 
 // Threads of a product that is called from here.
 static inline int64_t gemm_threads(void) {
@@ -28,14 +38,3 @@ static inline int64_t gemm_threads(void) {
     return 1;
 #endif
 }
-
-// The same for elements of `real`, multiplied exactly and summed in accum; c is rounded once, or is accum.
-#ifdef REAL_IS_BF16
-void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                  int64_t ldb, accum beta, real *c, int64_t ldc, cf_stream *stream);
-void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                   int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
-#else
-#define gemm_to_real  gemm
-#define gemm_to_accum gemm
-#endif

@@ -16,21 +16,21 @@
 
 enum { PACKED_BLOCK = 64 }; // to a multiple of this oneDNN fills rows and columns, at most
 enum { USUAL_ROWS = 1024 };
-enum { ASKED = 0 }; // a row length: the layout is oneDNN's choice
+enum { ASKED = 0, PACKED = -1 }; // row lengths: the layout is oneDNN's choice, or was
 
 // One kind of product. All fields have one type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t wide; // c is accum
-    int64_t add;
+    int64_t add, bias;
     int64_t threads; // that compute it
 } product;
 
 typedef struct plan {
     product of;
     dnnl_primitive_t run;
-    dnnl_memory_t memory[3]; // a, b, c; of packing: b, packed
+    dnnl_memory_t memory[4]; // a, b, c, bias; of packing: b, packed
 } plan;
 
 static _Thread_local struct {
@@ -58,7 +58,7 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 #define forget(x)      dnnl_memory_desc_destroy(x)
 #define add_to(after)  dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
 #define create_operation(operation, x, attributes)                                                                                 \
-    dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], NULL, x[2], attributes)
+    dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], x[3], x[2], attributes)
 #else // it is a value
 #define describe       dnnl_memory_desc_init_by_strides
 #define describe_asked dnnl_memory_desc_init_by_tag
@@ -69,7 +69,7 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dnnl_memory_desc_t *x,
                                       dnnl_primitive_attr_t attributes) {
     dnnl_matmul_desc_t matmul;
-    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &x[0], &x[1], NULL, &x[2]);
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &x[0], &x[1], &x[3], &x[2]);
     return status != dnnl_success ? status : dnnl_primitive_desc_create(operation, &matmul, attributes, onednn.engine, NULL);
 }
 #endif
@@ -87,16 +87,17 @@ static void describe_side(dnnl_memory_desc_t *x, const product *of, int64_t rows
 
 static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k);
 
-static void describe_product(dnnl_memory_desc_t x[3], const product *of) {
+static void describe_product(dnnl_memory_desc_t x[4], const product *of) {
     describe_side(&x[0], of, of->m, of->k, of->transpose_a, of->lda, dnnl_bf16);
-    if (of->ldb == GEMM_PACKED)
+    if (of->ldb == PACKED)
         packed_layout(&x[1], of->n, of->k);
     else
         describe_side(&x[1], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
     describe_side(&x[2], of, of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16);
+    if (of->bias) describe_side(&x[3], of, 1, of->n, false, of->n, dnnl_bf16);
 }
 
-static dnnl_primitive_desc_t operation_of(const product *of, const dnnl_memory_desc_t x[3]) {
+static dnnl_primitive_desc_t operation_of(const product *of, const dnnl_memory_desc_t x[4]) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t after;
     CHECK(dnnl_primitive_attr_create(&attributes), of);
@@ -117,7 +118,7 @@ static dnnl_primitive_desc_t operation_of(const product *of, const dnnl_memory_d
 // It depends on n and k alone, so all products with this b read the same.
 static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k) {
     const product usual = {.m = USUAL_ROWS, .n = n, .k = k, .lda = k, .ldb = ASKED, .ldc = n};
-    dnnl_memory_desc_t x[3];
+    dnnl_memory_desc_t x[4] = {0};
     describe_product(x, &usual);
     dnnl_primitive_desc_t operation = operation_of(&usual, x);
     CHECK(copy(packed, dnnl_primitive_desc_query_md(operation, dnnl_query_weights_md, 0)), &usual);
@@ -128,7 +129,7 @@ static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k) {
 static void make(plan *p) {
     const product *of = &p->of;
     const bool packing = of->m == 0;
-    dnnl_memory_desc_t x[3];
+    dnnl_memory_desc_t x[4] = {0};
     dnnl_primitive_desc_t operation;
     if (packing) {
         describe_side(&x[0], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
@@ -140,7 +141,7 @@ static void make(plan *p) {
     }
     CHECK(dnnl_primitive_create(&p->run, operation), of);
     CHECK(dnnl_primitive_desc_destroy(operation), of);
-    for (int i = 0; i < 3 - packing; i++) {
+    for (int i = 0; i < (packing ? 2 : 3 + of->bias); i++) {
         CHECK(dnnl_memory_create(&p->memory[i], address(x[i]), onednn.engine, DNNL_MEMORY_NONE), of);
         CHECK(forget(x[i]), of);
     }
@@ -162,7 +163,7 @@ static plan *plan_for(const product *of) {
 
 static void execute(const product *of, const int *roles, const void *const *data, int count) {
     plan *p = plan_for(of);
-    dnnl_exec_arg_t arguments[3];
+    dnnl_exec_arg_t arguments[4];
     for (int i = 0; i < count; i++) {
         CHECK(dnnl_memory_set_data_handle(p->memory[i], (void *)data[i]), of);
         arguments[i] = (dnnl_exec_arg_t){roles[i], p->memory[i]};
@@ -171,15 +172,20 @@ static void execute(const product *of, const int *roles, const void *const *data
     CHECK(dnnl_stream_wait(onednn.stream), of);
 }
 
-static void multiply(const product *of, const real *a, const real *b, void *c) {
-    if (of->m == 0 || of->n == 0) return;
-    if (of->k == 0) { // oneDNN may not take it
-        const int64_t size = of->wide ? sizeof(accum) : sizeof(real);
-        for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
-        return;
+static void multiply_nothing(const product *of, const real *bias, void *c) { // oneDNN may not take it
+    for (int64_t i = 0; i < of->m; i++) {
+        if (of->wide && !of->add) memset((accum *)c + i * of->ldc, 0, (size_t)of->n * sizeof(accum));
+        real *row = (real *)c + i * of->ldc;
+        for (int64_t j = 0; !of->wide && j < of->n; j++)
+            row[j] = real_of((bias ? accum_of(bias[j]) : 0) + (of->add ? accum_of(row[j]) : 0));
     }
-    const void *const data[] = {a, b, c};
-    execute(of, (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST}, data, 3);
+}
+
+static void multiply(const product *of, const real *a, const real *b, const real *bias, void *c) {
+    if (of->m == 0 || of->n == 0) return;
+    if (of->k == 0) return multiply_nothing(of, bias, c);
+    const void *const data[] = {a, b, c, bias};
+    execute(of, (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS}, data, 3 + (of->bias != 0));
 }
 
 int64_t gemm_packed_size(int64_t n, int64_t k) {
@@ -192,14 +198,16 @@ void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real 
     if (n > 0 && k > 0) execute(&of, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, data, 2);
 }
 
-void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
-                  int64_t ldb, accum beta, real *c, int64_t ldc, cf_stream *stream) {
-    const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, false, beta != 0, gemm_threads()};
-    multiply(&of, a, b, c);
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+                 cf_stream *stream) {
+    const product of = {.m = m, .n = n, .k = k, .lda = k, .ldb = PACKED, .ldc = n, .add = add, .bias = bias != NULL,
+                        .threads = gemm_threads()};
+    multiply(&of, a, packed, bias, c);
 }
 
 void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                    int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
-    const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, true, beta != 0, gemm_threads()};
-    multiply(&of, a, b, c);
+    const product of = {.transpose_a = transpose_a, .transpose_b = transpose_b, .m = m, .n = n, .k = k, .lda = lda, .ldb = ldb,
+                        .ldc = ldc, .wide = true, .add = beta != 0, .threads = gemm_threads()};
+    multiply(&of, a, b, NULL, c);
 }

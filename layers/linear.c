@@ -4,7 +4,7 @@
 #include "gemm.h"
 #include <string.h>
 
-// Rows of out at once: bias, product and GELU find them in the cache.
+// Rows of out at once: product and GELU find them in the cache.
 enum { ROW_BLOCK = 512 };
 // Bias gradient: columns at once, and blocks of rows with a sum each.
 enum { COLUMNS = 1024, BLOCKS = 16 };
@@ -23,28 +23,20 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
     return prepared;
 }
 
-// to (rows, OC) = bias (OC) + add (rows, OC)
-static void begin_sum(real *to, const real *bias, const real *add, int64_t rows, int64_t OC) {
+// to (rows, OC) = from
+static void copy_rows(real *to, const real *from, int64_t rows, int64_t OC) {
 #pragma omp parallel for
-    for (int64_t k = 0; k < rows; k++) {
-        if (!add) memcpy(to + k * OC, bias, (size_t)OC * sizeof *to);
-#pragma omp simd
-        for (int64_t i = k * OC; i < (add ? (k + 1) * OC : 0); i++)
-            to[i] = real_of(accum_of(add[i]) + (bias ? accum_of(bias[i - k * OC]) : 0));
-    }
+    for (int64_t k = 0; k < rows; k++) memcpy(to + k * OC, from + k * OC, (size_t)OC * sizeof *to);
 }
 
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
                     int64_t IC, int64_t OC, cf_stream *stream) {
-    const bool begin = bias || (add && add != out);
-    const int64_t most = begin ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
-        for (int64_t row = 0; row < r.rows; row += most) {
-            const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * OC;
+        for (int64_t row = 0; row < r.rows; row += ROW_BLOCK) {
+            const int64_t rows = smaller(r.rows - row, ROW_BLOCK), first = (i * r.out + row) * OC;
             real *to = (pre ? pre : out) + first;
-            if (begin) begin_sum(to, bias, add ? add + first : NULL, rows, OC);
-            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, GEMM_PACKED, bias || add ? 1 : 0, to, OC,
-                         stream);
+            if (add && add != out) copy_rows(to, add + first, rows, OC);
+            gemm_packed(rows, OC, IC, x + (i * r.in + row) * IC, w, bias, add, to, stream);
             if (pre) activation_forward(out + first, to, rows * OC, stream);
         }
     }
@@ -52,11 +44,10 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
 
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    const int64_t most = pre ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
-        for (int64_t row = 0; row < r.rows; row += most) {
-            const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * IC;
-            gemm_to_real(false, false, rows, IC, OC, dy + (i * r.in + row) * OC, OC, w, GEMM_PACKED, add, dx + first, IC, stream);
+        for (int64_t row = 0; row < r.rows; row += ROW_BLOCK) {
+            const int64_t rows = smaller(r.rows - row, ROW_BLOCK), first = (i * r.out + row) * IC;
+            gemm_packed(rows, IC, OC, dy + (i * r.in + row) * OC, w, NULL, add, dx + first, stream);
             if (pre) activation_backward(dx + first, dx + first, pre + first, rows * IC, stream);
         }
     }

@@ -22,7 +22,6 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     (void)stream;
-    if (ldb == GEMM_PACKED) ldb = n;
     for (int64_t i = 0; i < m; i++) {
         accum *row = c + i * ldc;
         for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];
@@ -33,4 +32,10 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
                 for (int64_t j = 0; j < n; j++) row[j] += a[i * a_row + p * a_step] * b[p * ldb + j];
         }
     }
+}
+
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+                 cf_stream *stream) {
+    gemm(false, false, m, n, k, a, k, packed, n, add, c, n, stream);
+    for (int64_t i = 0; bias && i < m * n; i++) c[i] += bias[i % n];
 }

@@ -15,7 +15,7 @@
     if ((dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) != dnnl_cpu_isa_avx512_core) skip()
 
 typedef struct product {
-    bool transpose_a, transpose_b, wide, add, packed;
+    bool transpose_a, transpose_b, packed /* and rounded */, add, bias;
     int64_t m, n, k, lda, ldb, ldc;
 } product;
 
@@ -50,16 +50,16 @@ static double term(const product *of, const real *a, const real *b, int64_t i, i
 }
 
 // The correct c at (i, j).
-static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i, int64_t j) {
-    double sum = of->add ? (double)accum_of(before[i * of->ldc + j]) : 0;
+static float expected_at(const product *of, const real *a, const real *b, const real *bias, const real *before, int64_t i, int64_t j) {
+    double sum = (of->add ? (double)accum_of(before[i * of->ldc + j]) : 0) + (of->bias ? (double)accum_of(bias[j]) : 0);
     for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
-    return of->wide ? (float)sum : accum_of(real_of(sum));
+    return of->packed ? accum_of(real_of(sum)) : (float)sum;
 }
 
 static void check_element(const product *of, float found, float expected, int64_t i, int64_t j) {
     if (found == expected) return;
-    fail_msg("op %d%d, %lld x %lld x %lld, add %d, wide %d: c[%lld, %lld] is %g, expected %g", (int)of->transpose_a,
-             (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k, (int)of->add, (int)of->wide, (long long)i,
+    fail_msg("op %d%d, %lld x %lld x %lld, add %d, bias %d, packed %d: c[%lld, %lld] is %g, expected %g", (int)of->transpose_a,
+             (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k, (int)of->add, (int)of->bias, (int)of->packed, (long long)i,
              (long long)j, (double)found, (double)expected);
 }
 
@@ -70,37 +70,31 @@ static void check(product of, int64_t stride) {
     real *before = integers(of.m, of.n, of.ldc), *rounded = integers(of.m, of.add ? of.n : 0, of.ldc);
     for (int64_t i = 0; of.add && i < of.m * of.ldc; i++) rounded[i] = before[i];
     float *wide = widened(rounded, of.m * of.ldc);
-    const real *factor = b;
-    bool transpose = of.transpose_b;
-    int64_t ldb = of.ldb;
+    real *bias = integers(1, of.n, of.n), *packed = integers(1, 0, gemm_packed_size(of.n, of.k));
     if (of.packed) {
-        real *packed = integers(1, gemm_packed_size(of.n, of.k), gemm_packed_size(of.n, of.k));
-        gemm_pack(packed, transpose, of.n, of.k, b, ldb);
-        factor = packed;
-        transpose = false;
-        ldb = GEMM_PACKED;
+        gemm_pack(packed, of.transpose_b, of.n, of.k, b, of.ldb);
+        gemm_packed(of.m, of.n, of.k, a, packed, of.bias ? bias : NULL, of.add, rounded, NULL);
+    } else {
+        gemm_to_accum(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, wide, of.ldc, NULL);
     }
-    if (of.wide)
-        gemm_to_accum(of.transpose_a, transpose, of.m, of.n, of.k, a, of.lda, factor, ldb, of.add, wide, of.ldc, NULL);
-    else
-        gemm_to_real(of.transpose_a, transpose, of.m, of.n, of.k, a, of.lda, factor, ldb, of.add, rounded, of.ldc, NULL);
     for (int64_t i = 0; i < of.m; i++) {
         for (int64_t j = 0; j < of.ldc; j++) {
             const int64_t at = i * of.ldc + j;
-            const float found = of.wide ? wide[at] : accum_of(rounded[at]);
+            const float found = of.packed ? accum_of(rounded[at]) : wide[at];
             if (j >= of.n)
                 assert_true(found != found); // not a number, as before
             else if (at % stride == 0 || at == (of.m - 1) * of.ldc + of.n - 1)
-                check_element(&of, found, expected_at(&of, a, b, before, i, j), i, j);
+                check_element(&of, found, expected_at(&of, a, b, bias, before, i, j), i, j);
         }
     }
-    if (of.packed) free((real *)factor);
-    free(a), free(b), free(before), free(rounded), free(wide);
+    free(a), free(b), free(bias), free(packed), free(before), free(rounded), free(wide);
 }
 
 static void check_all(int64_t m, int64_t n, int64_t k, int64_t stride) {
-    for (int i = 0; i < 32; i++) {
-        product of = {.transpose_a = i & 1, .transpose_b = i & 2, .wide = i & 4, .add = i & 8, .packed = i & 16};
+    for (int i = 0; i < 16; i++) {
+        product of = {.transpose_b = i & 1, .add = i & 2, .packed = i & 4};
+        of.transpose_a = !of.packed && i & 8;
+        of.bias = of.packed && i & 8;
         of.m = m, of.n = n, of.k = k;
         const int gap = of.packed ? 0 : 3; // at most, after the rows of a and c
         of.lda = (of.transpose_a ? m : k) + random_int(0, gap);

@@ -28,9 +28,8 @@ static int imagined_time(struct timespec *t) {
 
 #define cf_now_ms            imagined_now
 #define clock_gettime(id, t) imagined_time(t)
-#undef gemm_to_real
-#define gemm_pack(packed, tb, n, k, b, ldb)                                 assert_non_null(packed)
-#define gemm_to_real(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc, stream) imagine_product(n, a, b, c, stream)
+#define gemm_pack(packed, tb, n, k, b, ldb)                   assert_non_null(packed)
+#define gemm_packed(m, n, k, a, packed, bias, add, c, stream) imagine_product(n, a, packed, c, stream)
 #include "layers/peak.c"
 
 enum { RANKS_MAX = 16, CORES_MAX = 8 };

@@ -232,7 +232,7 @@ static void run_linear(tool *t, const int64_t *n) {
     keep(t, "linear_forward", "out, by the first algorithm of the list", other);
     linear_forward(reals(sum), NULL, reals(x), ready, NULL, reals(sum), linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward_add", "out", sum);
-    linear_forward(reals(plain), NULL, reals(x), ready, reals(bias), reals(sum), linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(plain), NULL, reals(x), ready, reals(bias), reals(dy), linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward_add", "out, to another and a bias", plain);
     ready = for_dgrad(t, w, IC, OC);
     linear_dgrad(reals(dx), reals(dy), ready, NULL, false, linear_all(R), IC, OC, t->stream);
