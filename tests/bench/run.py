@@ -39,6 +39,7 @@ from runner import words_of
 from tokens import write_tokens
 
 VOCAB, T, B = 50257, 1024, 4
+STEP_TURNS = 4  # each measures its own peak: cores are not equally fast all the time
 TURNS_MIB = 22 * 1024  # that bench_train's d12 takes
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
 
@@ -65,7 +66,7 @@ def log_of_one_process(build, steps, dtype, spin=None, **options):
 
 def bench_step(build, steps):
     logs = {"fp32": [], "bf16": []}
-    for dtype in list(logs) * 2:
+    for dtype in list(logs) * STEP_TURNS:
         logs[dtype].append(log_of_one_process(build, steps, dtype))
 
     def row(name, unit, figures, digits=0):
@@ -79,7 +80,7 @@ def bench_step(build, steps):
                              for line in log if line["event"] == "step" and line["step"] > 0]
 
     config = logs["fp32"][0][0]
-    print(f"\nd12, B {B}, T {T}, {config['threads']} threads, two runs of {steps - 1} steps each in turns: median (min - max)")
+    print(f"\nd12, B {B}, T {T}, {config['threads']} threads, {STEP_TURNS} runs of {steps - 1} steps each in turns: median (min - max)")
     print(" " * 15 + "".join(f"{dtype:>9}{'':21}" for dtype in logs))
     row("step", "ms", of_steps("step_ms"))
     row("GEMM peak", "GFLOP/s", lambda runs: [1e3 * log[0]["peak_tflops_all_ranks"] for log in runs], 1)

@@ -50,7 +50,8 @@ static double term(const product *of, const real *a, const real *b, int64_t i, i
 }
 
 // The correct c at (i, j).
-static float expected_at(const product *of, const real *a, const real *b, const real *bias, const real *before, int64_t i, int64_t j) {
+static float expected_at(const product *of, const real *a, const real *b, const real *bias, const real *before, int64_t i,
+                         int64_t j) {
     double sum = (of->add ? (double)accum_of(before[i * of->ldc + j]) : 0) + (of->bias ? (double)accum_of(bias[j]) : 0);
     for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
     return of->packed ? accum_of(real_of(sum)) : (float)sum;
@@ -59,8 +60,8 @@ static float expected_at(const product *of, const real *a, const real *b, const 
 static void check_element(const product *of, float found, float expected, int64_t i, int64_t j) {
     if (found == expected) return;
     fail_msg("op %d%d, %lld x %lld x %lld, add %d, bias %d, packed %d: c[%lld, %lld] is %g, expected %g", (int)of->transpose_a,
-             (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k, (int)of->add, (int)of->bias, (int)of->packed, (long long)i,
-             (long long)j, (double)found, (double)expected);
+             (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k, (int)of->add, (int)of->bias,
+             (int)of->packed, (long long)i, (long long)j, (double)found, (double)expected);
 }
 
 // Of large products some elements: one in `stride`, and the last.

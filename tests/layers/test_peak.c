@@ -26,8 +26,8 @@ static int imagined_time(struct timespec *t) {
     return 0;
 }
 
-#define cf_now_ms            imagined_now
-#define clock_gettime(id, t) imagined_time(t)
+#define cf_now_ms                                             imagined_now
+#define clock_gettime(id, t)                                  imagined_time(t)
 #define gemm_pack(packed, tb, n, k, b, ldb)                   assert_non_null(packed)
 #define gemm_packed(m, n, k, a, packed, bias, add, c, stream) imagine_product(n, a, packed, c, stream)
 #include "layers/peak.c"
