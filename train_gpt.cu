@@ -52,6 +52,7 @@ static void make_mesh(trainer *t) {
     derived_mesh(&t->opt, t->transport, &t->mesh);
     derived_context(&t->opt, t->transport, &t->mesh, &t->context);
     overlap_parse(&t->how, t->opt.overlap, t->opt.gradients, t->opt.prefetch, t->opt.embedding);
+    t->how.round_gradients = strcmp(t->opt.reduce_dtype, "bf16") == 0;
 }
 
 static void make_model(trainer *t) {

@@ -1,4 +1,4 @@
-// The activation and residual additions on the CPU: one pass over memory each.
+// The activation, residual additions and conversions on the CPU: one pass over memory each.
 #include "elementwise.h"
 #include "math_real.h"
 #include "activation.h"
@@ -23,4 +23,14 @@ void residual_forward(real *out, const real *x, const real *y, const real *bias,
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) out_row[c] = real_of(accum_of(x_row[c]) + accum_of(y_row[c]) + accum_of(bias[c]));
     }
+}
+
+void convert_to_real(real *to, const accum *from, int64_t count, cf_stream *stream) {
+#pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
+    for (int64_t i = 0; i < count; i++) to[i] = real_of(from[i]);
+}
+
+void convert_to_accum(accum *to, const real *from, int64_t count, cf_stream *stream) {
+#pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
+    for (int64_t i = 0; i < count; i++) to[i] = accum_of(from[i]);
 }

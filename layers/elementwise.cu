@@ -1,4 +1,4 @@
-// The activation and residual additions on the GPU: one pass over memory each, sixteen bytes a thread at a time. GELU's arithmetic
+// The activation, residual additions and conversions on the GPU: one pass over memory each, sixteen bytes a thread at a time. GELU's arithmetic
 // takes about as long as its memory traffic.
 #include "elementwise.h"
 #include "kernel.h"
@@ -40,4 +40,19 @@ struct residual_map {
 
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
     each_row(out, residual_map{x, y, bias, C}, R, C, packable(C, out, x, y, bias), stream);
+}
+
+template <typename To, typename From> struct convert_map {
+    To *to;
+    const From *from;
+
+    template <int W> __device__ void at(int64_t i) const { store<W>(to + i, load<W>(from + i)); }
+};
+
+void convert_to_real(real *to, const accum *from, int64_t count, cf_stream *stream) {
+    each(convert_map<real, accum>{to, from}, count, packable(0, to) && packable(0, from), stream);
+}
+
+void convert_to_accum(accum *to, const real *from, int64_t count, cf_stream *stream) {
+    each(convert_map<accum, real>{to, from}, count, packable(0, to) && packable(0, from), stream);
 }

@@ -90,6 +90,8 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_activation_forward         moves("GELU", count, 2 * E)
 #define RECORDED_activation_backward        moves("GELU backward", count, 3 * E)
 #define RECORDED_residual_forward           moves("residual", R * C, 3 * E)
+#define RECORDED_convert_to_real            moves("gradients, rounded", count, E + P)
+#define RECORDED_convert_to_accum           moves("gradients, widened", count, E + P)
 #define RECORDED_embedding_forward          moves("lookup", R * C, 2 * E)
 #define RECORDED_embedding_backward         moves("lookup backward", R * C, E + 2 * P)
 #define RECORDED_embedding_add              moves("lookup, added", R * C, 3 * P)

@@ -1,6 +1,7 @@
 // See zero.h.
 #include "zero.h"
 #include "../commfuse/base/die.h"
+#include "elementwise.h"
 #include "linear.h"
 #include <math.h>
 #include <stdlib.h>
@@ -25,24 +26,25 @@ static bool alike(const zero_shards *z, int i, int j) {
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
 // left to move bytes, which makes transfers longer than estimated.
-static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
+static void choose_owners(zero_shards *z, int64_t rows, const overlap *how) {
     const parameters *p = z->params;
+    const gradients_policy policy = how->gradients;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
-        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
+        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && !how->round_gradients && b->group->size > 1 && b->tensor >= 0 &&
                                  (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
 
-// The reduction whose staging memory that of bucket i shares, NULL: none. While the table's reduction, the first and longest, is
+// The bucket whose reduction, and staging memory, bucket i shares, NULL: none. While the table's reduction, the first and longest, is
 // in flight, a window of those of each kind are begun; the next one then uses the memory of the first. Only where the result is
 // not in that memory.
-static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
+static const zero_bucket *bucket_to_share(const zero_shards *z, int i) {
     const parameters *p = z->params;
     const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
     int64_t layer = table->first / p->shape.L; // elements of a layer: all layers are before the table
@@ -52,7 +54,7 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
         if (!alike(z, i, j) || before->count != b->count || before->group != b->group) continue;
         if (--window > 0) continue;
         cf_fuse *reduce = z->bucket[j].reduce;
-        return reduce && cf_fuse_schedule(reduce)->result.buffer == CF_FULL ? reduce : NULL;
+        return reduce && (z->bucket[j].rounded || cf_fuse_schedule(reduce)->result.buffer == CF_FULL) ? &z->bucket[j] : NULL;
     }
     return NULL;
 }
@@ -63,13 +65,16 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    cf_fuse_config config = overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER,
-                                           s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, ACCUM_DTYPE, b->shard);
+    cf_fuse_config config =
+        overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+                       how->round_gradients ? REAL_DTYPE : ACCUM_DTYPE, b->shard);
     config.slices = 1, config.bulk = true;
     if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
-    s->reduce = reduction_to_share(z, i);
-    s->shares_staging = s->reduce != NULL;
-    if (!s->reduce) s->reduce = cf_fuse_create(z->context, config);
+    const zero_bucket *lender = bucket_to_share(z, i);
+    s->shares_staging = lender != NULL;
+    s->reduce = lender ? lender->reduce : cf_fuse_create(z->context, config);
+    if (how->round_gradients)
+        s->rounded = lender ? lender->rounded : cf_alloc(b->count * (int64_t)sizeof(real), "gradients that travel");
     config = overlap_config(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
     config.bulk = true;
     s->gather = cf_fuse_create(z->context, config);
@@ -108,7 +113,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
     z->place = cf_host_alloc(p->shape.L * TENSORS, sizeof *z->place, "buckets");
     order_buckets(z);
-    choose_owners(z, rows, how->gradients);
+    choose_owners(z, rows, how);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
     z->m = cf_alloc(bytes, "optimizer state");
@@ -119,7 +124,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
 
 void zero_free(zero_shards *z) {
     for (int i = 0; i < z->params->buckets; i++) {
-        if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce);
+        if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce), cf_free(z->bucket[i].rounded);
         cf_fuse_free(z->bucket[i].gather);
     }
     void *host[] = {z->bucket, z->forward, z->backward, z->place}, *device[] = {z->m, z->v, z->master, z->squares};
@@ -238,7 +243,13 @@ matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer) {
 
 static void finish_reduce(zero_shards *z, int i) {
     zero_bucket *s = &z->bucket[i];
-    s->shard = s->reduce ? cf_fuse_finish(s->reduce) : z->params->grad + z->params->bucket[i].first;
+    const param_bucket *b = &z->params->bucket[i];
+    accum *shard = z->params->grad + params_first_owned(b);
+    if (s->rounded)
+        convert_to_accum(shard, cf_fuse_finish(s->reduce), b->shard, z->context->stream);
+    else if (s->reduce)
+        shard = cf_fuse_finish(s->reduce);
+    s->shard = shard;
     s->gradient = GRADIENT_REDUCED;
 }
 
@@ -248,9 +259,13 @@ static void begin_reduce(zero_shards *z, int i, weight_gradient *computed) {
     zero_bucket *s = &z->bucket[i];
     for (int j = 0; j < z->params->buckets && s->reduce; j++)
         if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, j);
+    void *gradient = z->params->grad + b->first;
+    if (s->rounded) {
+        convert_to_real(s->rounded, gradient, b->count, z->context->stream);
+        gradient = s->rounded;
+    }
     if (s->reduce)
-        cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, computed ? zero_gradient_rows : NULL,
-                      computed, b->layer);
+        cf_fuse_begin(s->reduce, gradient, b->shard / b->row, b->row, computed ? zero_gradient_rows : NULL, computed, b->layer);
     s->gradient = GRADIENT_IN_FLIGHT;
 }
 

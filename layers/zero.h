@@ -34,7 +34,8 @@ typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient
 
 typedef struct zero_bucket {
     cf_fuse *reduce, *gather; // NULL: the bucket has one owner
-    bool shares_staging;      // reduce is that of an earlier bucket of the same kind
+    bool shares_staging;      // reduce, and rounded, are those of an earlier bucket of the same kind
+    real *rounded;            // (bucket) the gradient as it travels; NULL: as it is
     bool by_owners;           // reduce computes the gradient that it sends
     int missing;              // matrices whose gradient this micro-batch has not computed yet
     gradient_state gradient;

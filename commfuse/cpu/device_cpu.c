@@ -15,7 +15,7 @@
 #include <omp.h>
 #endif
 
-enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14 };
+enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14, STRETCH = 1024 };
 enum { STACK_MIN = 7 << 18, STACK = 8 << 20 }; // bytes; oneDNN 2.6 takes 1.1 MiB
 
 struct cf_stream {
@@ -143,15 +143,21 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
 
 #define PLAIN_SUM(a, b) ((a) + (b))
 #define BF16_SUM(a, b)  cf_bf16_of_float(cf_float_of_bf16(a) + cf_float_of_bf16(b))
+// By stretches that stay in the cache, because a loop over elements with one over parts inside does not become vector code.
 #define ADD(type, SUM)                                                                                                             \
     {                                                                                                                              \
         type *t = (type *)to;                                                                                                      \
         const type *f = (const type *)from;                                                                                        \
-        const bool onto = t != f;                                                                                                  \
-        _Pragma("omp parallel for simd if (parallel : count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++) {               \
-            type sum = f[i];                                                                                                       \
-            for (int p = 1; p < parts; p++) sum = SUM(sum, f[p * stride + i]);                                                     \
-            t[i] = onto ? SUM(sum, t[i]) : sum;                                                                                    \
+        _Pragma("omp parallel for if (count >= PARALLEL_MIN)") for (int64_t first = 0; first < count; first += STRETCH) {          \
+            const int64_t n = count - first < STRETCH ? count - first : STRETCH;                                                   \
+            type sum[STRETCH];                                                                                                     \
+            memcpy(sum, f + first, (size_t)n * sizeof *sum);                                                                       \
+            for (int p = 1; p <= parts; p++) {                                                                                     \
+                const type *next = p < parts ? f + p * stride + first : t + first;                                                 \
+                if (p == parts && t == f) break;                                                                                   \
+                _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] = SUM(sum[i], next[i]);                                 \
+            }                                                                                                                      \
+            memcpy(t + first, sum, (size_t)n * sizeof *sum);                                                                       \
         }                                                                                                                          \
         return;                                                                                                                    \
     }

@@ -1,6 +1,6 @@
 // Moves bytes between GPUs: chooses a wire for each group (README.md, "Transports"), and checks the requests under way.
 //
-// Both wires are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
+// Wires are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own.
 // Elsewhere, because one takes seconds and memory, they share the wire of exchanges, in one order.
 //
 // Only bind, close and, now and then, post block. post lets the host run at most RUN_AHEAD requests or LAUNCHES_MAX launches ahead
@@ -189,10 +189,6 @@ bool cf_word_is(uint32_t *word, uint32_t value) {
 
 // --- requests ---
 
-static bool is_nccl(const cf_wire *wire) {
-    return wire && strcmp(wire->name, "nccl") == 0;
-}
-
 static cf_wire *wire_for(const cf_request *r) {
     cf_wire **wires = (cf_wire **)r->group->native;
     const bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
@@ -221,7 +217,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
-    if (r->kind != CF_REQUEST_EXCHANGE && !t->room && is_nccl(wire)) wire->blocks = 0;
+    if (r->kind != CF_REQUEST_EXCHANGE && !t->room && wire->nccl) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(t);
     remember(s, r, count, launches);
@@ -252,56 +248,67 @@ typedef struct card { // a rank's GPU
 } card;
 
 typedef struct neighbourhood { // of the members of a group
-    int hosts;
-    bool one_gpu; // two share a GPU:
-    int a, b;     // these, as world ranks
+    cf_group *here;            // those that need no network between them
+    bool one_gpu;              // two share a GPU, and NCCL sees it:
+    int a, b;                  // these, as world ranks
 } neighbourhood;
 
-static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *group) {
-    card mine = {}, *all = (card *)cf_host_alloc(bootstrap->size, sizeof *all, "the GPUs of ranks");
+static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *group) {
+    const cuda_state *s = (const cuda_state *)t->state;
+    card mine = {}, *all = (card *)cf_host_alloc(t->size, sizeof *all, "the GPUs of ranks");
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); // the same in all containers of one host
     if (!file || !fgets(mine.host, sizeof mine.host, file)) gethostname(mine.host, sizeof mine.host - 1);
     if (file) fclose(file);
     int device = 0;
     CF_CUDA(cudaGetDevice(&device));
     CF_CUDA(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device));
-    bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
-    neighbourhood n = {0, false, 0, 0};
-    for (int i = 0; i < group->size; i++) {
-        const card *one = &all[group->world[i]];
-        bool first = true; // of its host
-        for (int j = 0; j < i; j++) {
-            const card *other = &all[group->world[j]];
-            first &= strcmp(other->host, one->host) != 0;
-            if (!n.one_gpu && memcmp(other, one, sizeof *one) == 0) n.one_gpu = true, n.a = group->world[j], n.b = group->world[i];
+    s->bootstrap->allgather(s->bootstrap, &mine, all, sizeof mine);
+    neighbourhood n = {(cf_group *)cf_host_alloc(1, sizeof *n.here, "a group"), false, 0, 0};
+    for (int i = 0; i < group->size; i++)
+        for (int j = 0; j < i && !n.one_gpu; j++) {
+            n.a = group->world[j], n.b = group->world[i];
+            n.one_gpu = memcmp(&all[n.a], &all[n.b], sizeof *all) == 0 && !getenv("NCCL_HOSTID"); // which hides it from NCCL
         }
-        n.hosts += first;
+    const int per_host = s->nccl && !n.one_gpu ? t->ranks_per_host : 0; // containers, or a host that plays several
+    n.here->name = group->name, n.here->low_priority = group->low_priority, n.here->hosts = 1;
+    n.here->world = (int *)cf_host_alloc(group->size, sizeof *n.here->world, "a group");
+    for (int i = 0; i < group->size; i++) {
+        const int rank = group->world[i];
+        if (strcmp(all[rank].host, mine.host) != 0 || (per_host && rank / per_host != t->rank / per_host)) continue;
+        if (rank == t->rank) n.here->rank = n.here->size;
+        n.here->world[n.here->size++] = rank;
     }
     free(all);
     return n;
 }
 
-static void choose(cuda_state *s, cf_wire **wires, cf_group *group, bool collectives) {
+static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
+    cuda_state *s = (cuda_state *)t->state;
     char why[128] = "";
-    const neighbourhood n = meet_neighbours(s->bootstrap, group);
-    const bool shared = n.one_gpu && !getenv("NCCL_HOSTID"); // which hides that from NCCL
-    if (s->ipc) wires[EXCHANGE] = cf_wire_ipc(s->bootstrap, group, n.hosts == 1, why);
-    if (s->ipc && !s->nccl && !wires[EXCHANGE])
+    const neighbourhood n = meet_neighbours(t, group);
+    const bool one_host = n.here->size == group->size, can = s->nccl && !n.one_gpu;
+    cf_wire *near = s->ipc ? cf_wire_ipc(s->bootstrap, n.here, why) : NULL;
+    if (!s->nccl && !one_host) snprintf(why, sizeof why, "its ranks are on several hosts");
+    if (!s->nccl && *why)
         cf_die_together("use transport auto or nccl", "transport ipc cannot serve the %s group: %s", group->name, why);
-    if (s->nccl && shared && !wires[EXCHANGE])
+    if (s->nccl && !can && !(near && one_host))
         cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
-    bool can = s->nccl && !shared;
     int blocks = (group->low_priority ? CHANNELS_LOW_PRIORITY : CHANNELS) * group->size;
     const int most = group->low_priority ? (int)COLLECTIVE_BLOCKS : (int)BLOCKS_MAX;
     if (blocks > most) blocks = most;
-    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !wires[EXCHANGE], blocks);
-    if (!wires[EXCHANGE]) wires[EXCHANGE] = nccl;
+    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !(near && one_host), blocks);
+    wires[EXCHANGE] = near && nccl ? cf_wire_levels(group, n.here, near, nccl) : near ? near : nccl;
+    if (!near || !nccl) { // levels keep it
+        if (near) near->group = group;
+        free(n.here->world);
+        free(n.here);
+    }
     if (s->bootstrap->rank == 0)
         fprintf(stderr, "transport %s group by %s%s%s\n", group->name, wires[EXCHANGE]->name, *why ? "; not by ipc: " : "", why);
-    wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && collectives, 0);
-    group->collectives = is_nccl(wires[EXCHANGE]);
+    wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && t->collectives, 0);
+    group->collectives = wires[EXCHANGE]->nccl;
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
@@ -359,7 +366,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     group->native = wires, s->bound += WIRES;
     if (group->size == 1) return; // on all ranks: groups with one name have one size
     const int64_t bytes_sent = t->bytes_sent;
-    choose(s, wires, group, t->collectives);
+    choose(t, wires, group);
     cf_deadline_begin("the first meeting", s->bootstrap->timeout_s);
     meet_all(t, group);
     cf_deadline_end();

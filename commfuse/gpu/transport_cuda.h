@@ -1,4 +1,4 @@
-// Shared by transport_cuda.cu and its two wires, transport_nccl.cu and transport_ipc.cu. Never included by C.
+// Shared by transport_cuda.cu and its wires, transport_nccl.cu, transport_ipc.cu and transport_levels.cu. Never included by C.
 #pragma once
 
 #include "cuda.h"
@@ -8,11 +8,13 @@ extern "C" { // these are for C
 #include "../launch/watch.h"
 }
 
-// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of either
+// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of each
 // kind.
 struct cf_wire {
-    const char *name; // "nccl", "ipc"
+    const char *name; // "nccl", "ipc", or both
+    bool nccl;        // native collectives are NCCL's
     const cf_group *group;
+    cf_stream *stream;       // on which requests end
     const cf_stream *waiter; // the stream that waited last
     int64_t waited;          // number of the last `end` that it waited for
     int64_t posted;          // number of the last `end` posted
@@ -51,6 +53,8 @@ static inline cf_event cf_request_ready(const cf_request *r, cf_stream *stream) 
 // wanted: false if this group needs none; returns NULL then. blocks: most thread blocks of a kernel; 0: NCCL chooses.
 enum { COLLECTIVE_BLOCKS = 16 }; // most of a collective's beside which products run: a network card needs two to four
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks);
-// Returns NULL on all members, with the reason in `why`, unless every member can map the memory of every other one. one_host:
-// the group's members are on one host; otherwise nothing is tried.
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);
+// For members of one host. Returns NULL on all of them, with the reason in `why`, unless every one can map the memory of every
+// other.
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
+// Of the wires of a group: near joins its members on this host, `here`, far all of them. It owns all three.
+cf_wire *cf_wire_levels(const cf_group *group, cf_group *here, cf_wire *near, cf_wire *far);

@@ -93,7 +93,7 @@ typedef struct ipc_wire {
     void *probe; // a little memory, to test whether peers can map it
     allocations mine;
     connector send[MEMBERS_MAX], recv[MEMBERS_MAX];
-    cf_stream *stream[STREAMS_MAX], *join;
+    cf_stream *stream[STREAMS_MAX];
     int streams;
     int offered, found;           // requests of the unit in meet() whose address is written, whose address is read
     cf_request part[MEMBERS_MAX]; // the exchanges of the native collective in meet() or post()
@@ -245,10 +245,10 @@ static void exchange(ipc_wire *w, cf_request *r, cf_event ready, cf_event *begin
         write_word(w, out->stream, &out->words->written, out->messages);
     }
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
-    cf_stream_after(w->join, out ? cf_event_record_untimed(out->stream) : ready);
+    cf_stream_after(w->wire.stream, out ? cf_event_record_untimed(out->stream) : ready);
     if (!in) return;
     r->here = cf_event_record_untimed(in->stream);
-    cf_stream_after(w->join, r->here);
+    cf_stream_after(w->wire.stream, r->here);
     r->arrival = cf_event_record(in->stream);
 }
 
@@ -258,22 +258,22 @@ static void complete(ipc_wire *w, const cf_request *r) {
     const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER;
     const char *from = (const char *)r->send + (sums ? own * bytes : r->kind == CF_REQUEST_ALLTOALL ? own * r->stride * size : 0);
     char *to = (char *)r->recv + (sums ? 0 : own * r->stride * size);
-    if (from != to) cf_copy(to, from, bytes, w->join);
+    if (from != to) cf_copy(to, from, bytes, w->wire.stream);
     if (!sums) return;
-    cf_add(to, w->part[0].recv, r->group->size - 1, r->send_count, r->send_count, r->dtype, w->join);
-    w->summed[w->turn] = cf_event_record_untimed(w->join);
+    cf_add(to, w->part[0].recv, r->group->size - 1, r->send_count, r->send_count, r->dtype, w->wire.stream);
+    w->summed[w->turn] = cf_event_record_untimed(w->wire.stream);
     w->turn = 1 - w->turn;
 }
 
 static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
     uint32_t n = ++w->barriers;
-    cf_stream_after(w->join, ready);
-    r->begin = cf_event_record(w->join);
+    cf_stream_after(w->wire.stream, ready);
+    r->begin = cf_event_record(w->wire.stream);
     for (int i = 0; i < r->group->size; i++)
-        if (i != r->group->rank) write_word(w, w->join, &w->send[i].words->barrier, n);
+        if (i != r->group->rank) write_word(w, w->wire.stream, &w->send[i].words->barrier, n);
     for (int i = 0; i < r->group->size; i++)
-        if (i != r->group->rank) await_word(w, w->join, &w->recv[i].words->barrier, n);
-    r->arrival = r->here = r->end = cf_event_record(w->join);
+        if (i != r->group->rank) await_word(w, w->wire.stream, &w->recv[i].words->barrier, n);
+    r->arrival = r->here = r->end = cf_event_record(w->wire.stream);
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
@@ -286,7 +286,7 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
         for (int i = 0; i < count; i++) cf_stream_after(w->recv[unit[i].recv_from].stream, w->summed[w->turn]);
     for (int i = 0; i < count; i++) exchange(w, &unit[i], ready, &begin);
     if (unit != r) complete(w, r);
-    const cf_event end = cf_event_record(w->join); // one for the unit
+    const cf_event end = cf_event_record(w->wire.stream); // one for the unit
     for (int i = 0; i < count; i++) {
         unit[i].end = end;
         if (unit[i].recv_from < 0) unit[i].arrival = unit[i].here = end;
@@ -348,7 +348,7 @@ static bool enough_connections(int streams) {
     return !text || atoi(text) >= streams_made + streams + OTHER_STREAMS;
 }
 
-static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer *mine) {
+static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     int device = 0, can_flush = 0;
     memset(mine, 0, sizeof *mine);
     w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(pair);
@@ -357,8 +357,8 @@ static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer 
     CF_CUDA(cudaGetDevice(&device));
     CF_CUDA(cudaDeviceGetAttribute(&can_flush, cudaDevAttrCanFlushRemoteWrites, device));
     w->flush = can_flush ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
-    if (!one_host)
-        snprintf(mine->why, sizeof mine->why, "its ranks are on several hosts");
+    if (group->size == 1)
+        snprintf(mine->why, sizeof mine->why, "no other rank is on its host");
     else if (group->size > MEMBERS_MAX)
         snprintf(mine->why, sizeof mine->why, "more than %d ranks", MEMBERS_MAX);
     else if (!enough_connections(FEW_STREAMS))
@@ -437,10 +437,10 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         w->send[i].words = &w->words[out], w->send[i].host = &w->shared[out];
         w->recv[i].words = &w->words[in], w->recv[i].host = &w->shared[in];
     }
-    w->join = new_stream(w);
+    w->wire.stream = new_stream(w);
 }
 
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {
     ipc_wire *w = (ipc_wire *)cf_host_alloc(1, sizeof *w, "a group");
     offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
     const char *link = cf_getenv("COMMFUSE_LINK_GBPS");
@@ -449,7 +449,7 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     w->link = link ? atof(link) : 0;
     if (link && !(w->link > 0))
         cf_die_together("leave it out where ranks share no GPU", "COMMFUSE_LINK_GBPS is '%.40s', no rate", link);
-    make_offer(w, group, one_host, &mine);
+    make_offer(w, group, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
     if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it

@@ -22,7 +22,6 @@
 typedef struct nccl_wire {
     cf_wire wire;
     ncclComm_t comm;
-    cf_stream *stream;
     int32_t *flag; // summed by barriers
     int most;      // most blocks of a kernel; 0: NCCL chooses
     char news[512];
@@ -98,10 +97,10 @@ static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t s
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire;
-    cf_stream_after(w->stream, cf_request_ready(r, stream));
-    cf_event begin = cf_event_record(w->stream);
-    enqueue(w, r, count, cf_cuda_stream(w->stream));
-    cf_event here = cf_event_record_untimed(w->stream), end = cf_event_record(w->stream);
+    cf_stream_after(wire->stream, cf_request_ready(r, stream));
+    cf_event begin = cf_event_record(wire->stream);
+    enqueue(w, r, count, cf_cuda_stream(wire->stream));
+    cf_event here = cf_event_record_untimed(wire->stream), end = cf_event_record(wire->stream);
     int blocks = blocks_of(w, r, count);
     if (wire->posted <= wire->waited || wire->blocks < blocks) wire->blocks = blocks;
     for (int i = 0; i < count; i++) r[i].begin = begin, r[i].here = here, r[i].arrival = r[i].end = end;
@@ -120,7 +119,7 @@ static const char *look(cf_wire *wire) {
 static void close_wire(cf_wire *wire) {
     nccl_wire *w = (nccl_wire *)wire;
     CHECK(ncclCommDestroy(w->comm));
-    cf_stream_free(w->stream);
+    cf_stream_free(wire->stream);
     cf_free(w->flag);
     free(w);
 }
@@ -138,9 +137,10 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     cf_deadline_begin("NCCL connects the ranks", bootstrap->timeout_s);
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
-    w->stream = cf_cuda_stream_urgent();
+    w->wire.stream = cf_cuda_stream_urgent();
     w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
     w->wire.name = "nccl";
+    w->wire.nccl = true;
     w->wire.group = group;
     w->wire.post = post;
     w->wire.look = look;

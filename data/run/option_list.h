@@ -69,6 +69,8 @@ CHOICE(recompute, "recompute", "auto", "auto|0|1",
     "takes at most three quarters of the free memory")
 CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
     "type of weights and activations, in memory and on the wire; auto: fp32 on a CPU, bf16 on a GPU")
+CHOICE(reduce_dtype, "reduce-dtype", "fp32", "fp32|bf16",
+    "type in which gradients of weights travel and are summed over ranks; bf16, with --dtype bf16: half the bytes, rounded sums")
 #undef GROUP
 #define GROUP "watching"
 INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never")

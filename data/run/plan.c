@@ -93,7 +93,8 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .search_again = strcmp(opt->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
              "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", opt->tp,
-             opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch, opt->dtype);
+             opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
+             strcmp(opt->reduce_dtype, "bf16") == 0 ? "bf16, gradients too" : opt->dtype);
     const int length = (int)strlen(p->shape); // a policy that is not auto's
     if (opt->given[OPTION_gradients] || opt->given[OPTION_prefetch] || opt->given[OPTION_embedding])
         snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", opt->gradients,

@@ -134,11 +134,11 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
-                                        "positions", "seq",          "batch",         "lr",           "min-lr",
-                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
-                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
-                                        "steps",     "train-tokens", "train-samples", "train-blocks", "define"};
+static const char *const must_stay[] = {"layers",       "channels",     "heads", "vocab",        "padded-vocab", "positions",
+                                        "seq",          "batch",        "lr",    "min-lr",       "warmup",       "schedule",
+                                        "decay-steps",  "weight-decay", "beta1", "beta2",        "eps",          "clip",
+                                        "seed",         "dtype",        "steps", "reduce-dtype", "train-tokens", "train-samples",
+                                        "train-blocks", "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
                                              {"train-tokens", "tokens of --train"},
@@ -196,6 +196,7 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
         if (!saved) saved = strcmp(name, "define") == 0 ? "none" : "not recorded";
+        if (!manifest_value(m, name) && strcmp(name, "reduce-dtype") == 0) saved = "fp32"; // before there was a choice
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
         for (size_t j = 0; j < sizeof description / sizeof *description; j++)
             if (strcmp(description[j][0], name) == 0) words = description[j][1];

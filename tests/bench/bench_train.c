@@ -38,11 +38,11 @@ int64_t emulator_host_calls(void) __attribute__((weak)); // by the emulator's cl
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
                             "[--json]; train_gpt --help lists the names, under --overlap";
-static const char *const applies[] = {"model",        "layers",      "channels",  "heads",         "seq",         "vocab",
-                                      "tp",           "dp",          "strategy",  "transport",     "micro-batch", "lr",
-                                      "weight-decay", "beta1",       "beta2",     "eps",           "clip",        "seed",
-                                      "threads",      "peak-tflops", "recompute", "timeout",       "plan",        "out",
-                                      "gradients",    "prefetch",    "embedding", "ranks-per-host"};
+static const char *const applies[] = {
+    "model",          "layers",      "channels",  "heads",        "seq",   "vocab", "tp",        "dp",       "strategy",
+    "transport",      "micro-batch", "lr",        "weight-decay", "beta1", "beta2", "eps",       "clip",     "seed",
+    "threads",        "peak-tflops", "recompute", "timeout",      "plan",  "out",   "gradients", "prefetch", "embedding",
+    "ranks-per-host", "reduce-dtype"};
 static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
@@ -149,6 +149,7 @@ static void add_entrant(bench *b, const char *text, size_t length) {
     if (!overlap_parse(&e->how, schedule, gradients ? gradients : b->o.gradients, prefetch < 0 ? b->o.prefetch : prefetch,
                        embedding ? embedding : b->o.embedding))
         cf_die_together(usage, "--modes: there is no mode %s", e->name);
+    e->how.round_gradients = strcmp(b->o.reduce_dtype, "bf16") == 0;
 }
 
 static void choose_entrants(bench *b) {

@@ -15,7 +15,7 @@
 
 enum { GUARD = 256, POISON = 0xFF };
 
-typedef enum { OF_REAL, OF_PRECISE, OF_DOUBLE, OF_INT32, OF_INT64 } element;
+typedef enum { OF_REAL, OF_ACCUM, OF_DOUBLE, OF_INT32, OF_INT64 } element;
 
 typedef struct tensor {
     element of;
@@ -59,7 +59,7 @@ static inline void element_set(void *host, element of, int64_t i, double value) 
         ((real *)host)[i] = (real)value;
         break;
 #endif
-    case OF_PRECISE:
+    case OF_ACCUM:
         ((accum *)host)[i] = (accum)value;
         break;
     case OF_DOUBLE:
@@ -83,7 +83,7 @@ static inline double element_get(const void *host, element of, int64_t i) {
     case OF_REAL:
         return ((const real *)host)[i];
 #endif
-    case OF_PRECISE:
+    case OF_ACCUM:
         return ((const accum *)host)[i];
     case OF_DOUBLE:
         return ((const double *)host)[i];

@@ -150,9 +150,9 @@ static void others_untouched(tool *t, const char *function, const char *name, co
 
 static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R, int64_t IC, int64_t OC) {
     int64_t from = draw(t, 0, OC - 1), rows = draw(t, 1, OC - from);
-    tensor *dw = randoms(t, OF_PRECISE, OC * IC, 0, 1), *db = randoms(t, OF_PRECISE, OC, 0, 1),
-           *some = randoms(t, OF_PRECISE, rows * IC, 0, 1), *with_weights = randoms(t, OF_PRECISE, OC, 0, 1);
-    tensor *written = poisoned(t, OF_PRECISE, rows * IC);
+    tensor *dw = randoms(t, OF_ACCUM, OC * IC, 0, 1), *db = randoms(t, OF_ACCUM, OC, 0, 1),
+           *some = randoms(t, OF_ACCUM, rows * IC, 0, 1), *with_weights = randoms(t, OF_ACCUM, OC, 0, 1);
+    tensor *written = poisoned(t, OF_ACCUM, rows * IC);
     linear_wgrad(accums(dw), NULL, reals(dy), OC, reals(x), R, IC, OC, true, t->stream);
     keep(t, "linear_wgrad", "dw", dw);
     linear_wgrad(accums(some), NULL, reals(dy) + from, OC, reals(x), R, IC, rows, true, t->stream);
@@ -298,21 +298,21 @@ static void move_apart(const tool *t, const heads *h) {
 
 static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t0, int64_t n) {
     const int64_t T = h->T, B = h->B, H = h->H, D = h->D;
-    h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_PRECISE, T * B * H);
+    h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_ACCUM, T * B * H);
     attention_forward(reals(h->out), accums(h->lse), reals(h->qkv), 0, T, T, B, H, D, t->stream);
     keep(t, "attention_forward", "out", h->out);
     keep(t, "attention_forward", "lse", h->lse);
-    tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_PRECISE, T * B * H);
+    tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_ACCUM, T * B * H);
     for (int i = 0; i < parts->count; i++)
         attention_forward(reals(out), accums(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, D, t->stream);
     keep(t, "attention_forward", "out, in ranges", out);
     keep(t, "attention_forward", "lse, in ranges", lse);
-    tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_PRECISE, T * B * H);
+    tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_ACCUM, T * B * H);
     attention_forward(reals(some), accums(some_lse), reals(h->qkv), t0, n, T, B, H, D, t->stream);
     keep_rows(t, "attention_forward", "out, one range", some, t0, n, B * H * D);
     others_untouched(t, "attention_forward", "out", some, t0, n, B * H * D);
     char *host = tensor_read(some_lse, t->stream);
-    const int64_t size = element_size(OF_PRECISE);
+    const int64_t size = element_size(OF_ACCUM);
     for (int64_t row = 0; row < B * H * T * size; row += T * size) // (B, H, T)
         if (!all_poison(host + row, t0 * size) || !all_poison(host + row + (t0 + n) * size, (T - t0 - n) * size))
             fault(t, "attention_forward has written lse outside its range");
@@ -326,7 +326,7 @@ static void run_attention(tool *t, const int64_t *n) {
     h.qkv = randoms(t, OF_REAL, h.T * h.B * 3 * h.H * h.D, 0, 1);
     if (h.apart) move_apart(t, &h);
     h.dout = randoms(t, OF_REAL, h.T * h.B * h.H * h.D, 0, 1);
-    h.scratch = poisoned(t, OF_PRECISE, attention_scratch(h.T, h.B, h.H, h.D));
+    h.scratch = poisoned(t, OF_ACCUM, attention_scratch(h.T, h.B, h.H, h.D));
     ranges parts = cut(t, h.T);
     int64_t t0 = draw(t, 0, h.T - 1), some = draw(t, 1, h.T - t0);
     attention_forwards(t, &h, &parts, t0, some);
@@ -342,10 +342,10 @@ static void run_layernorm(tool *t, const int64_t *n) {
     int64_t R = n[0], C = n[1];
     shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
     tensor *x = randoms(t, OF_REAL, R * C, 4, 2), *w = randoms(t, OF_REAL, C, 1, 0.5), *b = randoms(t, OF_REAL, C, 0, 1),
-           *dy = randoms(t, OF_REAL, R * C, 0, 1), *out = poisoned(t, OF_REAL, R * C), *mean = poisoned(t, OF_PRECISE, R),
-           *rstd = poisoned(t, OF_PRECISE, R), *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_PRECISE, C, 0, 1),
-           *db = randoms(t, OF_PRECISE, C, 0, 1), *scratch = poisoned(t, OF_PRECISE, layernorm_scratch(C)),
-           *dbias = randoms(t, OF_PRECISE, C, 0, 1);
+           *dy = randoms(t, OF_REAL, R * C, 0, 1), *out = poisoned(t, OF_REAL, R * C), *mean = poisoned(t, OF_ACCUM, R),
+           *rstd = poisoned(t, OF_ACCUM, R), *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_ACCUM, C, 0, 1),
+           *db = randoms(t, OF_ACCUM, C, 0, 1), *scratch = poisoned(t, OF_ACCUM, layernorm_scratch(C)),
+           *dbias = randoms(t, OF_ACCUM, C, 0, 1);
     layernorm_forward(reals(out), accums(mean), accums(rstd), reals(x), reals(w), reals(b), R, C, t->stream);
     keep(t, "layernorm_forward", "out", out);
     keep(t, "layernorm_forward", "mean", mean);
@@ -374,6 +374,12 @@ static void run_elementwise(tool *t, const int64_t *n) {
     keep(t, "gelu_backward", "dx is dy", dy);
     activation_backward(reals(over), reals(y), reals(over), count, t->stream);
     keep(t, "gelu_backward", "dx is x", over);
+    tensor *sums = randoms(t, OF_ACCUM, count, 0, 1), *rounded = poisoned(t, OF_REAL, count),
+           *widened = poisoned(t, OF_ACCUM, count);
+    convert_to_real(reals(rounded), accums(sums), count, t->stream);
+    keep(t, "convert_to_real", "to", rounded);
+    convert_to_accum(accums(widened), reals(x), count, t->stream);
+    keep(t, "convert_to_accum", "to", widened);
     residual_forward(reals(sum), reals(x), reals(y), reals(bias), R, C, t->stream);
     keep(t, "residual_forward", "out", sum);
     residual_forward(reals(in_place), reals(in_place), reals(y), reals(bias), R, C, t->stream);
@@ -389,9 +395,8 @@ static void run_embedding(tool *t, const int64_t *n) {
              (long long)first, (long long)(first + count - 1));
     tensor *tokens = integers(t, OF_INT32, R, 0, V), *wte = randoms(t, OF_REAL, count * C, 0, 1),
            *wpe = randoms(t, OF_REAL, (t0 + T) * C, 0, 1), *dout = randoms(t, OF_REAL, R * C, 0, 1),
-           *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1),
-           *dwte = randoms(t, OF_PRECISE, count * C, 0, 1), *sums = randoms(t, OF_PRECISE, R * C, 0, 1),
-           *dwpe = randoms(t, OF_PRECISE, (t0 + T) * C, 0, 1);
+           *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1), *dwte = randoms(t, OF_ACCUM, count * C, 0, 1),
+           *sums = randoms(t, OF_ACCUM, R * C, 0, 1), *dwpe = randoms(t, OF_ACCUM, (t0 + T) * C, 0, 1);
     embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
     keep(t, "embedding_forward", "out", out);
     embedding_backward(accums(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
@@ -408,16 +413,16 @@ static void run_embedding(tool *t, const int64_t *n) {
 
 // The three numbers of each row as several ranks would give them; the last rank holds padding alone.
 static tensor *stats_of_ranks(tool *t, int64_t ranks, int64_t R) {
-    tensor *all = poisoned(t, OF_PRECISE, ranks * R * 3);
+    tensor *all = poisoned(t, OF_ACCUM, ranks * R * 3);
     uint64_t number = next_number(t);
     void *host = host_memory(tensor_bytes(all));
     for (int64_t i = 0; i < ranks * R; i++) {
         int64_t rank = i / R, row = i % R;
         double u = random_uniform(t->seed, number, (uint64_t)i);
         bool padding = rank == ranks - 1;
-        element_set(host, OF_PRECISE, 3 * i, padding ? -(double)INFINITY : 10 * u);
-        element_set(host, OF_PRECISE, 3 * i + 1, padding ? 0 : 1 + 100 * u * u);
-        element_set(host, OF_PRECISE, 3 * i + 2, row % (ranks - 1) == rank ? 5 * u : 0);
+        element_set(host, OF_ACCUM, 3 * i, padding ? -(double)INFINITY : 10 * u);
+        element_set(host, OF_ACCUM, 3 * i + 1, padding ? 0 : 1 + 100 * u * u);
+        element_set(host, OF_ACCUM, 3 * i + 2, row % (ranks - 1) == rank ? 5 * u : 0);
     }
     tensor_write(all, host, t->stream);
     free(host);
@@ -429,8 +434,8 @@ static void run_crossentropy(tool *t, const int64_t *n) {
     shape_is(t, "R %lld V %lld valid %lld first %lld of %lld", (long long)R, (long long)V, (long long)valid, (long long)first,
              (long long)vocabulary);
     tensor *logits = randoms(t, OF_REAL, R * V, 0, 3), *targets = integers(t, OF_INT32, R, 0, vocabulary),
-           *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R), *losses = poisoned(t, OF_PRECISE, R),
-           *whole_losses = poisoned(t, OF_PRECISE, R), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
+           *stats = poisoned(t, OF_ACCUM, R * 3), *all = stats_of_ranks(t, ranks, R), *losses = poisoned(t, OF_ACCUM, R),
+           *whole_losses = poisoned(t, OF_ACCUM, R), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_ACCUM, R),
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
     crossentropy_stats(accums(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
@@ -459,8 +464,8 @@ static void run_crossentropy(tool *t, const int64_t *n) {
 
 static void updates(tool *t, int64_t n, int64_t step, bool master) {
     adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
-    tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_PRECISE, n, 0, 0.1),
-           *m = randoms(t, OF_PRECISE, n, 0, 0.1), *v = randoms(t, OF_PRECISE, n, 0.5, 0.2), *g = randoms(t, OF_PRECISE, n, 0, 1);
+    tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_ACCUM, n, 0, 0.1),
+           *m = randoms(t, OF_ACCUM, n, 0, 0.1), *v = randoms(t, OF_ACCUM, n, 0.5, 0.2), *g = randoms(t, OF_ACCUM, n, 0, 1);
     adamw_update(reals(w), master ? accums(exact) : NULL, accums(m), accums(v), accums(g), n, a, t->stream);
     keep(t, "adamw_update", master ? "w, of a master" : "w", w);
     keep(t, "adamw_update", "m", m);
@@ -473,7 +478,7 @@ static void run_adamw(tool *t, const int64_t *n) {
     shape_is(t, "n %lld step %lld", (long long)count, (long long)n[1]);
     updates(t, count, n[1], true);
     if (!t->round) updates(t, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
-    tensor *g = randoms(t, OF_PRECISE, count, 0, 1), *sum = randoms(t, OF_DOUBLE, 1, 3, 1),
+    tensor *g = randoms(t, OF_ACCUM, count, 0, 1), *sum = randoms(t, OF_DOUBLE, 1, 3, 1),
            *scratch = poisoned(t, OF_DOUBLE, SQUARES_SCRATCH);
     sum_of_squares(doubles(sum), doubles(scratch), accums(g), count, t->stream);
     keep(t, "sum_of_squares", "sum", sum);
@@ -516,7 +521,7 @@ static void run_device(tool *t, const int64_t *n) {
     int64_t count = n[0], skip = count / 3, some = count - skip - count / 5;
     shape_is(t, "n %lld", (long long)count);
     added(t, "real", OF_REAL, REAL_DTYPE, count);
-    added(t, "accum", OF_PRECISE, ACCUM_DTYPE, count);
+    added(t, "accum", OF_ACCUM, ACCUM_DTYPE, count);
     added(t, "fp64", OF_DOUBLE, CF_FP64, count);
     added(t, "int64", OF_INT64, CF_INT64, count);
     tensor *from = randoms(t, OF_REAL, count, 0, 1), *to = poisoned(t, OF_REAL, count), *zeros = randoms(t, OF_REAL, count, 0, 1);

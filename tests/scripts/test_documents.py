@@ -14,7 +14,8 @@ OTHERS = {  # options of programs that are not ours
     "--gpus-per-node", "--ntasks", "--ntasks-per-node",
     "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", 
     "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
-    "--use-distributed-optimizer", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--recompute-activations"}
+    "--use-distributed-optimizer", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--recompute-activations",
+    "--grad-reduce-in"}  # -bf16: digits end a name
 SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
 PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"
 FOLDERS = "commfuse", "layers", "data", "scripts", "tests"

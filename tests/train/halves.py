@@ -15,6 +15,7 @@ import checkpoints
 import harness
 import meshes
 import reference
+import traffic
 
 BAND, NORM_BAND, AT = 0.01, 0.05, 3
 
@@ -53,6 +54,21 @@ class Training(meshes.Training):
                 for other in self.others:
                     with self.subTest(strategy=strategy, mesh=mesh, **other):
                         self.losses(*mesh, strategy=strategy, **other)
+
+    def test_gradients_travel_in_bf16(self):
+        """The same bits by every schedule that shares them, and of gradients half the bytes: as many as of weights."""
+        for mesh in self.meshes:
+            first = None
+            for wire in self.wires():
+                with self.subTest(mesh=mesh, **wire):
+                    found = self.losses(*mesh, 2, reduce_dtype="bf16", **wire)
+                    first = first or found
+                    self.assertEqual(found, first, "bits differ")
+            whole, half = (self.logged(*mesh, gradients="ready", embedding="table", overlap="ring", reduce_dtype=dtype)
+                           for dtype in ("fp32", "bf16"))
+            saved = harness.events(whole, "end")[0]["bytes_sent_rank0"] - harness.events(half, "end")[0]["bytes_sent_rank0"]
+            elements = sum((members - 1) * shard for members, shard in traffic.bucket_shards(self.shape, "tpsp", *mesh))
+            self.assertEqual(saved, self.steps * 2 * elements)
 
     def test_goes_on_from_what_it_saved(self):
         out = self.fresh("out")

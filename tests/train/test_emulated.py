@@ -64,11 +64,24 @@ class Emulated(meshes.Training):
     def test_two_levels(self):
         for strategy, mesh in (("tpsp", (4, 1)), ("tpsp", (1, 4)), ("up", (2, 2))):
             found = []
-            for transport in "nccl", "ipc":
+            for transport in "nccl", "auto", "ipc":
                 with self.subTest(strategy=strategy, mesh=mesh, transport=transport):
                     found.append(self.bits(*mesh, strategy=strategy, transport=transport, overlap="levels:2"))
+            self.assertEqual(found[0], found[1], "bits differ")
             if mesh == (4, 1):  # between replicas NCCL's collectives may be chosen, which ipc does not have
-                self.assertEqual(found[0], found[-1], "bits differ")
+                self.assertEqual(found[0], found[2], "bits differ")
+
+    def test_ipc_within_hosts_and_nccl_between(self):
+        """Whatever the schedule, and however streams are delayed against one another: the bits of nccl alone."""
+        for strategy, overlap in (("tpsp", "ring:2"), ("tpsp", "direct"), ("up", "direct:2"), ("tpsp", "levels:2"), ("tpsp", "slice:3")):
+            with self.subTest(strategy=strategy, overlap=overlap):
+                more = dict(strategy=strategy, overlap=overlap)
+                plain = self.bits(4, 1, transport="nccl", **more)
+                self.environment(**DELAYS)
+                self.assertEqual(self.bits(4, 1, transport="auto", **more), plain)
+                self.doCleanups()
+        result = harness.run(self.arguments(**self.recipe(4, 1, transport="auto")), 4)
+        self.assertIn("transport tp group by ipc within hosts, nccl between them\n", result.err)
 
     def test_gradients_neither_by_slices_nor_by_owners(self):
         # What is too thin for a GPU: added when all slices are here, sent with the rest of the layer.
