@@ -4,7 +4,7 @@
 #include "gemm.h"
 #include <string.h>
 
-// Rows of out at once: product and GELU find them in the cache.
+// Rows of out at once: bias, product and GELU find them in the cache.
 enum { ROW_BLOCK = 512 };
 // Bias gradient: columns at once, and blocks of rows with a sum each.
 enum { COLUMNS = 1024, BLOCKS = 16 };
@@ -31,11 +31,13 @@ static void copy_rows(real *to, const real *from, int64_t rows, int64_t OC) {
 
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
                     int64_t IC, int64_t OC, cf_stream *stream) {
+    const bool copies = add && add != out;
+    const int64_t most = bias || copies ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
-        for (int64_t row = 0; row < r.rows; row += ROW_BLOCK) {
-            const int64_t rows = smaller(r.rows - row, ROW_BLOCK), first = (i * r.out + row) * OC;
+        for (int64_t row = 0; row < r.rows; row += most) {
+            const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * OC;
             real *to = (pre ? pre : out) + first;
-            if (add && add != out) copy_rows(to, add + first, rows, OC);
+            if (copies) copy_rows(to, add + first, rows, OC);
             gemm_packed(rows, OC, IC, x + (i * r.in + row) * IC, w, bias, add, to, stream);
             if (pre) activation_forward(out + first, to, rows * OC, stream);
         }
@@ -44,9 +46,10 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
 
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
+    const int64_t most = pre ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
-        for (int64_t row = 0; row < r.rows; row += ROW_BLOCK) {
-            const int64_t rows = smaller(r.rows - row, ROW_BLOCK), first = (i * r.out + row) * IC;
+        for (int64_t row = 0; row < r.rows; row += most) {
+            const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * IC;
             gemm_packed(rows, IC, OC, dy + (i * r.in + row) * OC, w, NULL, add, dx + first, stream);
             if (pre) activation_backward(dx + first, dx + first, pre + first, rows * IC, stream);
         }
