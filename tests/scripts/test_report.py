@@ -591,7 +591,7 @@ class Sweep(Case):
         for row in self.rows():
             self.assertEqual(row["config"]["ranks"], row["ranks"])
             if row["mode"] == "auto":  # steps of trials are not counted
-                self.assertTrue(2 <= row["steps"] < row["config"]["steps"] - 20, row)
+                self.assertTrue(2 <= row["steps"] < row["config"]["steps"] - 10, row)
                 continue
             self.assertEqual(row["steps"], 2)
             self.assertAlmostEqual(row["loss"], alone["loss"], delta=1e-4)
