@@ -92,7 +92,7 @@ static double replayed_ms(cf_choice choice, const cf_work *w, const cf_costs *c)
 // All layers ask the same, and --predict for all ranks: the last answers are kept, but not of a caller's own algorithm. Not in the
 // thread's own memory, which is part of its stack.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
-    enum { ANSWERS = 4096 };
+    enum { ANSWERS = 4096 }; // a prediction at tp 64 asks for 800, in turn: fewer would keep none
     typedef struct answer {
         cf_choice choice;
         cf_work work;

@@ -53,18 +53,19 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
                (int)status, m, k, lda, k, n, ldb, ldc);
 }
 
-// c (m, n) = bias (n) or += that, in each row
-static void begin_with_bias(real *restrict c, const real *restrict bias, bool add, int64_t m, int64_t n) {
+// c (m, n) = bias (n) + add (m, n)
+static void begin_sum(real *c, const real *bias, const real *add, int64_t m, int64_t n) {
 #pragma omp parallel for
     for (int64_t row = 0; row < m; row++) {
+        if (!add) memcpy(c + row * n, bias, (size_t)n * sizeof *c);
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) c[row * n + i] = bias[i] + (add ? c[row * n + i] : 0);
+        for (int64_t i = row * n; i < (add ? (row + 1) * n : 0); i++) c[i] = add[i] + (bias ? bias[i - row * n] : 0);
     }
 }
 
-void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,
                  cf_stream *stream) {
-    if (bias) begin_with_bias(c, bias, add, m, n);
+    if (bias || (add && add != c)) begin_sum(c, bias, add, m, n);
     gemm(false, false, m, n, k, a, k, packed, n + GAP, bias || add, c, n, stream);
 }
 #endif

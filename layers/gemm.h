@@ -25,9 +25,9 @@ void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int
 // packed: b (k, n), or the transpose of b (n, k), in the layout that products read fastest, for the thread that packs it.
 int64_t gemm_packed_size(int64_t n, int64_t k); // elements, enough for the transpose, too
 void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb);
-// c (m, n) = a (m, k) · packed + bias (n) or, with add, += that; without gaps between rows. bias may be NULL. Of bf16 the whole
-// sum is rounded once.
-void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+// c (m, n) = a (m, k) · packed + bias (n) + add (m, n), without gaps between rows. bias and add may be NULL, add may be c. Of bf16
+// the whole sum is rounded once.
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,
                  cf_stream *stream);
 
 // Threads of a product that is called from here.

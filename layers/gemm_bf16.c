@@ -198,25 +198,24 @@ void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real 
     if (n > 0 && k > 0) execute(&of, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, data, 2);
 }
 
-void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,
                  cf_stream *stream) {
-    const product of = {
-        .m = m, .n = n, .k = k, .lda = k, .ldb = PACKED, .ldc = n, .add = add, .bias = bias != NULL, .threads = gemm_threads()};
+    const product of = {.m = m,
+                        .n = n,
+                        .k = k,
+                        .lda = k,
+                        .ldb = PACKED,
+                        .ldc = n,
+                        .add = add != NULL,
+                        .bias = bias != NULL,
+                        .threads = gemm_threads()};
+#pragma omp parallel for
+    for (int64_t row = 0; row < (add && add != c ? m : 0); row++) memcpy(c + row * n, add + row * n, (size_t)n * sizeof *c);
     multiply(&of, a, packed, bias, c);
 }
 
 void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                    int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
-    const product of = {.transpose_a = transpose_a,
-                        .transpose_b = transpose_b,
-                        .m = m,
-                        .n = n,
-                        .k = k,
-                        .lda = lda,
-                        .ldb = ldb,
-                        .ldc = ldc,
-                        .wide = true,
-                        .add = beta != 0,
-                        .threads = gemm_threads()};
+    const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, true, beta != 0, false, gemm_threads()};
     multiply(&of, a, b, NULL, c);
 }

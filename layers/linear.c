@@ -23,22 +23,14 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
     return prepared;
 }
 
-// to (rows, OC) = from
-static void copy_rows(real *to, const real *from, int64_t rows, int64_t OC) {
-#pragma omp parallel for
-    for (int64_t k = 0; k < rows; k++) memcpy(to + k * OC, from + k * OC, (size_t)OC * sizeof *to);
-}
-
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
                     int64_t IC, int64_t OC, cf_stream *stream) {
-    const bool copies = add && add != out;
-    const int64_t most = bias || copies ? ROW_BLOCK : r.rows;
+    const int64_t most = bias || (add && add != out) ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
         for (int64_t row = 0; row < r.rows; row += most) {
             const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * OC;
             real *to = (pre ? pre : out) + first;
-            if (copies) copy_rows(to, add + first, rows, OC);
-            gemm_packed(rows, OC, IC, x + (i * r.in + row) * IC, w, bias, add, to, stream);
+            gemm_packed(rows, OC, IC, x + (i * r.in + row) * IC, w, bias, add ? add + first : NULL, to, stream);
             if (pre) activation_forward(out + first, to, rows * OC, stream);
         }
     }
@@ -50,7 +42,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     for (int64_t i = 0; i < r.blocks; i++) {
         for (int64_t row = 0; row < r.rows; row += most) {
             const int64_t rows = smaller(r.rows - row, most), first = (i * r.out + row) * IC;
-            gemm_packed(rows, IC, OC, dy + (i * r.in + row) * OC, w, NULL, add, dx + first, stream);
+            gemm_packed(rows, IC, OC, dy + (i * r.in + row) * OC, w, NULL, add ? dx + first : NULL, dx + first, stream);
             if (pre) activation_backward(dx + first, dx + first, pre + first, rows * IC, stream);
         }
     }

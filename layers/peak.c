@@ -28,7 +28,7 @@ static double core_flops(int64_t n, const real *a, real *b, real *c, cf_stream *
     double begin = 0, start = cf_now_ms();
     int64_t products = -1;
     for (; products < PRODUCTS_MIN || cf_now_ms() - start < TIME_MIN_MS; products++) {
-        gemm_packed(n, n, n, a, b, NULL, false, c, stream);
+        gemm_packed(n, n, n, a, b, NULL, NULL, c, stream);
         if (products < 0) begin = processor_ms();
     }
     return 2.0 * (double)(n * n * n) * (double)products / ((processor_ms() - begin) * 1e-3);

@@ -26,15 +26,14 @@ static bool alike(const zero_shards *z, int i, int j) {
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
 // left to move bytes, which makes transfers longer than estimated.
-static void choose_owners(zero_shards *z, int64_t rows, const overlap *how) {
+static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
     const parameters *p = z->params;
-    const gradients_policy policy = how->gradients;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
     for (int i = 0; i <= p->table && costs; i++) {
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
-        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && !how->round_gradients && b->group->size > 1 && b->tensor >= 0 &&
+        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
                                  (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
@@ -113,7 +112,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
     z->place = cf_host_alloc(p->shape.L * TENSORS, sizeof *z->place, "buckets");
     order_buckets(z);
-    choose_owners(z, rows, how);
+    choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
     z->m = cf_alloc(bytes, "optimizer state");

@@ -195,8 +195,7 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
-        if (!saved) saved = strcmp(name, "define") == 0 ? "none" : "not recorded";
-        if (!manifest_value(m, name) && strcmp(name, "reduce-dtype") == 0) saved = "fp32"; // before there was a choice
+        if (!saved) saved = strcmp(name, "define") == 0 ? "none" : strcmp(name, "reduce-dtype") == 0 ? "fp32" : "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
         for (size_t j = 0; j < sizeof description / sizeof *description; j++)
             if (strcmp(description[j][0], name) == 0) words = description[j][1];

@@ -34,8 +34,8 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
     }
 }
 
-void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, bool add, real *c,
+void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,
                  cf_stream *stream) {
-    gemm(false, false, m, n, k, a, k, packed, n, add, c, n, stream);
-    for (int64_t i = 0; bias && i < m * n; i++) c[i] += bias[i % n];
+    for (int64_t i = 0; i < m * n; i++) c[i] = (add ? add[i] : 0) + (bias ? bias[i % n] : 0);
+    gemm(false, false, m, n, k, a, k, packed, n, 1, c, n, stream);
 }

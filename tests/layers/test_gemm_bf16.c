@@ -74,7 +74,7 @@ static void check(product of, int64_t stride) {
     real *bias = integers(1, of.n, of.n), *packed = integers(1, 0, gemm_packed_size(of.n, of.k));
     if (of.packed) {
         gemm_pack(packed, of.transpose_b, of.n, of.k, b, of.ldb);
-        gemm_packed(of.m, of.n, of.k, a, packed, of.bias ? bias : NULL, of.add, rounded, NULL);
+        gemm_packed(of.m, of.n, of.k, a, packed, of.bias ? bias : NULL, of.add ? rounded : NULL, rounded, NULL);
     } else {
         gemm_to_accum(of.transpose_a, of.transpose_b, of.m, of.n, of.k, a, of.lda, b, of.ldb, of.add, wide, of.ldc, NULL);
     }
