@@ -20,7 +20,7 @@ static bool held; // atomic: the thread holds text that is in the pipe no more, 
 static void *write_on(void *unused) {
     struct pollfd text_in = {.fd = from, .events = POLLIN}, room = {.fd = STDOUT_FILENO, .events = POLLOUT};
     for (char text[PIECE];;) {
-        poll(&text_in, 1, -1);
+        if (poll(&text_in, 1, -1) <= 0) continue; // a signal: nothing to hold
         __atomic_store_n(&held, true, __ATOMIC_SEQ_CST);
         const ssize_t bytes = read(from, text, sizeof text);
         for (ssize_t at = 0, written; at<bytes; at += written> 0 ? written : 0) {

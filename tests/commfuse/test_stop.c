@@ -8,6 +8,7 @@
 #include "tests/death.h"
 #include "commfuse/device.h"
 #include "commfuse/base/die.h"
+#include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
 #include "layers/gemm.h"
 #include <pthread.h>
@@ -117,6 +118,16 @@ static void signalled_in_another_thread(void) {
     rest(LIMIT_MS);
 }
 
+// The thread of streams.h is then the only one that does not block signals: it gets this one while it waits for text.
+static void signalled_while_nothing_is_printed(void) {
+    cf_streams_open();
+    listen_as_rank_2();
+    rest(MOMENT_MS);
+    send(SIGTERM);
+    expect(SIGTERM);
+    write(STDERR_FILENO, "ends\n", 5) == 5 ? exit(1) : _exit(UNEXPECTED);
+}
+
 // After its error a rank ends by the first signal, without another word.
 static void signalled_after_its_error(void) {
     listen_as_rank_2();
@@ -154,6 +165,11 @@ static void what_it_waits_for_is_reported(void **state) {
     ASSERT_DIES(signalled_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
     ASSERT_DIES(signalled_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
                 "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
+}
+
+static void a_signal_does_not_keep_it_from_its_end(void **state) {
+    (void)state;
+    ASSERT_DIES(signalled_while_nothing_is_printed(), ": SIGTERM: ends after this step", "\nends\n");
 }
 
 // --- matrix products ---
@@ -224,7 +240,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_is_remembered),           cmocka_unit_test(nohup_is_respected),
         cmocka_unit_test(the_second_ends_the_process),       cmocka_unit_test(what_it_waits_for_is_reported),
-        cmocka_unit_test(after_an_error_it_ends_in_silence),
+        cmocka_unit_test(after_an_error_it_ends_in_silence), cmocka_unit_test(a_signal_does_not_keep_it_from_its_end),
         cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,15 +45,32 @@ class Stopping(checkpoints.Case):
         first = checkpoints.newest(out)
         harness.wait_until(lambda: started.ended() or "MFU" in started.texts()[0], 30, "the first step")
         harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= first + steps, 30, "some steps")
-        self.assertFalse(started.ended(), str(started.result()))
+        self.assertIn(started.process.poll(), (None, 0), str(started.result()))
+
+    def signalled(self, number, to, out, log, tries=5, **values):
+        """A start that has ended, and how. Where a busy machine lets the signal through after the last step: once more."""
+        before = self.fresh("before")
+        if os.path.exists(out):
+            shutil.copytree(out, before)
+            shutil.copy(log, before + ".jsonl")
+        started = self.start(out=out, log=log, **values)
+        self.in_training(started, out, log)
+        with contextlib.suppress(KeyError, ProcessLookupError):  # it has ended
+            os.kill(started.process.pid if to is None else started.processes()[to], number)
+        result = started.wait(60)
+        if checkpoints.newest(out) < self.steps or tries == 1:
+            return started, result
+        self.assertEqual(result.status, 0, str(result))
+        shutil.rmtree(out)
+        os.remove(log)
+        if os.path.exists(before):
+            shutil.move(before, out)
+            shutil.move(before + ".jsonl", log)
+        return self.signalled(number, to, out, log, tries - 1, **values)
 
     def stop(self, number, to, out, log, told=None, status=checkpoints.STOPPED, **values):
         """One start, ended by a signal to rank `to` (None: to what was started). The step it has come to."""
-        started = self.start(out=out, log=log, **values)
-        self.in_training(started, out, log)
-        pid = started.process.pid if to is None else started.processes()[to]
-        os.kill(pid, number)
-        result = started.wait(60)
+        started, result = self.signalled(number, to, out, log, **values)
         by_mpirun = to is None and started.command[0] == harness.MPIRUN
         trusted = not by_mpirun or launcher.tells_status_after_signals()
         self.assertIn(result.status, (status,) if trusted else (status, 0), str(result))
