@@ -14,8 +14,9 @@ static const double CLEAR = 0.02; // of an operation's time: another choice must
 static const double WORTH = 0.01; // of a step: another plan must save at least this
 
 // The plans that are compared; from NONE on all operations run the same choice.
-enum { FOUND, PREDICTED, NONE, SLICE, COMMFUSE, PLANS = CF_PLANS };
-static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse", "commfuse:2", "commfuse:4"};
+enum { FOUND, PREDICTED, NONE, SLICE, DIRECT, COMMFUSE, PLANS = CF_PLANS };
+static const char *const plan_names[PLANS] = {"found",  "predicted", "none",       "slice",
+                                              "direct", "commfuse",  "commfuse:2", "commfuse:4"};
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
 _Static_assert(WARM_STEPS + CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
                    CF_TRIAL_STEPS,
@@ -229,12 +230,15 @@ cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
 // The choice of an operation in a plan; -1: it has no such choice.
 static int choice_in(const cf_tuner *t, const operation *o, int plan) {
     const cf_work work = cf_fuse_work(o->fuse);
+    const cf_algorithm *rounds = cf_choice_rounds(&work, &t->context->transport->costs);
+    const cf_algorithm *direct = cf_algorithm_serving(cf_algorithm_find("direct"), work.operation, work.side);
     const int slice = find_choice(o, (cf_choice){cf_algorithm_find("slice"), 4});
     if (plan == FOUND) return o->best;
     if (plan == PREDICTED) return 0;
     if (plan == NONE || (plan == SLICE && slice < 0)) return find_native(o);
     if (plan == SLICE) return slice;
-    return find_choice(o, (cf_choice){cf_choice_rounds(&work, &t->context->transport->costs), 1 << (plan - COMMFUSE)});
+    if (plan == DIRECT) return direct == rounds && work.operation != CF_ALLTOALL ? -1 : find_choice(o, (cf_choice){direct, 1});
+    return find_choice(o, (cf_choice){rounds, 1 << (plan - COMMFUSE)});
 }
 
 // A plan that some operation cannot run, or that equals one before it, is not compared.

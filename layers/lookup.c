@@ -2,6 +2,7 @@
 #include "lookup.h"
 #include "../commfuse/base/die.h"
 #include "embedding.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,29 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
     l->length = l->number + l->part;
 }
 
+// Rows are more bytes, and their lists take time. In exchange nothing waits for the table's transfers, as far as the layers hide
+// them: beside the products' time, in which on CPUs the layers' own transfers come first; on GPUs these have a layer's other kernels.
+// Many tokens name a large part of an owner's rows: an eighth with as many tokens as it has rows, a third with eight times as many
+// (counted in tiny Shakespeare). The ranks of a host each fetch theirs from other hosts, where a collective fetches each row once.
+static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
+    const cf_transport *t = l->context->transport;
+    const double lists = 0.02; // of a step's products
+    const int places = l->owners->hierarchy ? l->owners->size / l->owners->hosts : 1;
+    const param_bucket *table = &l->p->bucket[l->p->table];
+    if (!t || (!t->costs.spare && t->local_size == t->size)) return false; // no core is left to move bytes meanwhile
+    const double products_s = 6 * (double)tokens / t->costs.flops_per_s;   // of an element; its transfers:
+    const double bytes = (double)((rounded ? sizeof(real) : sizeof(accum)) + sizeof(real));
+    const double transfers_s = bytes / places / cf_bytes_per_s(&t->costs, l->owners);
+    double layers_s = 0, left_s = 0;
+    for (const param_bucket *b = l->p->bucket; b < table; b++) {
+        layers_s += products_s * (double)b->count;
+        left_s += products_s * (double)b->count - (t->costs.serial ? 0 : transfers_s * (double)(b->count - b->shard));
+    }
+    const double table_s = transfers_s * (double)(table->count - table->shard);
+    const double named = fmin(1, 0.125 * sqrt((double)tokens / (double)l->owned)); // share of the rows
+    return fmin(table_s, left_s) > named * places * table_s + lists * (layers_s + products_s * (double)table->count);
+}
+
 void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B,
                    const overlap *o) {
     int64_t shard = Ts * B * p->shape.C, tokens = split->size * Ts * B;
@@ -42,18 +66,8 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->rows_most = smaller(tokens, l->owned);
     l->forward = create(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = create(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    // Rows travel in addition to the table, whose transfer the layers then hide. Where nothing can be hidden, since no core of
-    // the only host is left to move bytes, they are only more bytes. Many tokens name a large part of an owner's rows, which
-    // nothing hides either: roughly an eighth with as many tokens as it has rows, a third with eight times as many (counted in
-    // tiny Shakespeare). And several ranks of a host would all fetch theirs from other hosts, where a collective fetches each
-    // row once.
-    const cf_transport *t = context->transport;
-    const bool hides = t && (t->costs.spare || t->local_size < t->size);
-    const int places = l->owners->hierarchy ? l->owners->size / l->owners->hosts : 1;
-    const bool few = places * tokens <= (l->owners->hierarchy ? 4 : 8) * l->owned;
-    // Nor does anything hide them between hosts whose links are busy all the time.
-    const bool idle = !t || l->owners->hosts == 1 || !t->room;
-    l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? hides && few && idle : o->embedding == EMBEDDING_ROWS);
+    l->by_rows = l->owners->size > 1 &&
+                 (o->embedding == EMBEDDING_AUTO ? rows_pay(l, tokens, o->round_gradients) : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }
 
