@@ -127,15 +127,19 @@ const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
     return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : c->rounds ? c->rounds : "ring"), w->operation, w->side);
 }
 
-static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
-    const bool alone = w->side == CF_NO_COMPUTE;
-    // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
+// Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
+static bool suits_collective(const cf_work *w, const cf_costs *c) {
     const double rate = w->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
-    const bool collective = alone && w->native && c->serial && (is_levelled(w) || rate > SLOW_LINK);
+    return w->side == CF_NO_COMPUTE && w->native && c->serial && (is_levelled(w) || rate > SLOW_LINK);
+}
+
+static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
+    const bool alone = w->side == CF_NO_COMPUTE, collective = suits_collective(w, c);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
     if (a->levels && !is_levelled(w)) return false;
     if (!a->native)
-        return !collective && (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
+        return (!collective || a->levels) &&
+               (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
     return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
 }
@@ -162,10 +166,12 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     cf_choice list[CF_CHOICES], best = {cf_choice_rounds(w, c), 1};
     if (w->ranks == 1) return best;
     int count = cf_choices(w, c, list, CF_CHOICES - 1);
+    const bool collective = suits_collective(w, c); // the last ones; levels only where few hosts make their bytes much fewer
     double best_ms = INFINITY;
     for (int i = 0; i < count; i++) {
-        double ms = cf_choice_ms(list[i], w, c);
-        if (ms < WORTH * best_ms) best = list[i], best_ms = ms;
+        const cf_choice next = list[collective ? count - 1 - i : i];
+        const double ms = cf_choice_ms(next, w, c);
+        if (ms < WORTH * best_ms) best = next, best_ms = ms;
     }
     return best;
 }
