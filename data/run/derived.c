@@ -123,6 +123,10 @@ void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_cont
     cf_device_threads((int)opt->threads);
     const bool elsewhere = t->size < mesh->world_group.size && opt->threads > 1;
     cf_context_start(context, t, (int)opt->threads - elsewhere);
+    if (opt->network_gbit > 0) {
+        t->costs.network_bytes_per_s = opt->network_gbit * 1e9 / 8;
+        t->costs.shared_bytes_per_s = t->costs.network_bytes_per_s / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size);
+    }
 }
 
 double derived_learning_rate(const options *opt, int64_t step) {

@@ -34,6 +34,8 @@ CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
 CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves bytes between ranks")
 INT(ranks_per_host, "ranks-per-host", "0", 0, 65536,
     "neighbouring ranks that schedules of two levels take for one host; 0: those of each host, of a prediction's machine, or all")
+REAL(network_gbit, "network-gbit", "0", 0, 1e6,
+    "rate of a host's network, all its cards together, that auto reckons with; 0: 10, with GPUs 370 for each; a prediction's machine's")
 TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
     "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
 CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",

@@ -39,10 +39,10 @@ enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
                             "[--json]; train_gpt --help lists the names, under --overlap";
 static const char *const applies[] = {
-    "model",          "layers",      "channels",  "heads",        "seq",   "vocab", "tp",        "dp",       "strategy",
-    "transport",      "micro-batch", "lr",        "weight-decay", "beta1", "beta2", "eps",       "clip",     "seed",
-    "threads",        "peak-tflops", "recompute", "timeout",      "plan",  "out",   "gradients", "prefetch", "embedding",
-    "ranks-per-host", "reduce-dtype"};
+    "model",          "layers",       "channels",    "heads",        "seq",   "vocab", "tp",        "dp",       "strategy",
+    "transport",      "micro-batch",  "lr",          "weight-decay", "beta1", "beta2", "eps",       "clip",     "seed",
+    "threads",        "peak-tflops",  "recompute",   "timeout",      "plan",  "out",   "gradients", "prefetch", "embedding",
+    "ranks-per-host", "network-gbit", "reduce-dtype"};
 static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks

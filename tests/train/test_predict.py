@@ -115,6 +115,16 @@ class Predict(harness.Case):
                 native = self.assertGreater if ranks == 8 and copied else self.assertLess
                 native(ratio, 0.5, found)
 
+    def test_auto_reckons_with_the_network_that_is_given(self):
+        """Between few hosts with slow cards gradients take two levels, unless it is told that the cards are fast."""
+        machine = described("h100x8")
+        machine["links"][1].update(gb_per_s=3.1, block_gb_per_s=3.1)
+        shape = dict(layers=4, channels=1600, heads=16, tp=2, dp=8)
+        slow, told, fast = (self.predicted(self.written(machine), network_gbit=gbit, **shape)["auto"]["step"]
+                            for gbit in (0, 25, 3000))
+        self.assertEqual(slow, told)
+        self.assertLess(slow, 0.8 * fast)
+
     def test_a_plan_is_predicted(self):
         """That of the dry run, with every operation blocking: all replicas' ranks read it, and the step takes longer."""
         shape = dict(FEW, vocab=512, tp=2, dp=2, threads=1)

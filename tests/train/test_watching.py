@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 
-OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host transport overlap gradients
+OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host network-gbit transport overlap gradients
     prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype reduce-dtype
     val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every force export
     export-step threads peak-tflops timeout dry-run predict predict-ranks predict-all help""".split()
