@@ -35,7 +35,6 @@ typedef struct trainer {
     overlap how;
     gpt model;
     gpt_step step;
-    hellaswag *questions;
     vocabulary *words;
     model_file *start;
     int32_t *text; // a sample: the prompt, then the generated tokens
@@ -114,7 +113,7 @@ static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32
     const int64_t B = t->opt.micro_batch, first = t->context.step * t->opt.batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
     tokens *data = t->report.train;
     for (int64_t b = 0; data && b < B; b++) // a prediction has no tokens
-        tokens_load(data, tokens_shuffled(data, (uint64_t)t->opt.seed, first + b), b, B, inputs, targets, NULL, NULL);
+        tokens_load(data, tokens_shuffled(data, (uint64_t)t->opt.seed, first + b), b, B, inputs, targets);
 }
 
 static void train_step(trainer *t) {
@@ -137,16 +136,8 @@ static void train_step(trainer *t) {
 static void validate(trainer *t, int64_t step) {
     const options *opt = &t->opt;
     const int64_t all = derived_val_sequences(opt, t->report.val->samples);
-    double *losses = gpt_evaluate(&t->model, tokens_load, t->report.val, all, opt->seq, opt->micro_batch);
-    report_validation(&t->report, step, losses, all);
-    free(losses);
-}
-
-static void evaluate_hellaswag(trainer *t, int64_t step) {
-    hellaswag *h = t->questions;
-    double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * h->count, h->longest, t->opt.micro_batch);
-    report_hellaswag(&t->report, step, hellaswag_correct(h, losses), h->count);
-    free(losses);
+    const double loss = gpt_evaluate(&t->model, tokens_load, t->report.val, all, opt->micro_batch);
+    report_validation(&t->report, step, loss, all);
 }
 
 // Every replica generates the same text, because the others would only wait for the first.
@@ -196,7 +187,6 @@ static void evaluate_if_due(trainer *t, int64_t step) {
     const bool last = step == opt->steps;
     if (step == t->report.first && step > 0 && t->report.evaluated) return;
     if (t->report.val && opt->val_every > 0 && (derived_due(opt->val_every, step) || last)) validate(t, step);
-    if (derived_hellaswag_due(opt, step, last)) evaluate_hellaswag(t, step);
     if (derived_sample_due(opt, step, last)) sample(t, step);
 }
 
@@ -246,9 +236,8 @@ static int train_model(trainer *t) {
     run_report *r = &t->report;
     allow_long_waits(t, true);
     if (t->transport->rank == 0) startup_open_output(opt);
-    if (*opt->hellaswag) t->questions = hellaswag_open(opt->hellaswag, opt->seq, r->V);
     t->text = startup_prompt(opt, t->words, r->V, &t->prompt_tokens);
-    startup_compare_data(opt, t->transport, r->train, r->val, r->V, t->start, t->questions, t->text, t->prompt_tokens);
+    startup_compare_data(opt, t->transport, r->train, r->val, r->V, t->start, t->text, t->prompt_tokens);
     load_state(t);
     report_meet(r); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
@@ -283,7 +272,6 @@ static void close_trainer(trainer *t) {
     state_free(&t->copy);
     model_file_close(t->start);
     vocabulary_close(t->words);
-    hellaswag_close(t->questions);
     free(t->text);
     allow_long_waits(t, true); // rank 0 may take longer, with a log or a timeline
     t->transport->close(t->transport);

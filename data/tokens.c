@@ -185,10 +185,8 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     return (int64_t)x;
 }
 
-void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first_,
-                 int64_t *end_) {
+void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
     tokens *t = data;
-    (void)first_, (void)end_;
     int file = 0; // the last file whose first sample is at or before `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;

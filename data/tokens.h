@@ -40,8 +40,6 @@ void tokens_check(tokens *t, int64_t vocab);
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
-// Copies a sample into column b of inputs and targets (T, B): element t·B + b, in the form in which layers/ asks for sequences; all
-// tokens count, so first and end may be NULL. Dies if a token is beyond the vocabulary of tokens_check(), naming file, position and
+// Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is beyond the vocabulary of tokens_check(), naming file, position and
 // value, or if the file has become shorter.
-void tokens_load(void *tokens, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
-                 int64_t *end);
+void tokens_load(void *tokens, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);

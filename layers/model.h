@@ -103,15 +103,13 @@ int64_t gpt_pass_tokens(const gpt *g, int64_t length);
 
 // --- uses of a model ---
 
-// Losses of given sequences, without training: validation, HellaSwag (evaluate.c).
-// Writes sequence `number` into column b of inputs and targets (T, B), which are zero. The losses of its tokens [*first, *end)
-// count: [0, length), unless load changes it.
-typedef void evaluate_load(void *argument, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
-                           int64_t *end);
+// The loss of given sequences, without training: validation (evaluate.c).
+// Writes sequence `number` into column b of inputs and targets (T, B).
+typedef void evaluate_load(void *argument, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
 
-// Collective over all ranks. Returns the sum of the losses of each of sequences 0 … count − 1, the same on every rank; the caller
-// frees it. Sequences have at most `length` tokens. A replica evaluates at most B at a time.
-double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B);
+// Collective over all ranks. Returns the mean loss of sequences 0 … count − 1, the same on every rank. A replica evaluates at most
+// B at a time.
+double gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t B);
 
 // Text (generate.c).
 typedef struct sampling {

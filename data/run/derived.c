@@ -66,8 +66,6 @@ void derived_check(options *opt) {
     if (*opt->export_to && (opt->dry_run || *opt->init_from))
         cf_die_together("leave out one of them", "--export writes the model of --out DIR; --%s contradicts it",
                         opt->dry_run ? "dry-run" : "init-from");
-    if (opt->hellaswag_every > 0 && !*opt->hellaswag)
-        cf_die_together("name a file with --hellaswag FILE", "--hellaswag-every needs --hellaswag");
     if (opt->export_step > 0 && !*opt->export_to) cf_die_together("name a file with --export FILE", "--export-step needs --export");
     int from = 0, to = 0;
     sscanf(opt->trace_steps, "%d:%d", &from, &to); // the parser has checked the form
@@ -155,12 +153,7 @@ bool derived_sample_due(const options *opt, int64_t step, bool last) {
     return last ? opt->sample_every > 0 || *opt->prompt : step > 0 && derived_due(opt->sample_every, step);
 }
 
-bool derived_hellaswag_due(const options *opt, int64_t step, bool last) {
-    return *opt->hellaswag && (last || (step > 0 && derived_due(opt->hellaswag_every, step)));
-}
-
 bool derived_pause_due(const options *opt, int64_t step) {
     return derived_due(opt->val_every, step + 1) || derived_due(opt->sample_every, step + 1) ||
-           derived_due(opt->save_every, step + 1) || derived_hellaswag_due(opt, step + 1, step + 1 == opt->steps) ||
-           step + 1 == opt->steps;
+           derived_due(opt->save_every, step + 1) || step + 1 == opt->steps;
 }

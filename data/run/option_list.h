@@ -83,8 +83,6 @@ INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample, after th
 TEXT(prompt, "prompt", "", "TEXT|@FILE", "how samples begin: a text, or all bytes of a file")
 REAL(temperature, "temperature", "1.0", 0, 1000, "divides the logits of samples; 0: always the most likely token")
 INT(top_k, "top-k", "0", 0, 65536, "sample among the K most likely tokens only; 0: among all")
-TEXT(hellaswag, "hellaswag", "", "FILE", "HellaSwag's questions (llm.c format), answered at the end")
-INT(hellaswag_every, "hellaswag-every", "0", 0, 1e9, "steps between evaluations; 0: only at the end")
 TEXT(log, "log", "", "FILE", "log, one JSON object a line")
 TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev")
 TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B")

@@ -264,20 +264,10 @@ void report_end_step(run_report *r) {
 
 // --- between steps ---
 
-void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences) {
+void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
     const double ms = lap(r);
-    double loss = 0;
-    for (int64_t i = 0; i < sequences; i++) loss += losses[i];
-    loss /= (double)(sequences * r->opt->seq);
     LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
     report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
-}
-
-void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
-    const double ms = lap(r), accuracy = (double)correct / (double)examples;
-    LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
-             FIELD("examples", examples));
-    report_line(r, "step %5ld  HellaSwag %.4f  %ld of %ld\n", step, accuracy, correct, examples);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {

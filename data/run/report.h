@@ -59,8 +59,7 @@ void report_end_step(run_report *r);
 bool report_trace_due(const run_report *r, int64_t step); // tracing begins or ends with this step
 void report_meet(run_report *r);                          // waits until every rank is here and its device is idle
 
-void report_validation(run_report *r, int64_t step, const double *losses, int64_t sequences); // sums over their tokens
-void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples);
+void report_validation(run_report *r, int64_t step, double loss, int64_t sequences);
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
 void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // prints on rank 0
 // stopped: a signal ended the run before its last step. Dies together unless the state was saved. Returns the exit status of the

@@ -92,7 +92,7 @@ static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
 }
 
 void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
-    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|";
+    static const char of_a_host[] = "|threads|train|val|init-from|log|";
     cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
     manifest_add(program, "version of this program", "%s", version);
     compare(transport, program, "copy one program to every host, or build it there from the same sources");
@@ -108,7 +108,7 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
 }
 
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
+                          const model_file *start, const int32_t *prompt, int64_t prompt_tokens) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
     problem why;
     int64_t bytes;
@@ -120,7 +120,6 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
     manifest_add(data, "hash of --init-from", "%lu", model);
-    manifest_add(data, "hash of --hellaswag", "%lu", questions ? questions->hash : 0);
     manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
     compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.

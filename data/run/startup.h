@@ -3,7 +3,6 @@
 #pragma once
 #include "../../commfuse/transport.h"
 #include "../checkpoint.h"
-#include "../hellaswag.h"
 #include "../model_file.h"
 #include "options.h"
 #include "../tokens.h"
@@ -35,7 +34,7 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
 // Collective, after rank 0 has called startup_open_output(). Dies unless all ranks have the same data and the same --out: each rank
 // opens the files of its host, and training with different data would silently give a useless model.
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                          const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens);
+                          const model_file *start, const int32_t *prompt, int64_t prompt_tokens);
 
 // --- checkpoints ---
 

@@ -98,7 +98,7 @@ static void test_several_files(void **state) {
         for (int b = 0; b < B; b++) {
             int32_t inputs[T * B], targets[T * B];
             for (int i = 0; i < T * B; i++) inputs[i] = targets[i] = -7;
-            tokens_load(t, sample, b, B, inputs, targets, NULL, NULL);
+            tokens_load(t, sample, b, B, inputs, targets);
             for (int i = 0; i < T * B; i++) {
                 assert_int_equal(inputs[i], i % B == b ? start[sample] + i / B : -7);
                 assert_int_equal(targets[i], i % B == b ? start[sample] + i / B + 1 : -7);
@@ -114,17 +114,17 @@ static void test_vocabulary(void **state) {
     empty_scratch();
     tokens *t = tokens_open(write_good("a", 13, 100), T);
     int32_t inputs[T], targets[T];
-    t->vocab = 109, tokens_load(t, 1, 0, 1, inputs, targets, NULL, NULL); // 104 … 108
+    t->vocab = 109, tokens_load(t, 1, 0, 1, inputs, targets); // 104 … 108
     assert_int_equal(targets[T - 1], 108);
-    ASSERT_DIES((t->vocab = 108, tokens_load(t, 1, 0, 1, inputs, targets, NULL, NULL)), "/a:", "token 8 is 108",
-                "vocabulary has 108", "--vocab");
+    ASSERT_DIES((t->vocab = 108, tokens_load(t, 1, 0, 1, inputs, targets)), "/a:", "token 8 is 108", "vocabulary has 108",
+                "--vocab");
     tokens_close(t);
     t = tokens_open(write_good("a", 5, 65534), T); // all of 16 bits, unsigned: 65534, 65535, 0, 1, 2
-    tokens_load(t, 0, 0, 1, inputs, targets, NULL, NULL);
+    tokens_load(t, 0, 0, 1, inputs, targets);
     assert_int_equal(inputs[1], 65535);
     assert_int_equal(targets[0], 65535);
     assert_int_equal(inputs[2], 0);
-    ASSERT_DIES((t->vocab = 65535, tokens_load(t, 0, 0, 1, inputs, targets, NULL, NULL)), "token 1 is 65535");
+    ASSERT_DIES((t->vocab = 65535, tokens_load(t, 0, 0, 1, inputs, targets)), "token 1 is 65535");
     tokens_close(t);
 }
 
@@ -147,7 +147,7 @@ static void test_tokens_beyond_are_found_at_start(void **state) {
 static int first_token(const char *pattern) {
     int32_t inputs[4], targets[4];
     tokens *t = tokens_open(scratch_path(pattern), 4);
-    tokens_load(t, 0, 0, 1, inputs, targets, NULL, NULL);
+    tokens_load(t, 0, 0, 1, inputs, targets);
     assert_int_equal(t->files, 1);
     char *first = tokens_first_file(scratch_path(pattern));
     assert_memory_equal(first, scratch, strlen(scratch));
@@ -198,13 +198,13 @@ static void test_many_files(void **state) {
     for (int i = 0; i < 3 * FILES; i++) {
         int32_t inputs[T], targets[T];
         int sample = (int)tokens_shuffled(t, 1, i);
-        tokens_load(t, sample, 0, 1, inputs, targets, NULL, NULL);
+        tokens_load(t, sample, 0, 1, inputs, targets);
         assert_int_equal(inputs[0], 100 * (sample / 2) + T * (sample % 2));
     }
     // A file that is replaced meanwhile is read as it was.
     int32_t column[T];
     rename(scratch_path("000"), scratch_path("001"));
-    tokens_load(t, 2, 0, 1, column, column, NULL, NULL);
+    tokens_load(t, 2, 0, 1, column, column);
     assert_int_equal(column[0], 101);
     tokens_close(t);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -218,9 +218,9 @@ static void test_a_file_becomes_shorter(void **state) {
     char *path = write_good("a", 100000, 0);
     tokens *t = tokens_open(path, T);
     assert_int_equal(truncate(path, HEADER * 4 + 50000 * 2), 0);
-    tokens_load(t, 12000, 0, 1, column, column, NULL, NULL);
-    ASSERT_DIES(tokens_load(t, 20000, 0, 1, column, column, NULL, NULL), "/a cannot be read at byte 161024", "has become shorter");
-    ASSERT_DIES(tokens_load(t, 12499, 0, 1, column, column, NULL, NULL), "/a cannot be read at byte 101024");
+    tokens_load(t, 12000, 0, 1, column, column);
+    ASSERT_DIES(tokens_load(t, 20000, 0, 1, column, column), "/a cannot be read at byte 161024", "has become shorter");
+    ASSERT_DIES(tokens_load(t, 12499, 0, 1, column, column), "/a cannot be read at byte 101024");
     tokens_close(t);
 }
 

@@ -21,7 +21,7 @@ static void use(const char *pattern, int64_t T) {
     for (int64_t i = 0; i < SAMPLES; i++) {
         int64_t sample = tokens_shuffled(t, 1, i);
         FUZZ_CHECK(sample >= 0 && sample < samples);
-        t->vocab = 60000, tokens_load(t, sample, i % 2, 2, inputs, targets, NULL, NULL);
+        t->vocab = 60000, tokens_load(t, sample, i % 2, 2, inputs, targets);
         for (int64_t j = 0; j < T; j++) FUZZ_CHECK(inputs[2 * j + i % 2] >= 0 && inputs[2 * j + i % 2] < 60000);
         for (int64_t j = 1; j < T; j++) FUZZ_CHECK(inputs[2 * j + i % 2] == targets[2 * (j - 1) + i % 2]);
     }

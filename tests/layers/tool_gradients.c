@@ -56,8 +56,7 @@ int main(int argc, char **argv) {
 
     int32_t *inputs = model.host_inputs, *targets = model.host_targets;
     tokens *data = tokens_open(argv[2], T);
-    for (int64_t b = 0; b < B; b++)
-        data->vocab = f.V, tokens_load(data, mesh.dp_group.rank * B + b, b, B, inputs, targets, NULL, NULL);
+    for (int64_t b = 0; b < B; b++) data->vocab = f.V, tokens_load(data, mesh.dp_group.rank * B + b, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
     double loss = 0;
     gpt_begin_forward(&model, inputs, targets, T, B);

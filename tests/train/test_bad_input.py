@@ -129,7 +129,7 @@ class Tokens(BadInput):
         self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
         os.mkfifo(os.path.join(folder, "tokenizer.bin"))
         self.fails_once("tokenizer.bin", "not a regular file", train=os.path.join(folder, "train_*.bin"))
-        for name in ("log", "trace", "plan", "hellaswag", "predict"):
+        for name in ("log", "trace", "plan", "predict"):
             with self.subTest(name):
                 os.mkfifo(os.path.join(folder, name))
                 self.fails(f"{folder}/{name}", **{name: os.path.join(folder, name)})

@@ -1,4 +1,4 @@
-"""What a trained model is asked: samples that go on with a prompt, and HellaSwag."""
+"""Samples of a trained model go on with a prompt."""
 # limit: 180
 import os
 import struct
@@ -106,65 +106,6 @@ class Prompt(harness.Case):
         result = harness.run(self.arguments(train=None, steps=0, tp=2, prompt="@prompt"), 2, wrapper=(
             "sh", "-c", f'cd {folder}/"{harness.launcher.RANK}" && exec "$0" "$@"'))
         self.assertFails(result, "rank 1", "--prompt", "same file")
-
-
-class HellaSwag(harness.Case):
-    def made_up(self, count=23, seed=3):
-        """Examples in llm.c's file, and numpy's answers: by the mean loss of an ending's tokens, and by their sum."""
-        draw = np.random.default_rng(seed)
-        rows, by_mean, by_sum, examples = [], [], [], []
-        for _ in range(count):
-            context = list(draw.integers(0, self.shape.V, draw.integers(1, 15)))
-            endings = [list(draw.integers(0, self.shape.V, draw.integers(1, 22))) for _ in range(4)]
-            losses = []
-            for ending in endings:
-                tokens = [*context, *ending]
-                found = logits(self.shape, self.parameters, tokens[:-1])
-                losses.append(-found[np.arange(len(context) - 1, len(tokens) - 1), ending].sum())
-            means = np.array(losses) / [len(ending) for ending in endings]
-            self.assertGreater(np.diff(np.sort(means))[0], 1e-4, "fp32 may answer otherwise")
-            by_mean.append(int(means.argmin()))
-            by_sum.append(int(np.argmin(losses)))
-            examples.append((context, endings))
-        right = [(answer + (i % 3 == 0)) % 4 for i, answer in enumerate(by_mean)]
-        for i, (context, endings) in enumerate(examples):
-            row = [65535, 0, i, right[i], 4, len(context), *context]
-            for ending in endings:
-                row += [len(ending), *ending]
-            row[1] = 2 * len(row)
-            rows.append(np.array(row, dtype="<u2").tobytes())
-        path = self.fresh("hellaswag.bin")
-        with open(path, "wb") as file:
-            file.write(reference.header(20240522, 1, count, max(map(len, rows))) + b"".join(rows))
-        self.assertNotEqual(by_mean, by_sum)
-        return path, [np.mean(np.array(answers) == right) for answers in (by_mean, by_sum)]
-
-    def test_accuracy_is_numpys_on_every_mesh(self):
-        path, (expected, by_sum) = self.made_up()
-        self.assertNotEqual(expected, by_sum)
-        meshes = *MESHES, (1, dict(micro_batch=3, batch=3)), (4, dict(tp=2, dp=2, micro_batch=5, batch=10))
-        for ranks, mesh in meshes:
-            with self.subTest(**mesh):
-                log, result = self.train(ranks, train=None, steps=0, hellaswag=path, **mesh)
-                (event,) = harness.events(log, "hellaswag")
-                self.assertEqual((event["step"], event["examples"]), (0, 23))
-                self.assertEqual(event["accuracy_norm"], expected)
-                self.assertEqual(event["correct"], round(23 * expected))
-                self.assertIn(f"HellaSwag {expected:.4f}  {event['correct']} of 23", result.out)
-
-    def test_every_so_many_steps(self):
-        path, _ = self.made_up()
-        plain, _ = self.train(2, dp=2, micro_batch=4, steps=5, lr=1e-3)
-        log, _ = self.train(2, dp=2, micro_batch=4, steps=5, lr=1e-3, hellaswag=path, hellaswag_every=2)
-        self.assertEqual([event["step"] for event in harness.events(log, "hellaswag")], [2, 4, 5])
-        losses, others = ([step["loss"] for step in harness.events(entries, "step")] for entries in (log, plain))
-        self.assertEqual(losses, others)
-
-    def test_what_is_no_file_of_it(self):
-        path, _ = self.made_up()
-        self.assertFails(harness.run(self.arguments(hellaswag=self.tokens)), "--hellaswag", "20240522", "dev/data/hellaswag.py")
-        self.assertFails(harness.run(self.arguments(hellaswag=path, seq=20)), "--seq 20", "raise --seq")
-        self.assertFails(harness.run(self.arguments(hellaswag_every=3)), "--hellaswag-every", "needs --hellaswag")
 
 
 if __name__ == "__main__":
