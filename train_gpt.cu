@@ -37,8 +37,6 @@ typedef struct trainer {
     gpt_step step;
     vocabulary *words;
     model_file *start;
-    int32_t *text; // a sample: the prompt, then the generated tokens
-    int64_t prompt_tokens;
     rank_state copy;    // of this rank's state, while it is being saved
     char run[RUN_NAME]; // only rank 0's is used
     run_report report;
@@ -144,10 +142,10 @@ static void validate(trainer *t, int64_t step) {
 static void sample(trainer *t, int64_t step) {
     const options *opt = &t->opt;
     const sampling how = {opt->temperature, opt->top_k, (uint64_t)opt->seed, SAMPLE_STREAM + (uint64_t)step};
-    if (opt->seq < 2) return;
-    gpt_generate(&t->model, how, t->text, t->prompt_tokens, opt->sample_tokens, opt->seq);
-    const int64_t hidden = *opt->prompt ? 0 : t->prompt_tokens;
-    report_sample(&t->report, step, t->text + hidden, t->prompt_tokens + opt->sample_tokens - hidden);
+    int32_t *text = (int32_t *)cf_host_alloc(opt->sample_tokens, sizeof *text, "a sample");
+    gpt_generate(&t->model, how, vocabulary_first(t->words, t->report.V), text, opt->sample_tokens);
+    report_sample(&t->report, step, text, opt->sample_tokens);
+    free(text);
 }
 
 // The first replica sends its weights to rank 0, which writes them; all other ranks wait.
@@ -187,7 +185,7 @@ static void evaluate_if_due(trainer *t, int64_t step) {
     const bool last = step == opt->steps;
     if (step == t->report.first && step > 0 && t->report.evaluated) return;
     if (t->report.val && opt->val_every > 0 && (derived_due(opt->val_every, step) || last)) validate(t, step);
-    if (derived_sample_due(opt, step, last)) sample(t, step);
+    if (opt->sample_every > 0 && (last || (step > 0 && derived_due(opt->sample_every, step)))) sample(t, step);
 }
 
 static int end(trainer *t, int64_t step, bool stopped, bool saved) {
@@ -236,8 +234,7 @@ static int train_model(trainer *t) {
     run_report *r = &t->report;
     allow_long_waits(t, true);
     if (t->transport->rank == 0) startup_open_output(opt);
-    t->text = startup_prompt(opt, t->words, r->V, &t->prompt_tokens);
-    startup_compare_data(opt, t->transport, r->train, r->val, r->V, t->start, t->text, t->prompt_tokens);
+    startup_compare_data(opt, t->transport, r->train, r->val, t->words, r->V, t->start);
     load_state(t);
     report_meet(r); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
@@ -272,7 +269,6 @@ static void close_trainer(trainer *t) {
     state_free(&t->copy);
     model_file_close(t->start);
     vocabulary_close(t->words);
-    free(t->text);
     allow_long_waits(t, true); // rank 0 may take longer, with a log or a timeline
     t->transport->close(t->transport);
 }

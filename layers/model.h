@@ -118,10 +118,9 @@ typedef struct sampling {
     uint64_t seed, stream;
 } sampling;
 
-// Collective over a replica: tokens (given + count) begins with 1 <= given <= T tokens and gets `count` more. Random numbers
-// are a function of (seed, stream) alone, so every rank draws the same. When the window of T tokens is full, its older half is
-// dropped.
-void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T);
+// Collective over a replica: the tokens (count) that follow `first`. Random numbers are a function of (seed, stream) alone, so every
+// rank draws the same. When the window of T tokens is full, its older half is dropped.
+void gpt_generate(gpt *g, sampling how, int32_t first, int32_t *tokens, int64_t count);
 
 // The whole model in the order of llm.c's files: every rank of the replica calls this, and `append` of its first rank gets the
 // elements.

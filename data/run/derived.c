@@ -149,10 +149,6 @@ int64_t derived_val_sequences(const options *opt, int64_t samples) {
     return asked < samples ? asked : samples;
 }
 
-bool derived_sample_due(const options *opt, int64_t step, bool last) {
-    return last ? opt->sample_every > 0 || *opt->prompt : step > 0 && derived_due(opt->sample_every, step);
-}
-
 bool derived_pause_due(const options *opt, int64_t step) {
     return derived_due(opt->val_every, step + 1) || derived_due(opt->sample_every, step + 1) ||
            derived_due(opt->save_every, step + 1) || step + 1 == opt->steps;

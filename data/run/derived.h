@@ -19,7 +19,5 @@ void derived_context(options *opt, cf_transport *transport, const cf_mesh *mesh,
 double derived_learning_rate(const options *opt, int64_t step);
 bool derived_due(int64_t every, int64_t step);                      // 0: never
 int64_t derived_val_sequences(const options *opt, int64_t samples); // of a validation
-// Whether a sample is due before this step, or after the last step (last).
-bool derived_sample_due(const options *opt, int64_t step, bool last);
 // Whether a validation, a sample, a save or the end of the run comes before the next step.
 bool derived_pause_due(const options *opt, int64_t step);

@@ -33,39 +33,6 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
     return data;
 }
 
-int32_t *startup_prompt(const options *opt, const vocabulary *v, int64_t V, int64_t *count) {
-    problem why;
-    const bool file = *opt->prompt == '@';
-    int64_t bytes = *opt->prompt ? (int64_t)strlen(opt->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);
-    char *text = file ? input_read_all("--prompt", opt->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(opt->prompt);
-    if (!text && file) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
-    if (!text) cf_die(NULL, "out of memory for the prompt");
-    if (bytes > PROMPT_MAX_BYTES)
-        cf_die_together("give a shorter one", "--prompt has %ld bytes, more than the %d that it may have", bytes, PROMPT_MAX_BYTES);
-    int32_t *found = cf_host_alloc(bytes + opt->sample_tokens, sizeof *found, "a sample");
-    if (!*opt->prompt) {
-        *count = 1;
-        found[0] = end_of >= 0 && end_of < V ? (int32_t)end_of : V > '\n' ? '\n' : 0;
-        free(text);
-        return found;
-    }
-    if (!v && V > vocabulary_size(NULL))
-        cf_die_together("data/prepare.py --encoding gpt2 writes one beside the tokens; name them with --train or --val",
-                        "--prompt: there is no tokenizer.bin for the model's %ld words beside --train, --val or --init-from", V);
-    while (v && at < bytes && cf_utf8_bytes(text + at)) at += cf_utf8_bytes(text + at);
-    if (v && at < bytes)
-        cf_die_together("convert it with iconv", "--prompt is not UTF-8: byte %ld is 0x%02x", at, (unsigned char)text[at]);
-    *count = vocabulary_encode(v, text, bytes, found);
-    free(text);
-    if (*count < 1 || *count > opt->seq)
-        cf_die_together("give another one, or raise --seq", "--prompt has %ld tokens; allowed is 1 to --seq %ld", *count, opt->seq);
-    for (int64_t i = 0; i < *count; i++)
-        if (found[i] >= V)
-            cf_die_together("give another one, or the model's tokenizer.bin",
-                            "--prompt: its token %ld is %d, but the model has %ld words", i, found[i], V);
-    return found;
-}
-
 // --- what ranks must have in common ------------------------------------------------------------------------
 
 // Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
@@ -107,8 +74,8 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
     compare(transport, all, "start every rank with the same options; some launchers take them per host");
 }
 
-void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                          const model_file *start, const int32_t *prompt, int64_t prompt_tokens) {
+void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val,
+                          const vocabulary *words, int64_t V, const model_file *start) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
     problem why;
     int64_t bytes;
@@ -120,7 +87,7 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
     manifest_add(data, "hash of --init-from", "%lu", model);
-    manifest_add(data, "hash of --prompt", "%lu", prompt ? XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0);
+    manifest_add(data, "token before a sample", "%d", vocabulary_first(words, V));
     compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
     const uint64_t mark = *opt->out ? checkpoint_mark(opt->out) : 0;

@@ -12,11 +12,6 @@ vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, toke
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
-// The *count tokens of --prompt, in an array with room for opt->sample_tokens more, which the caller frees. Without --prompt one
-// token: end of text, or else a line feed. Dies together if the prompt is not text, is longer than --seq, or has tokens beyond V.
-enum { PROMPT_MAX_BYTES = 1 << 16 };
-int32_t *startup_prompt(const options *opt, const vocabulary *v, int64_t V, int64_t *count);
-
 // The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
 // newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if
 // it was not given. For an export it sets the step, and the smallest seq and micro_batch.
@@ -33,8 +28,8 @@ void startup_open_output(const options *opt);
 void startup_compare_options(const options *opt, const char *version, cf_transport *transport);
 // Collective, after rank 0 has called startup_open_output(). Dies unless all ranks have the same data and the same --out: each rank
 // opens the files of its host, and training with different data would silently give a useless model.
-void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                          const model_file *start, const int32_t *prompt, int64_t prompt_tokens);
+void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val,
+                          const vocabulary *words, int64_t V, const model_file *start);
 
 // --- checkpoints ---
 

@@ -30,7 +30,8 @@ static void test_bytes_without_file(void **state) {
     (void)state;
     char text[256];
     assert_int_equal(vocabulary_size(NULL), 256);
-    assert_int_equal(vocabulary_end_of_text(NULL), -1);
+    assert_int_equal(vocabulary_first(NULL, 256), '\n');
+    assert_int_equal(vocabulary_first(NULL, '\n'), 0); // a model without that byte
     for (int token = 0; token < 256; token++) {
         assert_int_equal(vocabulary_bytes(NULL, token, text), 1);
         assert_int_equal((unsigned char)text[0], token);
@@ -46,7 +47,8 @@ static void test_tokens(void **state) {
     char text[256];
     vocabulary *v = vocabulary_open(write_file("v", 20240328, 2, 1234, 7, 1234, 0));
     assert_int_equal(vocabulary_size(v), 1234);
-    assert_int_equal(vocabulary_end_of_text(v), 7);
+    assert_int_equal(vocabulary_first(v, 1234), 7);
+    assert_int_equal(vocabulary_first(v, 7), 0);
     for (int token = 0; token < 1234; token++) {
         char expected[16];
         int length = sprintf(expected, "%d", token);

@@ -217,22 +217,18 @@ class Tokens(BadInput):
             "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
         self.assertFails(result, "rank 1 has another hash of --init-from than rank 0")
 
-    def test_other_prompt_on_another_host(self):
-        folder = self.fresh("prompts")
-        for rank, text in enumerate("ab"):
+    def test_other_end_of_text_on_another_host(self):
+        """Of a vocabulary as large as rank 0's."""
+        folder = self.fresh("vocabularies")
+        words = b"".join(bytes([1, token]) for token in range(self.shape.V))
+        for rank in range(2):
             os.makedirs(f"{folder}/{rank}")
-            with open(f"{folder}/{rank}/prompt.txt", "w", encoding="utf-8") as file:
-                file.write(text)
-        result = harness.run(self.arguments(steps=1, tp=2, prompt="@prompt.txt"), 2, timeout=SOON, wrapper=[
+            shutil.copy(self.model, f"{folder}/{rank}/model.bin")
+            with open(f"{folder}/{rank}/tokenizer.bin", "wb") as file:
+                file.write(reference.header(20240328, 2, self.shape.V, rank) + words)
+        result = harness.run(self.arguments(train=None, init_from="model.bin", steps=0, tp=2), 2, timeout=SOON, wrapper=[
             "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
-        self.assertFails(result, "rank 1 has another hash of --prompt than rank 0")
-
-    def test_a_prompt_that_is_too_long(self):
-        """Its encoding takes a time that grows with the square of its length."""
-        text = "a" * 70000
-        prompt = self.file_of(text.encode())
-        for more in (dict(prompt=text), dict(prompt="@" + prompt)):
-            self.fails("--prompt", "70000 bytes, more than the 65536", **more)
+        self.assertFails(result, "rank 1 has another token before a sample than rank 0: '1', on rank 0 '0'")
 
     def test_validation_missing(self):
         path = self.path("no_such_val.bin")

@@ -20,7 +20,7 @@ import reference
 
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host network-gbit transport overlap gradients
     prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype reduce-dtype
-    val-every val-batches sample-every sample-tokens prompt temperature top-k log trace trace-steps out save-every keep keep-every force export
+    val-every val-batches sample-every sample-tokens temperature top-k log trace trace-steps out save-every keep keep-every force export
     export-step threads peak-tflops timeout dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
@@ -269,7 +269,7 @@ class ControlCharacters(harness.Case):
             self.assertEqual(result.status, 0, str(result))
             self.assertIn("saved " + names["out"][:-len(self.evil)] + "?]0;owned???", result.out)
         self.assertEqual(len(os.listdir(folder)), 3)
-        for name in ("train", "val", "init-from", "log", "plan", "prompt", "predict", "overlap", "export"):
+        for name in ("train", "val", "init-from", "log", "plan", "predict", "overlap", "export"):
             more = {name: os.path.join(folder, "none", self.evil), "out": names["out"]}
             self.assertFails(self.shown(*self.arguments(**{"train": None, "init_from": None, **more})), "error:")
 
