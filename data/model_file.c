@@ -55,11 +55,6 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-static void read_bytes(const model_file *file, int64_t at, void *to, int64_t bytes) {
-    problem why;
-    if (!input_read(&file->in, at, to, bytes, &why)) cf_die(problem_hint(&why, how_to_name), "%s", why.what);
-}
-
 model_file *model_file_open(const char *path) {
     static const header_field magic = {"magic", MAGIC, MAGIC};
     int32_t h[INPUT_HEADER];
@@ -86,9 +81,11 @@ void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int6
     const model_file *file = model;
     // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;
+    const int64_t element = file->first[tensor] + layer * tensor_elements(&file->shape, tensor) + first;
     char *read = (char *)out + count * (4 - size);
-    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * tensor_elements(&file->shape, tensor) + first) * size,
-               read, count * size);
+    problem why;
+    if (!input_read(&file->in, INPUT_HEADER_BYTES + element * size, read, count * size, &why))
+        cf_die(problem_hint(&why, how_to_name), "%s", why.what);
     for (int64_t i = 0; i < count && file->bf16; i++) {
         uint16_t half;
         memcpy(&half, read + 2 * i, sizeof half);

@@ -106,7 +106,7 @@ class GPT2:
 
     def tokens(self, text, part):
         try:
-            return little_endian(self.encoding.encode_ordinary(text))
+            return uint16(self.encoding.encode_ordinary(text))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
@@ -149,11 +149,8 @@ def load_gpt2(bpe_dir):
                              special_tokens={END_OF_TEXT: GPT2_TOKENS - 1})
 
 
-def little_endian(tokens):
-    words = array.array("H", tokens)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()
+def uint16(tokens):
+    return array.array("H", tokens).tobytes()
 
 
 def text_of(line, at, errors):
@@ -389,7 +386,7 @@ def sync_directory(directory):
 
 
 def encoded(parts, encoder):
-    """Tokens of all parts, with a separator between two documents, as bytes of little-endian uint16."""
+    """Tokens of all parts, with a separator between two documents, as bytes of uint16."""
     begun = False
     for part in parts:
         separator = encoder.separator
@@ -398,7 +395,7 @@ def encoded(parts, encoder):
                 if tokens is None:
                     separator = encoder.separator
                 elif tokens:
-                    yield little_endian(separator if begun else [])
+                    yield uint16(separator if begun else [])
                     yield tokens
                     begun, separator = True, []
 

@@ -61,6 +61,13 @@ char *tokens_first_file(const char *pattern) {
     return name;
 }
 
+static void check_token(const tokens *t, const token_file *file, int64_t at, int token) {
+    if (token >= t->vocab)
+        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged",
+                        "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", file->in.path, at, token,
+                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
+}
+
 static const uint16_t *read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
     problem why;
     if (!input_read(&file->in, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
@@ -85,9 +92,8 @@ static void open_file(token_file *file, const char *name) {
         cf_die_together(why.hint, "%s", why.what);
 }
 
-// Continues a hash with a file (whole) or with blocks spread over it; updates the largest token.
-static uint64_t hash_file(tokens *t, int number, bool whole, uint64_t hash) {
-    const token_file *file = &t->file[number];
+// Continues a hash with a file (whole) or with blocks spread over it, and checks these tokens.
+static uint64_t hash_file(const tokens *t, const token_file *file, bool whole, uint64_t hash) {
     const int64_t step = whole ? PIECE : file->count / BLOCKS, length = whole ? PIECE : BLOCK;
     hash = XXH64(&file->count, sizeof file->count, hash);
     for (int64_t at = 0; !whole && at < file->count; at += step)
@@ -95,13 +101,12 @@ static uint64_t hash_file(tokens *t, int number, bool whole, uint64_t hash) {
     for (int64_t at = 0; at < file->count; at += step) {
         const int64_t count = file->count - at < length ? file->count - at : length;
         hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
-        for (int64_t i = 0; i < count; i++)
-            if (t->piece[i] > t->largest) t->largest = t->piece[i], t->largest_in = number, t->largest_at = at + i;
+        for (int64_t i = 0; i < count; i++) check_token(t, file, at + i, t->piece[i]);
     }
     return hash;
 }
 
-tokens *tokens_open(const char *pattern, int64_t T) {
+tokens *tokens_open(const char *pattern, int64_t T, int64_t vocab) {
     glob_t found;
     const int status = find_files(pattern, &found);
     if (status == GLOB_NOMATCH)
@@ -117,8 +122,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
                   .files = (int)found.gl_pathc,
                   .T = T,
                   .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
-                  .vocab = UINT16_MAX + 1,
-                  .largest = -1};
+                  .vocab = vocab};
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
         open_file(&t->file[i], found.gl_pathv[i]);
@@ -134,7 +138,8 @@ tokens *tokens_open(const char *pattern, int64_t T) {
                         "no sample in '%s': one takes %ld tokens (--seq + 1) of one file, and the longest of %d has %ld", pattern,
                         T + 1, t->files, longest);
     uint64_t hash = (uint64_t)t->files;
-    for (int i = 0; i < t->files; i++) hash = hash_file(t, i, t->file[i].count <= WHOLE_FILE || t->count <= WHOLE_SET, hash);
+    for (token_file *f = t->file; f < t->file + t->files; f++)
+        hash = hash_file(t, f, f->count <= WHOLE_FILE || t->count <= WHOLE_SET, hash);
     t->fingerprint = hash >> 11;
     return t;
 }
@@ -145,18 +150,6 @@ void tokens_close(tokens *t) {
     free(t->file);
     free(t->piece);
     free(t);
-}
-
-static void check_token(const tokens *t, int file, int64_t at, int token) {
-    if (token >= t->vocab)
-        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged",
-                        "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", t->file[file].in.path, at, token,
-                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
-}
-
-void tokens_check(tokens *t, int64_t vocab) {
-    t->vocab = vocab;
-    check_token(t, t->largest_in, t->largest_at, t->largest);
 }
 
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
@@ -195,7 +188,7 @@ void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inpu
     const int64_t first = (sample - t->file[file].first) * t->T;
     const uint16_t *from = read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
-        check_token(t, file, first + i, from[i]);
+        check_token(t, &t->file[file], first + i, from[i]);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }

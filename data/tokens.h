@@ -15,31 +15,26 @@ typedef struct token_file {
 typedef struct tokens {
     int64_t T, samples; // in one epoch
     int64_t count;      // tokens in all files
-    int64_t vocab;      // no token is as large; set by tokens_check()
+    int64_t vocab;      // no token is as large
     int files;
     // A hash of the files' sizes and of blocks spread over them, which detects a change of a thousandth of a file. Small files, and
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
-    // The largest token read so far, its file and its position.
-    int largest, largest_in;
-    int64_t largest_at;
     token_file *file; // (files)
     uint16_t *piece;  // a buffer of tokens
 } tokens;
 
-// Opens every file that matches, and checks its header against its size. Dies (together) with the name of the file, what was found
-// and expected, and what to do. T: tokens per sample. The name of an existing file or directory is not a pattern, even if it has
-// brackets or stars.
-tokens *tokens_open(const char *pattern, int64_t T);
+// Opens every file that matches, and checks its header against its size, and the tokens that it reads for the fingerprint. Dies
+// (together) with the name of the file, what was found and expected, and what to do. T: tokens per sample. vocab: no token is as
+// large. The name of an existing file or directory is not a pattern, even if it has brackets or stars.
+tokens *tokens_open(const char *pattern, int64_t T, int64_t vocab);
 void tokens_close(tokens *t);
 // The name of the first of those files, which the caller frees; NULL if there is none.
 char *tokens_first_file(const char *pattern);
-// Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
-void tokens_check(tokens *t, int64_t vocab);
 
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
-// Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is beyond the vocabulary of tokens_check(), naming file, position and
-// value, or if the file has become shorter.
+// Copies a sample into column b of inputs and targets (T, B): element t·B + b. Dies if a token is beyond the vocabulary, naming
+// file, position and value, or if the file has become shorter.
 void tokens_load(void *tokens, int64_t sample, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);

@@ -1,7 +1,7 @@
 // Tests of errors that end the process. The statement runs in a forked child whose standard error is read
 // back: it must exit with status 1, and its message must contain each of the words given.
 //
-//     ASSERT_DIES(tokens_open("nowhere", 8), "nowhere", "prepare.py");
+//     ASSERT_DIES(tokens_open("nowhere", 8, 256), "nowhere", "prepare.py");
 //
 // The child is a copy of this thread only: fork before OpenMP or MPI start their threads, or keep the
 // statement free of both. No cmocka assertion inside it: the child would go on with the other tests.

@@ -27,10 +27,7 @@ vocabulary *startup_vocabulary(const options *opt) {
 }
 
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V) {
-    if (!*pattern) return NULL;
-    tokens *data = tokens_open(files_of(option, pattern), opt->seq);
-    tokens_check(data, V);
-    return data;
+    return *pattern ? tokens_open(files_of(option, pattern), opt->seq, V) : NULL;
 }
 
 // --- what ranks must have in common ------------------------------------------------------------------------

@@ -84,10 +84,7 @@ class PrepareCase(unittest.TestCase):
         header = struct.unpack("<256i", content[:1024])
         self.assertEqual(header, (20240520, 1, (len(content) - 1024) // 2) + (0,) * 253)
         self.assertEqual(len(content) % 2, 0)
-        words = array.array("H", content[1024:])
-        if sys.byteorder == "big":
-            words.byteswap()
-        return words.tolist()
+        return array.array("H", content[1024:]).tolist()
 
     def all_tokens(self, split):
         return sum((self.tokens(name) for name in self.listing() if name.startswith(split)), [])

@@ -90,7 +90,7 @@ class GPT2(PrepareCase):
             for size in range(1, 20):
                 with self.subTest(text=text, size=size):
                     got = b"".join(encoder.encode(PartOfBytes(content, size)))
-                    self.assertEqual(got, prepare.little_endian(whole))
+                    self.assertEqual(got, prepare.uint16(whole))
 
     def test_random_pieces_encode_like_the_whole(self):
         """With every character that is a blank to Python or to the pattern."""
@@ -100,7 +100,7 @@ class GPT2(PrepareCase):
                    *"'slvetdm1²aBé日。-_<|>"]
         for _ in range(3000):
             text = "".join(draw.choice(letters) * draw.choice([1, 1, 1, 2, 9]) for _ in range(draw.randrange(30)))
-            whole = prepare.little_endian(encoder.encoding.encode_ordinary(text))
+            whole = prepare.uint16(encoder.encoding.encode_ordinary(text))
             got = b"".join(encoder.encode(PartOfBytes(text.encode(), draw.randrange(1, 12))))
             self.assertEqual(got, whole, repr(text))
 
@@ -155,7 +155,7 @@ class GPT2(PrepareCase):
                     documents.append(b"")
                 else:
                     documents[-1] += tokens
-            self.assertEqual(documents, [prepare.little_endian(self.HELLO)] * 3)
+            self.assertEqual(documents, [prepare.uint16(self.HELLO)] * 3)
 
     def test_json_lines(self):
         lines = "".join(json.dumps({"id": i, "text": "Hello world"}) + "\n" for i in range(9)) + "\n"

@@ -37,29 +37,30 @@ static void empty_scratch(void) {
 static void test_headers(void **state) {
     (void)state;
     empty_scratch();
-    ASSERT_REFUSED(tokens_open(scratch_path("none_*.bin"), 4), "no token file matches", "none_*.bin", "data/prepare.py");
-    ASSERT_REFUSED(tokens_open(scratch_path("none.bin"), 4), "no token file matches", "none.bin");
-    ASSERT_REFUSED(tokens_open(scratch, 4), scratch, "not a regular file", "--train");
+    ASSERT_REFUSED(tokens_open(scratch_path("none_*.bin"), 4, 65536), "no token file matches", "none_*.bin", "data/prepare.py");
+    ASSERT_REFUSED(tokens_open(scratch_path("none.bin"), 4, 65536), "no token file matches", "none.bin");
+    ASSERT_REFUSED(tokens_open(scratch, 4, 65536), scratch, "not a regular file", "--train");
     assert_int_equal(mkfifo(scratch_path("fifo"), 0600), 0); // nobody writes into it
-    ASSERT_REFUSED(tokens_open(scratch_path("fifo"), 4), "fifo", "not a regular file");
-    ASSERT_REFUSED(tokens_open(scratch_write("a", "", 0), 4), "has 0 bytes", "1024");
-    ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4), "has 5 bytes", "1024");
-    ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4), "not a token file", "7", "20240520");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4), "not a token file", "20240801", "prepare.py");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4), "version is 2, allowed is 1 to 1");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4), "number of tokens is -1");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4), "truncated", "11 tokens", "1046 bytes", "has 1044");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, -1), 4), "truncated", "has 1043");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, 1), 4), "too long", "has 1045");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, INT32_MAX, 10, 0, 0), 4), "truncated", "4294968318 bytes");
+    ASSERT_REFUSED(tokens_open(scratch_path("fifo"), 4, 65536), "fifo", "not a regular file");
+    ASSERT_REFUSED(tokens_open(scratch_write("a", "", 0), 4, 65536), "has 0 bytes", "1024");
+    ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4, 65536), "has 5 bytes", "1024");
+    ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4, 65536), "not a token file", "7", "20240520");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4, 65536), "not a token file", "20240801", "prepare.py");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4, 65536), "version is 2, allowed is 1 to 1");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4, 65536), "number of tokens is -1");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4, 65536), "truncated", "11 tokens", "1046 bytes",
+                   "has 1044");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, -1), 4, 65536), "truncated", "has 1043");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, 1), 4, 65536), "too long", "has 1045");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, INT32_MAX, 10, 0, 0), 4, 65536), "truncated", "4294968318 bytes");
     write_good("b1", 100, 0); // one bad file among good ones is an error too
     write_file("b2", 20240520, 1, 10, 10, 0, 1);
-    ASSERT_REFUSED(tokens_open(scratch_path("b*"), 4), "b2", "too long");
-    ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 10), "takes 11 tokens", "longest of 1 has 10", "--seq");
-    ASSERT_REFUSED(tokens_open(write_good("a", 0, 0), 1), "takes 2 tokens", "longest of 1 has 0");
+    ASSERT_REFUSED(tokens_open(scratch_path("b*"), 4, 65536), "b2", "too long");
+    ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 10, 65536), "takes 11 tokens", "longest of 1 has 10", "--seq");
+    ASSERT_REFUSED(tokens_open(write_good("a", 0, 0), 1, 65536), "takes 2 tokens", "longest of 1 has 0");
     if (geteuid() != 0) { // root may read everything
         chmod(write_good("a", 10, 0), 0);
-        ASSERT_REFUSED(tokens_open(scratch_path("a"), 1), "cannot be opened", "Permission denied");
+        ASSERT_REFUSED(tokens_open(scratch_path("a"), 1, 65536), "cannot be opened", "Permission denied");
     }
 }
 
@@ -69,7 +70,7 @@ static void test_sample_counts(void **state) {
     empty_scratch();
     for (int T = 1; T <= 5; T++)
         for (int count = T + 1; count <= 4 * T + 3; count++) {
-            tokens *t = tokens_open(write_good("a", count, 0), T);
+            tokens *t = tokens_open(write_good("a", count, 0), T, 65536);
             int fits = 0;
             while ((fits + 1) * T + 1 <= count) fits++;
             assert_int_equal(t->samples, fits);
@@ -89,7 +90,7 @@ static void test_several_files(void **state) {
     write_good("t_a", 0, 2000);
     write_good("t_a1", 4, 2500);
     write_good("t_d", 1, 4000);
-    tokens *t = tokens_open(scratch_path("t_*"), T);
+    tokens *t = tokens_open(scratch_path("t_*"), T, 65536);
     assert_int_equal(t->files, 5);
     assert_int_equal(t->count, 30);
     assert_int_equal(t->samples, 5);
@@ -112,14 +113,14 @@ static void test_vocabulary(void **state) {
     (void)state;
     enum { T = 4 };
     empty_scratch();
-    tokens *t = tokens_open(write_good("a", 13, 100), T);
+    tokens *t = tokens_open(write_good("a", 13, 100), T, 65536);
     int32_t inputs[T], targets[T];
     t->vocab = 109, tokens_load(t, 1, 0, 1, inputs, targets); // 104 … 108
     assert_int_equal(targets[T - 1], 108);
     ASSERT_DIES((t->vocab = 108, tokens_load(t, 1, 0, 1, inputs, targets)), "/a:", "token 8 is 108", "vocabulary has 108",
                 "--vocab");
     tokens_close(t);
-    t = tokens_open(write_good("a", 5, 65534), T); // all of 16 bits, unsigned: 65534, 65535, 0, 1, 2
+    t = tokens_open(write_good("a", 5, 65534), T, 65536); // all of 16 bits, unsigned: 65534, 65535, 0, 1, 2
     tokens_load(t, 0, 0, 1, inputs, targets);
     assert_int_equal(inputs[1], 65535);
     assert_int_equal(targets[0], 65535);
@@ -133,20 +134,17 @@ static void test_tokens_beyond_are_found_at_start(void **state) {
     empty_scratch();
     write_good("a", 100000, 0); // 0 … 65535, 0 …
     write_good("b", 100, 300);
-    tokens *t = tokens_open(scratch_path("*"), 4);
-    tokens_check(t, 65536);
-    ASSERT_REFUSED(tokens_check(t, 50257), "/a: token 65535 is 65535, at byte 132094", "vocabulary has 50257", "--vocab");
-    tokens_close(t);
-    t = tokens_open(scratch_path("b"), 4);
-    ASSERT_REFUSED(tokens_check(t, 399), "/b: token 99 is 399, at byte 1222");
-    tokens_check(t, 400);
-    tokens_close(t);
+    tokens_close(tokens_open(scratch_path("*"), 4, 65536));
+    ASSERT_REFUSED(tokens_open(scratch_path("*"), 4, 50257), "/a: token 50257 is 50257, at byte 101538", "vocabulary has 50257",
+                   "--vocab");
+    ASSERT_REFUSED(tokens_open(scratch_path("b"), 4, 399), "/b: token 99 is 399, at byte 1222");
+    tokens_close(tokens_open(scratch_path("b"), 4, 400));
 }
 
 // Its first token, as a pattern finds it.
 static int first_token(const char *pattern) {
     int32_t inputs[4], targets[4];
-    tokens *t = tokens_open(scratch_path(pattern), 4);
+    tokens *t = tokens_open(scratch_path(pattern), 4, 65536);
     tokens_load(t, 0, 0, 1, inputs, targets);
     assert_int_equal(t->files, 1);
     char *first = tokens_first_file(scratch_path(pattern));
@@ -190,7 +188,7 @@ static void test_many_files(void **state) {
     few.rlim_max = before.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
     size_t size;
-    tokens *t = tokens_open(scratch_path("*"), T);
+    tokens *t = tokens_open(scratch_path("*"), T, 65536);
     char *maps = scratch_read("/proc/self/maps", &size);
     assert_null(strstr(maps, scratch));
     free(maps);
@@ -216,7 +214,7 @@ static void test_a_file_becomes_shorter(void **state) {
     int32_t column[T];
     empty_scratch();
     char *path = write_good("a", 100000, 0);
-    tokens *t = tokens_open(path, T);
+    tokens *t = tokens_open(path, T, 65536);
     assert_int_equal(truncate(path, HEADER * 4 + 50000 * 2), 0);
     tokens_load(t, 12000, 0, 1, column, column);
     ASSERT_DIES(tokens_load(t, 20000, 0, 1, column, column), "/a cannot be read at byte 161024", "has become shorter");
@@ -234,7 +232,7 @@ static void put_tokens(const char *path, int64_t first, int64_t count, uint16_t 
 }
 
 static uint64_t print_of(const char *pattern) {
-    tokens *t = tokens_open(pattern, 1024);
+    tokens *t = tokens_open(pattern, 1024, 65536);
     uint64_t print = t->fingerprint;
     assert_in_range(print, 1, (UINT64_C(1) << 53) - 1);
     tokens_close(t);
@@ -280,7 +278,7 @@ static void test_fingerprint_of_small_files(void **state) {
 }
 
 static tokens *open_samples(int samples) {
-    return tokens_open(write_good("p", samples + 1, 0), 1);
+    return tokens_open(write_good("p", samples + 1, 0), 1, 65536);
 }
 
 static void test_permutation(void **state) {

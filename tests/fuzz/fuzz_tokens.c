@@ -15,7 +15,7 @@ static void put_second(void) {
 
 static void use(const char *pattern, int64_t T) {
     int32_t inputs[MAX_T * 2], targets[MAX_T * 2];
-    tokens *t = tokens_open(pattern, T);
+    tokens *t = tokens_open(pattern, T, 65536);
     int64_t samples = t->samples, count = t->count;
     FUZZ_CHECK(samples > 0 && samples <= count / T && t->files >= 1);
     for (int64_t i = 0; i < SAMPLES; i++) {

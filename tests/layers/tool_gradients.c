@@ -55,8 +55,8 @@ int main(int argc, char **argv) {
     zero_start(&model.zero);
 
     int32_t *inputs = model.host_inputs, *targets = model.host_targets;
-    tokens *data = tokens_open(argv[2], T);
-    for (int64_t b = 0; b < B; b++) data->vocab = f.V, tokens_load(data, mesh.dp_group.rank * B + b, b, B, inputs, targets);
+    tokens *data = tokens_open(argv[2], T, f.V);
+    for (int64_t b = 0; b < B; b++) tokens_load(data, mesh.dp_group.rank * B + b, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
     double loss = 0;
     gpt_begin_forward(&model, inputs, targets, T, B);
