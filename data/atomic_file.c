@@ -30,9 +30,7 @@ bool atomic_file_sync_directory(const char *path) {
     int fd = open(path, OPEN_DIRECTORY);
     if (fd < 0) return false;
     bool synced = sync_directory(fd);
-    int error = errno;
-    close(fd);
-    errno = error;
+    close(fd); // keeps errno
     return synced;
 }
 

@@ -83,9 +83,7 @@ static void open_file(token_file *file, const char *name) {
     int32_t header[INPUT_HEADER] = {0};
     char promise[32];
     if (!input_open(&file->in, "token file", name, &why)) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
-    if (!input_header(&file->in, fields, 3, header, &why)) {
-        cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
-    }
+    if (!input_header(&file->in, fields, 3, header, &why)) cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
     file->count = header[2];
     snprintf(promise, sizeof promise, "%d tokens", header[2]);
     if (!input_check_size(&file->in, INPUT_HEADER_BYTES + file->count * TOKEN_BYTES, promise, &why))

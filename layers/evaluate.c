@@ -17,7 +17,7 @@ static double sum_losses(const gpt *g, int64_t counted, accum *losses) {
 
 double gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t B) {
     const int64_t T = g->setup.T, dp = g->mesh->dp;
-    double mine = 0;
+    double sum = 0;
     accum *losses = cf_host_alloc(T / g->mesh->tp * B, sizeof *losses, "losses of sequences");
     for (int64_t done = 0, n; done < count; done += n * dp) { // n sequences of each replica
         n = larger(smaller((count - done) / dp, B), 1);
@@ -25,8 +25,9 @@ double gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, 
         for (int64_t b = 0; b < n; b++) load(argument, (first + b) % count, b, n, g->host_inputs, g->host_targets);
         gpt_begin_forward(g, g->host_inputs, g->host_targets, T, n);
         gpt_forward(g, 0);
-        mine += sum_losses(g, counted, losses);
+        // In every pass, so that no replica is far ahead of another and waits for it longer than --timeout allows.
+        sum += cf_allreduce_sum(g->context->transport, sum_losses(g, counted, losses));
     }
     free(losses);
-    return cf_allreduce_sum(g->context->transport, mine) / (double)(count * T);
+    return sum / (double)(count * T);
 }

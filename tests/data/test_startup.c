@@ -19,7 +19,9 @@ static void what_is_not_recorded_differs(void **state) {
     (void)state;
     options o = given();
     manifest m = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
-    startup_compare_run(&o, &facts, &m); // the same
+    startup_compare_run(&o, &facts, &m);             // the same
+    manifest_add(m.options, "prompt", "%s", "Once"); // an option that older versions had
+    startup_compare_run(&o, &facts, &m);
     cJSON_DeleteItemFromObject(m.options, "train-blocks");
     ASSERT_DIES(startup_compare_run(&o, &facts, &m), "saved at step 3, would be changed by",
                 "content of --train 0 (the checkpoint: not recorded)");
