@@ -32,17 +32,17 @@ from runner import ROOT
 
 try:  # before hours are spent, not after them
     import matplotlib  # noqa: F401
-    from experiments import ablation, operations, timeline, training
+    from experiments import ablation, timeline, training
     from experiments.place import Place
 except ImportError as error:
     sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
              "scripts/install_deps.sh installs it")
 
-EXPERIMENTS = {module.NAME: module for module in (operations, ablation, training, timeline)}  # in the order of the report
+EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
 CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
 NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
-PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
+PROGRAMS = "train_gpt", "tests/bench/bench_train"
 INTERRUPTED = 130
 
 
@@ -142,7 +142,7 @@ def write_report(folder, setup, done, wrong, command, stopped=False):
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command continues.**", ""]
     text += ["To repeat all of it:", "", "```sh",
-             "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
+             "make all build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
     if wrong:

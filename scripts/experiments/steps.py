@@ -12,8 +12,6 @@ from runner import ROOT
 from tables import markdown, remarks
 
 from .place import FREE_LINK
-from .samples import drawings, undisturbed
-
 BUILD = f"{ROOT}/build/release"
 PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
@@ -22,6 +20,7 @@ LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
 SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
+DRAWINGS = 200  # bootstrap samples
 
 
 def point_of(place, quick, mesh, size, modes, policy=()):
@@ -96,6 +95,18 @@ def measure(place, point):
 
 
 # --- arithmetic ---
+
+
+def undisturbed(times, values=None):
+    """The mean over the faster half of each row of times: of the values that belong to them, by default the times themselves."""
+    faster = np.argsort(times, axis=-1, kind="stable")[..., :(np.shape(times)[-1] + 1) // 2]
+    return np.take_along_axis(np.asarray(times if values is None else values), faster, -1).mean(axis=-1)
+
+
+def drawings(count, block):
+    """Bootstrap samples of repetitions, in blocks of consecutive ones: indices (DRAWINGS, count)."""
+    begins = np.random.default_rng(1).integers(count, size=(DRAWINGS, -(-count // block)))
+    return ((begins[:, :, None] + np.arange(block)) % count).reshape(DRAWINGS, -1)[:, :count]
 
 
 def by_mesh(rows):

@@ -11,8 +11,8 @@
 //               is part of the fused times and therefore also lowers "hidden"
 //   spread      (90th − 10th percentile) / median of ring
 // The second form measures one operation by every schedule of the table (commfuse/schedule.h), in 1, 2, 4 and 8 slices of a
-// shard, or by those of one name alone, and prints a line for each, as JSON if asked: it draws no conclusion,
-// scripts/experiments does. nowire:n is what n slices cost to compute by any schedule.
+// shard, or by those of one name alone, and prints a line for each, as JSON if asked: it draws no conclusion. nowire:n is
+// what n slices cost to compute by any schedule.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
 // take turns within one repetition, so that a drift of the machine meets all of them, and each time in another order, so

@@ -16,7 +16,7 @@ OTHERS = {  # options of programs that are not ours
     "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
     "--use-distributed-optimizer", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--recompute-activations",
     "--grad-reduce-in"}  # -bf16: digits end a name
-SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
+SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep", "tests/bench/*.c")
 PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"
 FOLDERS = "commfuse", "layers", "data", "scripts", "tests"
 NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
@@ -131,7 +131,7 @@ class Documents(unittest.TestCase):
 
     def test_options(self):
         table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/run/option_list.h").read_text())
-        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/.*\.py|tests/run\.py", name)]
+        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/|tests/run\.py", name)]
         scripts = "".join((ROOT / name).read_text() for name in programs)
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):

@@ -1,5 +1,5 @@
-"""Experiments on operations: which points there are, their arithmetic, tables and figures from rows made up with known
-answers, and the lines of a real bench_fuse of two ranks.
+"""Experiments of steps, their arithmetic and tables from rows made up with known answers; and the lines of a real bench_fuse of
+two ranks.
 
 limit: 240
 """
@@ -9,59 +9,25 @@ import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import tables
-import plots
-from experiments import ablation, operations, steps, training
+import run_log
+from experiments import ablation, steps, training
 
 BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
-SMALL = dict(operation="gemm_scatter", ranks=2, T=64, B=1, C=64, columns=64, H=2)
-try:
-    import matplotlib  # noqa: F401
-    DRAWS = True
-except ImportError:
-    DRAWS = False
-
-
+OPERATIONS = ("gather_gemm", "gemm_scatter", "attention_scatter", "gemm_alltoall", "attention_alltoall", "alltoall_gemm",
+              "wgrad_scatter")
+SHAPE = "64,1,64,64,2"  # T, B, C, columns, H
 VARIANTS = ("compute", "comm", "none", "slice:1", "slice:2", "slice:4", "slice:8", "ring", "ring:2", "ring:4", "ring:8",
             "direct", "direct:2", "direct:4", "direct:8", "once", "nowire", "nowire:2", "nowire:4", "nowire:8")
 
 
 class MadeUpPlace:
-    """A machine whose computation takes 100 ms, cutting into s slices s ms more, and whose link is as asked.
-
-    The native collective takes twice the wire's time, a schedule exposes a tenth of the wire's: every share can be
-    worked out by hand."""
-
-    def __init__(self, kind="lab", ranks=2):
-        self.kind, self.ranks, self.commands, self.rate, self.cores, self.ratio = kind, ranks, [], 40e9, 2 * ranks, 0.5
-
-    def time(self, variant, slices, wire):
-        return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
-                "slice": 100 + slices + 4 * wire}.get(variant, 100 + slices + 0.1 * wire)
-
-    def run(self, ranks, command, env=None, timeout=None):
-        self.commands.append(command)
-        words = [word for word in command[1:] if word != "--json"]
-        option = dict(zip(words[::2], words[1::2]))
-        point = dict(zip(operations.FIELDS[3:], map(int, option["--shape"].split(","))), operation=option["--op"], ranks=ranks)
-        sent = operations.payload_bytes(point)
-        wire = sent * 8e3 / self.rate
-        if option["--repetitions"] < 10:
-            raise AssertionError(f"bench_fuse refuses so few: {command}")
-        lines = []
-        for name in VARIANTS:
-            variant, slices = (name.split(":") + ["1"])[:2]
-            ms = self.time(variant, int(slices), wire)
-            if option.get("--only", variant) == variant:
-                lines.append(json.dumps({"variant": name, "ms": ms, "samples_ms": [ms] * (4 if variant == "compute" else 1),
-                                         "bytes": 0 if variant in ("compute", "nowire") else sent}))
-        return "\n".join(["a line of mpirun's", *lines, ""])
+    def __init__(self, ranks=2):
+        self.kind, self.ranks, self.commands, self.rate, self.cores, self.ratio = "lab", ranks, [], 40e9, 2 * ranks, 0.5
 
 
 class Clock:
@@ -74,67 +40,8 @@ class Clock:
         return self.now
 
 
-def rows_of(module, place, quick=False):
-    with mock.patch.object(module, "time", Clock(1000)):  # ten repetitions of a point
-        return [row for point in module.points(place, quick) for row in module.measure(place, point)]
-
-
 def text_rows(markdown):
     return [line for line in markdown.splitlines() if line.startswith("|")]
-
-
-class PointsTest(unittest.TestCase):
-    def test_points_are_stable_unique_and_plain(self):
-        for quick in (False, True):
-            place = MadeUpPlace()
-            texts = [json.dumps(point, sort_keys=True) for point in operations.points(place, quick)]
-            again = [json.dumps(point, sort_keys=True) for point in operations.points(MadeUpPlace(), quick)]
-            self.assertEqual(texts, again)
-            self.assertEqual(len(texts), len(set(texts)))
-            self.assertGreater(len(texts), 1)
-            self.assertEqual(place.commands, [], "listing points measures nothing")
-
-    def test_shared_memory_has_no_ratio_to_set(self):
-        self.assertEqual(operations.points(MadeUpPlace("local"), False), [])
-
-    def test_quick_is_two_ratios_of_two_operations(self):
-        points = operations.points(MadeUpPlace(), True)
-        self.assertEqual(len({point["operation"] for point in points}), 2)
-        self.assertEqual(len({point["ratio"] for point in points}), 2)
-        self.assertEqual(len(points), 4)
-
-    def test_full_has_every_operation_from_a_tenth_to_three(self):
-        points = operations.points(MadeUpPlace(), False)
-        for operation in operations.TITLES:
-            ratios = {point["ratio"] for point in points if point["operation"] == operation}
-            self.assertEqual((min(ratios), max(ratios)), (0.1, 3.0), operation)
-
-    def test_links_follow_a_machine_whose_speed_moves(self):
-        """It slows down with every run, and the link with it: the wire takes its share of the computation one run before."""
-        class Tiring(MadeUpPlace):
-            def time(self, variant, slices, wire):
-                speed = 1 + 0.1 * len(self.commands)
-                return wire if variant == "comm" else speed * super().time(variant, slices, wire)
-
-        point = dict(operations.points(MadeUpPlace(), False)[0], seconds=240)
-        place = Tiring()
-        with mock.patch.object(operations, "time", Clock(60)):
-            rows = operations.measure(place, point)
-        blocks = len(place.commands) - 1  # the first chose the first link
-        self.assertEqual(blocks, 4)
-        wires = [point["ratio"] * 100 * (1 + 0.1 * run) for run in range(1, blocks + 1)]
-        self.assertEqual(rows[0]["repetitions"], blocks)  # of one each, whatever was asked for
-        faster = [wire for wire in wires for _ in range(4)][:2 * blocks]  # half of the computation's turns
-        self.assertAlmostEqual(rows[0]["wire_ms"], sum(faster) / len(faster))
-
-    def test_ranks_are_those_the_place_serves(self):
-        for serves, ranks in ((2, {2}), (3, {2}), (4, {4})):
-            self.assertEqual({point["ranks"] for point in operations.points(MadeUpPlace(ranks=serves), False)}, ranks)
-
-    def test_shapes_can_be_shared(self):
-        for serves in (2, 4, 8):
-            for point in operations.points(MadeUpPlace(ranks=serves), False):
-                self.assertEqual([point[key] % point["ranks"] for key in ("T", "columns", "H")], 3 * [0], point)
 
 
 class TrainingPlace(MadeUpPlace):
@@ -223,107 +130,6 @@ class AblationTest(unittest.TestCase):
         self.assertNotIn("not measured", ablation.tables(self.rows(ranks=4)))
 
 
-class ArithmeticTest(unittest.TestCase):
-    SAMPLES = {label: [ms, ms + disturbed, ms, ms - 1, ms + 1, ms + 9 * disturbed] for label, ms, disturbed in (
-        ("compute", 100.0, 2.0), ("comm", 50.0, 5.0), ("none", 148.0, 1.0), ("slice:4", 120.0, 3.0), ("ring", 103.0, 20.0),
-        ("nowire", 102.0, 7.0), ("nowire:4", 110.0, 2.0))}
-    POINT = dict(zip(operations.FIELDS, ("gemm_scatter", "d24", "mlp.fc2", 1000, 1, 10, 200, 1)), ranks=2, ratio=0.4)
-
-    def accounts(self, samples):
-        return {row["label"]: row for row in operations.accounts(self.POINT, samples, wire_ms=40.0)}
-
-    def test_known_answers(self):
-        rows = self.accounts(self.SAMPLES)
-        expected = {"none": (-0.2, 0.0, 48.0), "slice:4": (0.75, 10.0, 10.0), "ring": (0.975, 2.0, 1.0)}
-        for label, answers in expected.items():
-            for key, value in zip(("hidden_share", "chunking_ms", "exposed_ms"), answers):
-                self.assertAlmostEqual(rows[label][key], value, msg=f"{label} {key}")
-        for label in ("compute", "comm", "nowire"):
-            self.assertNotIn("hidden_share", rows[label])
-
-    def test_errors_are_those_of_drawing_other_repetitions(self):
-        middle = {label: samples[0] for label, samples in self.SAMPLES.items()}
-        drift = [10 * (-1)**i for i in range(8)]  # of the machine, the same for all variants of a repetition
-        steady = {label: [ms] * 8 for label, ms in middle.items()}
-        together = {label: [ms + d for d in drift] for label, ms in middle.items()}
-        apart = {label: [ms + d * (-1)**n for d in drift] for n, (label, ms) in enumerate(middle.items())}
-        error = lambda samples: self.accounts(samples)["ring"]["hidden_error_share"]
-        self.assertAlmostEqual(error(steady), 0)
-        self.assertAlmostEqual(error(together), 0)
-        self.assertGreater(error(apart), 0.01)
-
-    def test_payload(self):
-        for operation, ranks, sent in (("gemm_scatter", 2, 4 * 3 * 10), ("gather_gemm", 4, 3 * 2 * 3 * 10),
-                                       ("gemm_alltoall", 2, 4 * 3 * 10), ("alltoall_gemm", 4, 3 * 2 * 3 * 5),
-                                       ("wgrad_scatter", 2, 10 * 10)):
-            work = dict(operation=operation, ranks=ranks, T=8, B=3, C=10, columns=20, H=2)
-            self.assertEqual(operations.payload_bytes(work), 4 * sent, operation)
-
-    def test_line_is_where_slice_and_transfer_take_equally_long(self):
-        """Per rank 2 · 1000 · 10 · 100 flop in 1 ms are 2 Gflop/s; half the output, 20000 bytes, go in 0.5 ms at
-        40 MB/s: the transfer of a slice takes as long as its computation, so the threshold is the 100 columns."""
-        row = dict(operation="gemm_scatter", T=1000, B=1, C=10, columns=200, H=1, ranks=2, compute_ms=1.0, wire_ms=0.5)
-        self.assertAlmostEqual(operations.threshold(row), 100)
-        self.assertAlmostEqual(operations.threshold(dict(row, operation="gather_gemm", wire_ms=0.25)), 50)
-        self.assertAlmostEqual(operations.threshold(dict(row, wire_ms=1.0)), 200)
-
-    def test_made_up_place_through_the_first_experiment(self):
-        point = dict(next(p for p in operations.points(MadeUpPlace(), False) if p["ratio"] == 0.5), seconds=0)
-        place = MadeUpPlace()
-        rows = {row["label"]: row for row in operations.measure(place, point)}
-        self.assertEqual(set(rows), set(VARIANTS))
-        self.assertAlmostEqual(rows["ring:2"]["wire_ms"], 50)
-        self.assertAlmostEqual(rows["ring:2"]["ratio"], 0.5)
-        self.assertAlmostEqual(rows["ring:2"]["hidden_share"], 1 - 5 / 50)
-        self.assertAlmostEqual(rows["ring:2"]["exposed_ms"], 5)
-        self.assertAlmostEqual(rows["ring:2"]["chunking_ms"], 2)
-        self.assertAlmostEqual(rows["slice:8"]["hidden_share"], 1 - 200 / 50)
-        self.assertAlmostEqual(place.rate, operations.payload_bytes(point) * 8 / 0.05)
-
-
-class TablesTest(unittest.TestCase):
-    def test_every_row_of_operations_is_there(self):
-        rows = rows_of(operations, MadeUpPlace())
-        lines = text_rows(operations.tables(rows))
-        hidden = sum(line.count("±") for line in lines)
-        self.assertEqual(hidden, sum("hidden_share" in row for row in rows))
-        losing = tables.percent(min(row["hidden_share"] for row in rows if "hidden_share" in row))
-        self.assertTrue(losing.startswith("−") and any(losing in line for line in lines), losing)
-
-    def test_the_paper_is_beside_its_ratios(self):
-        (_, _, ratio, slicing, _), *attention = operations.PAPER
-        self.assertAlmostEqual(ratio, 0.558, places=3)
-        self.assertAlmostEqual(slicing, 0.839, delta=0.0015)  # as it says itself
-        self.assertEqual([f"{ratio:.2f} {slicing:.2f} {commfuse:g}" for *_, ratio, slicing, commfuse in attention],
-                         ["0.25 0.44 1", "0.35 -1.67 1"])
-        text = operations.tables(rows_of(operations, MadeUpPlace()))
-        lines = [line for line in text_rows(text) if "× 4096 |" in line or "× 8192 |" in line]
-        self.assertEqual(len(lines), len(operations.PAPER))
-        mlp, = (line for line in lines if "MLP" in line)
-        self.assertTrue(mlp.endswith("| 83.8 | 86.4 | 99.8 |"), mlp)  # ring 2 loses a tenth of the wire and 2 ms
-        self.assertNotIn("Beside the paper", operations.tables(rows_of(operations, MadeUpPlace(), True)))
-
-    def test_cells_are_as_many_as_headings(self):
-        width = None
-        for line in operations.tables(rows_of(operations, MadeUpPlace(), True)).splitlines():
-            cells = line.count("|") if line.startswith("|") else None
-            if cells and width:
-                self.assertEqual(cells, width, line)
-            width = cells
-
-    @unittest.skipUnless(DRAWS, "no matplotlib: scripts/install_deps.sh")
-    def test_figures_are_written(self):
-        with tempfile.TemporaryDirectory() as folder:
-            (end, figure), = operations.figures(rows_of(operations, MadeUpPlace())).items()
-            self.assertEqual(end, "_line")
-            plots.save(figure, f"{folder}/operations")
-            self.assertEqual(sorted(os.listdir(folder)), ["operations.png", "operations.svg"])
-            for name in os.listdir(folder):
-                with open(f"{folder}/{name}", "rb") as file:
-                    head = file.read(200)
-                self.assertIn(b"PNG" if name.endswith(".png") else b"<?xml", head, name)
-
-
 class BenchTest(unittest.TestCase):
     """The program itself, two ranks on this machine; its times do not matter here."""
 
@@ -331,15 +137,15 @@ class BenchTest(unittest.TestCase):
         return subprocess.run(["scripts/mpirun.sh", "-np", str(ranks), BENCH, *options], cwd=ROOT, capture_output=True,
                               text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
+    def lines(self, operation, *only):
+        done = self.start("--op", operation, "--shape", SHAPE, "--repetitions", "10", "--json", *only)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return {line["variant"]: line for line in run_log.printed(done.stdout)}
+
     def test_lines_of_all_operations(self):
-        class Here:
-            def run(_, ranks, command):
-                done = self.start(*map(str, command[1:]), ranks=ranks)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                return done.stdout
-        for operation in operations.TITLES:
-            point = dict(SMALL, operation=operation)
-            lines = operations.run(Here(), point)
+        for operation in OPERATIONS:
+            width = 32 if "alltoall" in operation else 64
+            lines = self.lines(operation)
             self.assertEqual(list(lines), list(VARIANTS), operation)
             for line in lines.values():
                 self.assertLessEqual(0, line["p10_ms"])
@@ -347,15 +153,15 @@ class BenchTest(unittest.TestCase):
                 self.assertLessEqual(line["ms"], line["p90_ms"])
                 self.assertEqual(len(line["samples_ms"]), 40 if line["variant"] == "compute" else 10)
                 self.assertTrue(min(line["samples_ms"]) <= line["ms"] <= max(line["samples_ms"]))
-                sent = 0 if line["variant"].split(":")[0] in ("compute", "nowire") else operations.payload_bytes(point)
+                sent = 0 if line["variant"].split(":")[0] in ("compute", "nowire") else 32 * width * 4
                 self.assertEqual(line["bytes"], sent, line)
-        self.assertEqual(list(operations.run(Here(), SMALL, "--only", "ring")), ["ring", "ring:2", "ring:4", "ring:8"])
+        self.assertEqual(list(self.lines("gemm_scatter", "--only", "ring")), ["ring", "ring:2", "ring:4", "ring:8"])
 
     def test_malformed_options_are_refused(self):
-        good = ["--op", "gemm_scatter", "--shape", operations.shape_of(SMALL)]
+        good = ["--op", "gemm_scatter", "--shape", SHAPE]
         for options, why in ((["10"], "unknown option 10"), ([*good, "--jsno"], "unknown option --jsno"),
                              (["--op", "gemm"], "no such operation"), ([*good, "--only", "commfuse"], "no such variant"),
-                             (["--op", "gemm_scatter"], "go together"), (["--shape", operations.shape_of(SMALL)], "go together"),
+                             (["--op", "gemm_scatter"], "go together"), (["--shape", SHAPE], "go together"),
                              (["--json"], "for one operation"), (["--only", "comm"], "for one operation"),
                              ([*good, "--repetitions"], "needs a value"),
                              ([*good, "--repetitions", "9"], "at least 10"),

@@ -32,7 +32,7 @@ try:
     import lab as laboratory
     import plots
     import report
-    from experiments import place, samples, steps, timeline, training
+    from experiments import place, steps, timeline, training
     from runner import Failed, Result
     from tokens import write_tokens
 except ImportError as error:
@@ -292,8 +292,8 @@ class Training(Case):
         self.assertGreater(found[1], 5 * found[0])
 
     def test_a_drawing_has_as_many_rounds_the_same_of_all_modes(self):
-        drawn = samples.drawings(29, 8)
-        self.assertEqual(drawn.shape, (samples.DRAWINGS, 29))
+        drawn = steps.drawings(29, 8)
+        self.assertEqual(drawn.shape, (steps.DRAWINGS, 29))
         self.assertEqual(set(drawn.ravel()), set(range(29)))
         self.assertEqual(set((numpy.diff(drawn[:, :8]) % 29).ravel()), {1})  # a block
         modes = {mode: {"step_ms": 1 + numpy.arange(29.0)} for mode in ("none", "ideal")}
@@ -376,8 +376,7 @@ class Timeline(Case):
             timeline.layer_of([event(0, "update", "compute", 0, 1)])
 
 
-BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, f"{steps.BENCHES}/bench_train",
-                                                    f"{steps.BENCHES}/bench_fuse"))
+BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, f"{steps.BENCHES}/bench_train"))
 
 
 @unittest.skipUnless(BUILT, "make bench builds what it needs")
