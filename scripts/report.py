@@ -5,10 +5,10 @@
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
-DIR (build/report) gets report.md, a CSV of all rows of each experiment, figures as PNG and SVG, and rows.jsonl: a line with the
-conditions of the measurement, then a line for each point, written as soon as it is measured. Everything else is made from that
-file. The same command resumes an interrupted report, which holds the points measured so far and says so. Rows of another machine,
-program or place do not belong in one table: give another --out.
+DIR (build/report) gets report.md, a CSV of all rows of each experiment, figures as PNG and SVG, and rows.jsonl: a line for each
+point, written as soon as it is measured, with the conditions of the measurement. Everything else is made from that file. The same
+command resumes an interrupted report, which holds the points measured so far and says so. Points of another machine, program or
+place are left out, and measured again.
 
 An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
 its approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and
@@ -33,81 +33,62 @@ from runner import ROOT
 try:  # before hours are spent, not after them
     import matplotlib  # noqa: F401
     from experiments import ablation, timeline, training
-    from experiments.place import Place
+    from experiments.steps import Place
 except ImportError as error:
     sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
              "scripts/install_deps.sh installs it")
 
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
 CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
-NOT_OF_THE_SETUP = "date", "shortage", "load"  # may differ between rows of one report
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_train"
 INTERRUPTED = 130
 
 
-def setup_of(place, o):
-    """The conditions of the rows; rows of other conditions may not be mixed with them."""
+def conditions_of(place):
+    """Of what is measured from now on. Points of another setup do not belong in one table."""
     build, config = pathlib.Path(ROOT, "build/release"), place.runner.output(["make", "-s", "config"])
     lines = dict(line.split(maxsplit=1) for line in config.splitlines())
-    return {"place": place.kind, "cores": place.cores, "shortage": lab.shortage(2, place.cores),
-            **{name: lines[name] for name in CONFIG}, "version": (build / "version").read_text().strip(),
-            "program": hashlib.sha256(b"".join((build / name).read_bytes() for name in PROGRAMS)).hexdigest()[:12],
-            "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else "") +
-            (f", ratio {o.ratio:g}" if o.ratio != 0.5 else ""),
+    program = hashlib.sha256(b"".join((build / name).read_bytes() for name in PROGRAMS)).hexdigest()[:12]
+    return {"setup": {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
+                      "version": (build / "version").read_text().strip(), "program": program},
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
-def doubts(setup):
+def doubts(conditions):
     """Why figures are less exact on this machine; "" if no reason is known."""
-    if setup["shortage"]:
-        return f"In this report {lab.SHARED}: {setup['shortage']}"
-    if setup["load"] > LOAD_MAX * setup["cores"]:
-        return f"Other work shares these processors, so times differ from minute to minute: load {setup['load']:.2f} at the start"
+    cores, load = conditions["setup"]["cores"], conditions["load"]
+    if shortage := lab.shortage(2, cores):
+        return f"In this report {lab.SHARED}: {shortage}"
+    if load > LOAD_MAX * cores:
+        return f"Other work shares these processors, so times differ from minute to minute: load {load:.2f} at the start"
     return ""
 
 
-def caption(setup):
-    shared = setup["shortage"] and f" (**{lab.SHARED}**: {setup['shortage']})"
-    return (f"{setup['machine']}{shared}, load {setup['load']:.2f} at the start; {setup['compiler']}; {setup['mpi']}; "
+def caption(conditions):
+    setup = conditions["setup"]
+    shortage = lab.shortage(2, setup["cores"])
+    shared = shortage and f" (**{lab.SHARED}**: {shortage})"
+    return (f"{setup['machine']}{shared}, load {conditions['load']:.2f} at the start; {setup['compiler']}; {setup['mpi']}; "
             f"oneDNN {setup['oneDNN']}; commfuse {setup['version']} ({setup['program']}); "
-            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
+            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
 
 
-def rows_of(folder, setup):
-    """DIR/rows.jsonl and the conditions of its rows."""
-    rows = run_log.Rows(folder / "rows.jsonl", {"setup", "experiment"}, "no row of a report")
-    if not rows.done:
-        rows.append({"setup": setup})
-    before = rows.done.pop(0).get("setup", {})
-    different = [f"{name} was {before.get(name)!r} and is {setup.get(name)!r}" for name in {**before, **setup}
-                 if name not in NOT_OF_THE_SETUP and before.get(name) != setup.get(name)]
-    if different:
-        raise Problem(f"{rows.path} holds rows measured elsewhere: {'; '.join(different)}",
-                      "remove it, or choose another --out DIR")
-    return rows, before
-
-
-def run(place, rows, o, failed):
-    """Measures the missing points. Those that fail are added to `failed`, and the others are still measured."""
-    points = [(name, {**point, "seconds": o.patience * point["seconds"]})
-              for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
-    there = [(line["experiment"], line["point"]) for line in rows.done]
-    todo = [point for point in points if point not in there]
-    note(f"{len(todo)} points to measure" + (f", {len(there)} are there already" if there else ""))
+def run(place, todo, keep, failed):
+    """Measures points. Those that fail are added to `failed`, and the others are still measured."""
     for number, (name, point) in enumerate(todo):
         left = sum(point["seconds"] for _, point in todo[number:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
         note(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more")
         place.commands, begin = [], time.monotonic()
         try:
-            found = EXPERIMENTS[name].measure(place, point)
+            rows = EXPERIMENTS[name].measure(place, point)
         except Exception as error:  # any error: the other points are still useful
             failed.append(f"not measured: {name} {short}: {error}")
             note(failed[-1])
         else:
-            rows.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                         "commands": place.commands})
+            keep({"experiment": name, "point": point, "rows": rows, "seconds": round(time.monotonic() - begin, 2),
+                  "commands": place.commands})
 
 
 # --- writing ---
@@ -136,9 +117,9 @@ def problems_of(done):
             for problem in getattr(EXPERIMENTS[line["experiment"]], "problems", lambda _: [])(line["rows"])]
 
 
-def write_report(folder, setup, done, wrong, command, stopped=False):
-    text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
-    text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
+def write_report(folder, conditions, done, wrong, command, stopped=False):
+    text = [f"**{doubts(conditions)}.**", ""] if doubts(conditions) else []
+    text += ["# What overlapping brings, measured", "", f"{caption(conditions)}.", ""]
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command continues.**", ""]
     text += ["To repeat all of it:", "", "```sh",
@@ -147,10 +128,11 @@ def write_report(folder, setup, done, wrong, command, stopped=False):
              "token file (`data/prepare.py`): contents do not change times.", ""]
     if wrong:
         text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
-    plots.note = setup["shortage"] and f"{setup['cores']} cores: {lab.SHARED}"
+    cores = conditions["setup"]["cores"]
+    plots.note = f"{cores} cores: {lab.SHARED}" if lab.shortage(2, cores) else ""
     for name, module in EXPERIMENTS.items():
         lines = [line for line in done if line["experiment"] == name]
-        text += [section(module, lines, folder, caption(setup))] if lines else []
+        text += [section(module, lines, folder, caption(conditions))] if lines else []
     write_whole(folder / "report.md", "\n".join(text))
 
 
@@ -174,17 +156,27 @@ def main():
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.default_int_handler)
     place, failed, stopped = Place(o.place, o.ratio), [], False
-    rows, setup = rows_of(o.out, setup_of(place, o))
-    if doubts(setup):
-        note(doubts(setup))
+    now, rows = conditions_of(place), run_log.Rows(o.out / "rows.jsonl", {"experiment"}, "no row of a report")
+    points = [(name, {**point, "seconds": o.patience * point["seconds"]})
+              for name, module in EXPERIMENTS.items() for point in module.points(place, o.quick)]
+    done = [line for line in rows.done if line["setup"] == now["setup"] and (line["experiment"], line["point"]) in points]
+    there = [(line["experiment"], line["point"]) for line in done]
+    todo = [point for point in points if point[0] in o.only and point not in there]
+    note(f"{len(todo)} points to measure" + (f", {len(there)} are there already" if there else ""))
+    if doubts(now):
+        note(doubts(now))
+
+    def keep(line):
+        done.append({**now, **line})
+        rows.append(done[-1])
     try:
-        run(place, rows, o, failed)
+        run(place, todo, keep, failed)
     except KeyboardInterrupt:
         stopped = True
-        note(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command continues from there")
-    wrong = problems_of(rows.done) + failed
+        note(f"\ninterrupted: {len(done)} points are kept in {rows.path}; the same command continues from there")
+    wrong = problems_of(done) + failed
     command = f'"$(scripts/find_python.sh)" {shlex.join(["scripts/report.py", *sys.argv[1:]])}'
-    write_report(o.out, setup, rows.done, wrong, command, stopped)
+    write_report(o.out, done[0] if done else now, done, wrong, command, stopped)
     note("".join(f"{one}\n" for one in wrong) + f"{o.out}/report.md")
     return INTERRUPTED if stopped else int(bool(wrong))
 

@@ -10,14 +10,6 @@ def markdown(lines):
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (headings, rule, *cells))
 
 
-def number(value, digits=2):
-    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
-
-
-def percent(share, digits=1):
-    return number(None if share is None else 100 * share, digits)
-
-
 def remarks(alike, of_ideal):
     """What a reader must know of a row. alike: the rows from which it does not differ. of_ideal: its multiple, None: unknown."""
     return "; ".join(["**below ideal**: noise, or a wrong measurement"] * (of_ideal is not None and of_ideal < 0.9995) +

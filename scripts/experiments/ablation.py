@@ -7,14 +7,13 @@ end of backward (end) or owner by owner (owners), rows of the table (rows), weig
 once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how small a difference can be seen. It is measured as
 `training` is.
 """
-from .steps import figures, measure, point_of, problems, tables  # noqa: F401
+from .steps import MESHES, QUICK_SIZE, figures, measure, point_of, problems, tables  # noqa: F401
 
 NAME, TITLE = "ablation", "The schedule alone, the policy alone"
 POLICY = "--gradients", "ready", "--prefetch", 4, "--embedding", "table"
 SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "auto", "ideal"
 POLICIES = tuple(f"ring:4+{word}" for word in ("end", "owners", "rows", "ahead0", "ahead4096"))
-MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)
-SIZE, QUICK_SIZE = dict(model="half of d12", seq=512, batch=2), dict(model="d6", seq=256, batch=4)
+SIZE = dict(model="half of d12", seq=512, batch=2)
 
 
 def points(place, quick):

@@ -1,5 +1,7 @@
 """Steps of training in several modes: measured in turns, compared, in a table and a figure. The experiments training and ablation
 are lists of points of this kind: a mesh and its modes."""
+import os
+import re
 import tempfile
 import time
 
@@ -8,19 +10,47 @@ import numpy as np
 import lab
 import plots
 import run_log
-from runner import ROOT
+from runner import ROOT, Failed, Runner, shown
 from tables import markdown, remarks
 
-from .place import FREE_LINK
-BUILD = f"{ROOT}/build/release"
-PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
+PROGRAM, BENCH = f"{ROOT}/build/release/train_gpt", f"{ROOT}/build/release/tests/bench/bench_train"
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
+QUICK_SIZE = dict(model="d6", seq=256, batch=4)
+MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
 SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
-DRAWINGS = 200  # bootstrap samples
+DRAWINGS = 200      # bootstrap samples
+TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
+FREE_LINK = 40e9    # bits per second: practically unlimited
+
+
+class Place:
+    """Where ranks run, each with one compute thread. kind: lab (hosts made of this machine), local (over shared memory), or auto (a
+    lab if possible). ratio: of the transfers of a step to the ideal step. rate: of the lab's links, bits per second each way.
+    commands: what was run, in a form that can be typed."""
+
+    def __init__(self, kind="auto", ratio=0.5):
+        obstacle = kind != "local" and lab.obstacle()
+        if kind == "lab" and obstacle:
+            raise Failed(obstacle, "--place local measures over shared memory")
+        self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
+        self.cores, self.runner = len(os.sched_getaffinity(0)), Runner(gently=True, bound=True)
+        self.rate, self.commands = FREE_LINK, []
+        self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
+
+    def run(self, ranks, command, timeout=TIMEOUT_S):
+        """Runs a command on a number of ranks and returns its output."""
+        launcher = ["scripts/mpirun.sh", "-np", ranks]
+        if self.kind == "lab":
+            launcher = ["scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]
+        command = [*launcher, *command]
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", shown(command))
+        if text not in self.commands:
+            self.commands.append(text)
+        return self.runner.output(command, timeout, OMP_NUM_THREADS="1")
 
 
 def point_of(place, quick, mesh, size, modes, policy=()):
@@ -54,7 +84,7 @@ def model_options(point):
 def take_turns(place, point, modes, rounds, *options):
     """Runs all modes in turns. Returns the configuration and the steps."""
     return run_log.turns(place.run(point["tp"] * point["dp"], [
-        f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point), *options, "--rounds", rounds, "--json"]))
+        BENCH, "--modes", ",".join(modes), *model_options(point), *options, "--rounds", rounds, "--json"]))
 
 
 def ideal_of(steps):

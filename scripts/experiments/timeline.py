@@ -5,7 +5,6 @@ last layer, the one of median length is drawn, the same for all ranks: an exampl
 at zero, so that panels can be compared.
 """
 import json
-import statistics
 import tempfile
 
 import plots
@@ -15,12 +14,12 @@ from . import steps
 
 NAME, TITLE = "timeline", "One layer on the time line"
 MODES = {"none": "none: blocking collectives", "slice:4": "slice:4: data slicing", "ring:4": "ring:4: CommFuse"}
-SIZE, QUICK_SIZE = dict(model="d12", seq=512, batch=2), dict(model="d6", seq=256, batch=4)
+SIZE = dict(model="d12", seq=512, batch=2)
 STEPS = 5
 
 
 def points(place, quick):
-    size = steps.size_for(place, QUICK_SIZE if quick else SIZE)
+    size = steps.size_for(place, steps.QUICK_SIZE if quick else SIZE)
     return [{**steps.point_of(place, quick, (strategy, 2, 1), size, list(MODES)), "seconds": 30}
             for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
 
@@ -45,22 +44,21 @@ def measure(place, point):
 def layer_of(events):
     """Rows of the median layer of a trace: the events that overlap its block, in ms from the begin of the block."""
     events = [event for event in events if event["ph"] == "X"]
-    layers = {}  # (step, layer) → (rank, direction) → the event of its block
+    layers = {}  # (step, layer) → (rank, name) → the event of its block
     for event in events:
         if event["name"] in ("block forward", "block backward"):
-            key = event["args"]["step"], event["args"]["layer"]
-            layers.setdefault(key, {})[event["pid"], event["name"].split()[1]] = event
+            layer = layers.setdefault((event["args"]["step"], event["args"]["layer"]), {})
+            layer[event["pid"], event["name"]] = event
     if not layers:
         raise ValueError("the trace has no layer: choose steps of the run with --trace-steps A:B")
     last = max(layer for _, layer in layers)
-    inner = [key for key in layers if 0 < key[1] < last] or list(layers)
-    lengths = sorted((sum(block["dur"] for block in layers[key].values()), key) for key in inner)
-    blocks = layers[statistics.median_low(lengths)[1]]
-    rows = []
-    for (rank, direction), block in sorted(blocks.items()):
-        origin = min(other["ts"] for (_, way), other in blocks.items() if way == direction)
+    inner = [blocks for (_, layer), blocks in layers.items() if 0 < layer < last] or list(layers.values())
+    inner.sort(key=lambda blocks: sum(block["dur"] for block in blocks.values()))
+    blocks, rows = inner[(len(inner) - 1) // 2], []
+    for (rank, name), block in sorted(blocks.items()):
+        origin = min(other["ts"] for (_, same), other in blocks.items() if same == name)
         begin, end = block["ts"], block["ts"] + block["dur"]
-        rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"],
+        rows += [{"direction": name.split()[1], "rank": rank, "kind": "block" if event is block else event["cat"],
                   "layer": block["args"]["layer"], "name": event["name"],
                   "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3}
                  for event in events if event is block or event["pid"] == rank and not event["name"].startswith("block ")

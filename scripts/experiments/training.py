@@ -12,14 +12,13 @@ report may differ by 1 or 2 %. Modes do not differ if their difference is within
 of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
 says. A rank has two cores in every mode, one of them for transfers.
 """
-from .steps import figures, measure, point_of, problems, size_for, tables  # noqa: F401
+from .steps import MESHES, QUICK_SIZE, figures, measure, point_of, problems, size_for, tables  # noqa: F401
 
 NAME, TITLE = "training", "Training steps, end to end"
 MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
-MESHES, QUICK_MESHES = (("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)), (("tpsp", 2, 1), ("tpsp", 1, 2))
-# GPT-2's sequence: attention hides as much as in a real run.
-SIZE, QUICK_SIZE = dict(model="d12", seq=1024), dict(model="d6", seq=256, batch=4)
+QUICK_MESHES = ("tpsp", 2, 1), ("tpsp", 1, 2)
+SIZE = dict(model="d12", seq=1024)  # GPT-2's sequence: attention hides as much as in a real run
 
 
 def worth_it(mode, tp, dp):

@@ -32,7 +32,8 @@ try:
     import lab as laboratory
     import plots
     import report
-    from experiments import place, steps, timeline, training
+    from experiments import steps, timeline, training
+    from experiments.steps import Place
     from runner import Failed, Result
     from tokens import write_tokens
 except ImportError as error:
@@ -152,10 +153,10 @@ class ReportOfAFakeExperiment(Case):
             rows = list(csv.DictReader(file))
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
                          [(size, way) for size in range(POINTS) for way in (1, 2)])
-        setup = self.lines()[0]["setup"]
-        for name in ("machine", "compiler", "mpi", "oneDNN", "version", "date"):
-            self.assertIn(setup[name], text)
-            self.assertTrue(setup[name])
+        line = self.lines()[0]
+        for value in (*(line["setup"][name] for name in ("machine", "compiler", "mpi", "oneDNN", "version")), line["date"]):
+            self.assertTrue(value)
+            self.assertIn(value, text)
         self.assertIn("scripts/report.py --out", text)
 
     def test_ctrl_c_leaves_what_is_measured_and_the_same_command_goes_on(self):
@@ -170,7 +171,7 @@ class ReportOfAFakeExperiment(Case):
         self.assertIn("3 points to measure, 2 are there already", output)
         self.assertNotIn("Not complete", (self.out / "report.md").read_text())
         self.assertEqual(self.begun(), ["0", "1", "2", "2", "3", "4"])
-        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
+        self.assertEqual([line["point"]["size"] for line in self.lines()], list(range(POINTS)))
 
     def test_a_killed_report_and_a_line_cut_short(self):
         status, output = self.interrupt_in(3, signal.SIGKILL)
@@ -179,7 +180,7 @@ class ReportOfAFakeExperiment(Case):
             file.write('{"experiment": "fake", "point": {"si')
         self.make()
         self.assertEqual(self.begun(), ["0", "1", "2", "3", "3", "4"])
-        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
+        self.assertEqual([line["point"]["size"] for line in self.lines()], list(range(POINTS)))
         before = (self.out / "report.md").read_text()
         self.make()  # nothing left to do: the same report
         self.assertEqual(len(self.begun()), 6)
@@ -189,31 +190,29 @@ class ReportOfAFakeExperiment(Case):
         self.make(FAKE_POINTS="2")
         whole = self.lines()
         for name, other in (("machine", "Another Processor"), ("version", "0000000"), ("place", "lab")):
-            changed = [{"setup": {**whole[0]["setup"], name: other}}, *whole[1:]]
-            text = "".join(json.dumps(line) + "\n" for line in changed)
-            (self.out / "rows.jsonl").write_text(text)
-            output = self.make(status=1)
-            self.assertIn(f"{name} was {other!r}", output)
-            self.assertIn("another --out", output)
-            self.assertEqual((self.out / "rows.jsonl").read_text(), text)
-        (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
-        self.assertIn("length was 'full' and is 'quick'", self.make("--quick", status=1))
-        (self.out / "rows.jsonl").unlink()
+            changed = [{**line, "setup": {**line["setup"], name: other}} for line in whole]
+            (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+            self.assertNotIn("there already", self.make(FAKE_POINTS="2"))
+            self.assertEqual(self.lines()[:2], changed)  # kept, but not in the report
+            self.assertEqual([line["setup"] for line in self.lines()[2:]], [line["setup"] for line in whole])
+            self.assertNotIn(other, (self.out / "report.md").read_text())
         self.make("--quick", FAKE_POINTS="2")
-        self.assertEqual([line["point"] for line in self.lines()[1:]], [{"size": i, "quick": True, "seconds": 2} for i in range(2)])
+        self.assertEqual([line["point"] for line in self.lines()[4:]], [{"size": i, "quick": True, "seconds": 2} for i in range(2)])
+        with open(self.out / "fake.csv", encoding="utf-8") as file:
+            self.assertEqual(len(list(csv.DictReader(file))), 4)  # of two points, two each
 
     def test_patience_measures_longer_and_does_not_mix(self):
         self.make("--patience", "3", FAKE_POINTS="2")
-        self.assertEqual([line["point"]["seconds"] for line in self.lines()[1:]], [6, 6])
-        self.assertEqual(self.lines()[0]["setup"]["length"], "full, patience 3")
-        self.make(FAKE_POINTS="2", status=1)
+        self.assertEqual([line["point"]["seconds"] for line in self.lines()], [6, 6])
+        self.assertNotIn("there already", self.make(FAKE_POINTS="2"))
+        self.assertEqual([line["point"]["seconds"] for line in self.lines()], [6, 6, 2, 2])
         self.assertIn("not a positive number", self.make("--patience", "0", status=2))
 
     def test_a_point_that_fails_is_reported_and_the_others_go_on(self):
         output = self.make(status=1, FAKE_BROKEN="1")
         self.assertIn("this point cannot be measured", output)
         self.assertIn("this point cannot be measured", (self.out / "report.md").read_text())
-        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], [0, 2, 3, 4])
+        self.assertEqual([line["point"]["size"] for line in self.lines()], [0, 2, 3, 4])
         self.make()  # tried again
         self.assertEqual(self.begun()[POINTS:], ["1"])
 
@@ -221,7 +220,7 @@ class ReportOfAFakeExperiment(Case):
         self.make(FAKE_POINTS="1")
         with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
             file.write("<<<<<<<\n")
-        self.assertIn("line 3: not a JSON object", self.make(status=1))
+        self.assertIn("line 2: not a JSON object", self.make(status=1))
 
     def test_two_reports_do_not_write_one_file(self):
         (self.folder / "hold").write_text("0")
@@ -376,7 +375,7 @@ class Timeline(Case):
             timeline.layer_of([event(0, "update", "compute", 0, 1)])
 
 
-BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, f"{steps.BENCHES}/bench_train"))
+BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, steps.BENCH))
 
 
 @unittest.skipUnless(BUILT, "make bench builds what it needs")
@@ -386,7 +385,7 @@ class Measured(Case):
                  modes=["none", "ring", "auto", "nowire", "ideal"])
 
     def test_training(self):
-        rows = training.measure(place.Place("local"), self.point)
+        rows = training.measure(Place("local"), self.point)
         rounds = [[row["mode"] for row in rows if row["round"] == number] for number in range(1, 4)]
         self.assertEqual(sum(map(len, rounds)), len(rows))
         for order in rounds:
@@ -402,18 +401,18 @@ class Measured(Case):
         training.figures(rows)
 
     def test_modes_take_turns_in_an_order_drawn_for_each_round(self):
-        _, taken = steps.take_turns(place.Place("local"), self.point, self.point["modes"], 3)
+        _, taken = steps.take_turns(Place("local"), self.point, self.point["modes"], 3)
         orders = [tuple(step["mode"] for step in taken if step["round"] == number) for number in range(1, 4)]
         self.assertEqual({tuple(sorted(order)) for order in orders}, {tuple(sorted(self.point["modes"]))})
         self.assertGreater(len(set(orders)), 1)
 
     def test_training_with_data_and_heads_split(self):
         for mesh in dict(strategy="up"), dict(tp=1, dp=2):
-            self.assertEqual(training.problems(training.measure(place.Place("local"), {**self.point, **mesh})), [])
+            self.assertEqual(training.problems(training.measure(Place("local"), {**self.point, **mesh})), [])
 
     def test_bytes_by_which_a_link_is_set_are_those_of_a_step(self):
         """Of activations alone: 8 exchanges of a layer and two of the head, of half of (B, T, C); beside them the lookup."""
-        ideal_ms, bits = steps.first_look(place.Place("local"), self.point)
+        ideal_ms, bits = steps.first_look(Place("local"), self.point)
         activations = 8 * (8 * 6 + 2) * 2 * 32 * 384 * 4 / 2
         self.assertTrue(activations < bits < 1.2 * activations, (bits, activations))
         self.assertGreater(ideal_ms, 0)
@@ -430,16 +429,16 @@ class Measured(Case):
         thread.start()
         begin = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
-            place.Place("local").run(1, ["sh", "-c", f"echo $$ >{number}; exec sleep 1000"])
+            Place("local").run(1, ["sh", "-c", f"echo $$ >{number}; exec sleep 1000"])
         thread.join()
         self.assertLess(time.monotonic() - begin, 900)
         wait_until(lambda: not runs(number.read_text().strip()), "a command is left running")
 
     def test_what_fails_is_reported_with_what_it_printed(self):
         with self.assertRaisesRegex(Failed, r"(?s)^exit status 3: scripts/mpirun.sh -np 1 sh .*out\n.*err"):
-            place.Place("local").run(1, ["sh", "-c", "echo out; echo err >&2; exit 3"])
+            Place("local").run(1, ["sh", "-c", "echo out; echo err >&2; exit 3"])
         with self.assertRaisesRegex(Failed, "^ran past 1 s: scripts/mpirun.sh -np 1 sleep 60"):
-            place.Place("local").run(1, ["sleep", "60"], timeout=1)
+            Place("local").run(1, ["sleep", "60"], timeout=1)
 
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
@@ -447,14 +446,14 @@ class Measured(Case):
                               (["--modes", "ring+soon"], "no word soon"), (["--modes", "ring+ahead-1"], "no word ahead-1"),
                               (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
-            done = subprocess.run([f"{steps.BENCHES}/bench_train", *map(str, steps.model_options(self.point)),
+            done = subprocess.run([steps.BENCH, *map(str, steps.model_options(self.point)),
                                    *options], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(says, done.stderr)
 
     def table(self, modes, rounds):
         """mode → line"""
-        text = place.Place("local").run(2, [f"{steps.BENCHES}/bench_train", "--modes", modes, "--rounds", rounds,
+        text = Place("local").run(2, [steps.BENCH, "--modes", modes, "--rounds", rounds,
                                             *steps.model_options(self.point), "--peak-tflops", 1])
         return [line for line in text.splitlines() if line.startswith(tuple(modes.split(",")))]
 
@@ -482,7 +481,7 @@ class Measured(Case):
         """Replicas send the table, or beside it rows that the tokens name; --embedding is for modes that leave it open."""
         point, modes = {**self.point, "tp": 1, "dp": 2, "vocab": 2048}, ["ring", "ring+rows", "ring+table", "ring+end+table+ahead0"]
         def sent(*options):
-            _, taken = steps.take_turns(place.Place("local"), {**point, "modes": modes}, modes, 1, *options)
+            _, taken = steps.take_turns(Place("local"), {**point, "modes": modes}, modes, 1, *options)
             return {step["mode"]: step["bytes_sent_rank0"] for step in taken}
         rows, table = sent(), sent("--embedding", "table")
         self.assertEqual((rows["ring"], table["ring"]), (rows["ring+rows"], table["ring+table"]))
@@ -492,7 +491,7 @@ class Measured(Case):
     def test_a_plan_is_found_once_and_for_one_shape(self):
         def start(layers):
             options = steps.model_options(self.point) + ["--layers", layers, "--rounds", 1, "--out", self.folder]
-            return place.Place("local").run(2, [f"{steps.BENCHES}/bench_train", "--modes", "none,auto", *options])
+            return Place("local").run(2, [steps.BENCH, "--modes", "none,auto", *options])
         self.assertIn("found in trials", start(2))
         text = (self.folder / "plan.json").read_text()
         self.assertNotIn("found in trials", start(2))
@@ -501,7 +500,7 @@ class Measured(Case):
             start(3)
 
     def test_timeline(self):
-        rows = timeline.measure(place.Place("local"), self.point)
+        rows = timeline.measure(Place("local"), self.point)
         self.assertEqual(timeline.distinct(rows, "mode"), list(timeline.MODES))
         for mode in timeline.MODES:
             blocks = timeline.select(rows, mode=mode, kind="block")
@@ -514,29 +513,26 @@ class Measured(Case):
 
 
 class FirstLine(Case):
-    def written(self, setup, done):
-        report.write_report(self.out, setup, done, [], "scripts/report.py")
+    def written(self, done, cores=4, load=0.1):
+        self.out.mkdir(exist_ok=True)
+        setup = {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v", "program": "h",
+                 "place": "local"}
+        report.write_report(self.out, {"setup": setup, "date": "today", "load": load}, done, [], "scripts/report.py")
         return (self.out / "report.md").read_text()
 
     def test_says_that_cores_do_not_suffice(self):
-        self.out.mkdir()
-        setup = {"machine": "P", "cores": 2, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v", "program": "h", "place": "local", "date": "today", "load": 0.1,
-                 "shortage": "2 ranks need 4 cores, this machine gives 2"}
         done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
-        lines = self.written(setup, done).splitlines()
+        lines = self.written(done, cores=2).splitlines()
         self.assertIn(f"{laboratory.SHARED}: 2 ranks need 4 cores", lines[0])
         self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
         self.assertIn(laboratory.SHARED, (self.out / "training.svg").read_text())
         self.assertEqual(report.problems_of(done), [])
-        self.assertTrue(self.written({**setup, "shortage": ""}, done).startswith("# "))
+        self.assertTrue(self.written(done).startswith("# "))
         self.assertNotIn(laboratory.SHARED, (self.out / "training.svg").read_text())
 
     def test_says_that_others_use_the_processors(self):
-        self.out.mkdir()
-        setup = {"machine": "P", "cores": 4, "compiler": "cc", "mpi": "m", "oneDNN": "2",
-                 "version": "v", "program": "h", "place": "local", "date": "today", "shortage": "", "load": 1.5}
-        self.assertIn("Other work shares these processors", self.written(setup, []).splitlines()[0])
-        text = self.written({**setup, "load": 0.1}, [])
+        self.assertIn("Other work shares these processors", self.written([], load=1.5).splitlines()[0])
+        text = self.written([])
         self.assertTrue(text.startswith("# "))
         self.assertIn("P, load 0.10 at the start;", text)
 
