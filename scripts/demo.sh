@@ -28,7 +28,25 @@ make --no-print-directory -s -O -j"$(nproc)" train_gpt $bench || fail "the build
 python=$(scripts/find_python.sh)
 
 heading "2/5 text and tokens"
-text=$("$python" scripts/demo_text.py $demo) || fail "no text to train on"
+# Tiny Shakespeare, so that figures are comparable between machines; without a network, Python's language reference.
+text=$demo/tinyshakespeare.txt
+url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
+mkdir -p $demo
+right() { echo "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed  $text" | sha256sum --check --status 2>/dev/null; }
+right || cp ../shared/data/tinyshakespeare.txt $text 2>/dev/null ||
+    timeout 30 "$python" -c "import urllib.request as web; web.urlretrieve('$url', '$text')" 2>/dev/null ||
+    echo "no tiny Shakespeare from $url"
+if ! right; then
+    text=$demo/documentation.txt
+    "$python" - >$text <<'END' || fail "no text to train on"
+import random, re
+from pydoc_data.topics import topics
+chapters = sorted(set(topics.values()))
+random.Random(1).shuffle(chapters)  # so that the end, for validation, is of the same kind
+print(re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", "ignore").decode())
+END
+fi
+echo "text: $text"
 "$python" data/prepare.py --input "$text" --out $demo/tokens --encoding byte || fail "data/prepare.py failed"
 
 heading "3/5 training: $steps steps on two ranks, --overlap commfuse"

@@ -24,7 +24,7 @@ import lab
 import plots
 import run_log
 import tables
-from command import Parser, status_of, write_whole
+from command import Parser, some_of, status_of, write_whole
 from runner import ROOT, Runner, words_of
 
 run = Runner().output
@@ -187,16 +187,14 @@ PARTS = {part.__name__: part for part in (gpu, published, emulated, report, here
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--only", type=some_of(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=pathlib.Path, default=f"{ROOT}/build/predict")
     o = parser.parse_args()
-    if unknown := set(o.only.split(",")) - PARTS.keys():
-        parser.error(f"--only {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
     plots.pyplot()  # before minutes are spent, not after them
     text = "# Predictions beside measurements\n"
-    for name in o.only.split(","):
+    for name in o.only:
         table = PARTS[name](o)
         text += f"\n## {name}\n\n{table}"
         print(f"{name}\n{table}", flush=True)
