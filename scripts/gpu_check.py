@@ -30,12 +30,33 @@ import time
 import traceback
 
 from command import Parser, some_of, status_of
-from gpu import losses, machine, ranks, times, twins
+from gpu import losses, ranks, times, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import ROOT, Late
 
+WIRES = "tests/bench/bench_wires"
+
+
+def build(check):
+    names = "train_gpt", twins.TOOL, "tests/bench/bench_gpu"
+    wanted = [twins.REFERENCE, *(f"{folder}/{name}" for folder in check.build.values() for name in names)]
+    wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
+    wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
+    result = check.runner.run(["make", "-k", "-j", os.cpu_count(), "WERROR=", *wanted])  # a new compiler may have new warnings
+    trouble = "\n".join(result.output.splitlines()[-20:])
+    check.judge("make", result.status == 0, trouble if result.status else f"{result.seconds:.0f} s")
+
+
+def device(check):
+    properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
+    gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
+    check.show(check.runner.printed("make", "-s", "config").splitlines())
+    check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
+    check.show_run("wires measured", check.runner.run([check.program("bf16", WIRES)], limit=40))
+
+
 # What a stage runs, and its share of the time that is left for it and the later ones.
-STAGES = {"build": (machine.build, 100), "device": (machine.device, 40), "twins": (twins.run, 50), "losses": (losses.run, 30),
+STAGES = {"build": (build, 100), "device": (device, 40), "twins": (twins.run, 50), "losses": (losses.run, 30),
           "ranks": (ranks.run, 85), "overlap": (ranks.overlap, 500), "sanitizer": (twins.sanitize, 35), "times": (times.run, 145),
           "kernels": (times.kernels, 80)}
 

@@ -1,14 +1,19 @@
-"""The state of a check: options, programs, and findings, which are always on the disk."""
+"""The state of a check: options, programs, and findings, which are always on the disk; and runs of one or several ranks."""
 import contextlib
+import dataclasses
 import os
+import re
+import socket
 import tempfile
 import time
 
+import run_log
 from command import opened
-from runner import ROOT, Runner
+from runner import ROOT, Runner, words_of
 
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
 TYPES = "fp32", "bf16"
+OUT_OF_MEMORY = re.compile("no memory:|out of memory|cudaErrorMemoryAllocation")  # not an illegal access
 
 
 class Check:
@@ -58,3 +63,40 @@ class Check:
         self.scratch.cleanup()
         self.report.close()
         self.log.close()
+
+
+def relative(found, expected):
+    """The largest relative difference of two lists; infinite if they have different lengths or missing values."""
+    if not found or len(found) != len(expected) or any(x is None or x != x for x in found):
+        return float("inf")
+    return max(abs(a / b - 1) for a, b in zip(found, expected))
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# NCCL accepts several ranks on one GPU only if it takes them for different hosts, which use sockets on the loopback device. Each
+# gets few thread blocks, because a kernel that waits for a peer's kernel must leave it some.
+def environment(rank, size, port, transport):
+    e = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1",
+         "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    if transport in ("nccl", "auto"):
+        e.update(NCCL_HOSTID=f"rank{rank}", NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_SOCKET_IFNAME="lo",
+                 NCCL_IB_DISABLE=1, NCCL_NET="Socket", NCCL_MNNVL_ENABLE=0, NCCL_MAX_CTAS=4, NCCL_DEBUG="WARN")
+    return {name: str(value) for name, value in e.items()}
+
+
+def train(check, kind, ranks=1, transport="auto", limit=None, **options):
+    """(steps of the log, config of the log, Result); a run that takes fewer steps than it should has failed."""
+    log, port = check.path("log.jsonl"), free_port()
+    command = [check.program(kind), *words_of(log=log, transport=transport, val_every=0, **options)]
+    environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
+    result = check.runner.ranks([command] * ranks, environments, limit)
+    events = list(run_log.lines(log)) if os.path.exists(log) else []
+    steps, config = run_log.steps(events), next((event for event in events if event["event"] == "config"), {})
+    if result.status == 0 and len(steps) != options.get("steps", len(steps)):
+        result = dataclasses.replace(result, status=1)
+    return steps, config, result

@@ -5,8 +5,8 @@ import sys
 
 from tokens import write_tokens
 
-from .check import FAIL, SKIP, TYPES
-from .training import MODELS, OUT_OF_MEMORY, VOCABULARY, Step, implausible, relative, train
+from .check import FAIL, OUT_OF_MEMORY, SKIP, TYPES, relative, train
+from .times import MODELS, VOCABULARY, Step, implausible
 
 # Models that a reference in float64 trains in seconds, on one batch that every step sees whole.
 SMALL = {"d2 of 128 channels, T 64": (dict(layers=2, channels=128, heads=2, vocab=101, seq=64), 8, 3e-3),  # shape, batch, lr

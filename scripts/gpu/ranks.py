@@ -7,8 +7,7 @@ import sys
 from runner import Late
 from tokens import write_tokens
 
-from .check import LATE, TYPES
-from .training import relative, train
+from .check import LATE, TYPES, relative, train
 
 # 12 heads of 16 channels: three a rank with tp 4. The last of four ranks has five tokens of the vocabulary; the rest is padding.
 # With a larger lr losses jump on such tokens, and another order of rounding exceeds the band.

@@ -1,10 +1,12 @@
-"""The stages times and kernels.
+"""The stages times and kernels; the models that are timed, and their steps.
 
 Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
 larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
 less. PyTorch has the same order, with a run of this program right after each.
 """
+import collections
 import dataclasses
+import math
 import os
 import re
 
@@ -13,15 +15,55 @@ from runner import ROOT
 from tables import markdown
 from tokens import write_tokens
 
-from .check import FAIL, OK, SKIP
-from .training import CLOSER, MODELS, OUT_OF_MEMORY, SEQ, VOCABULARY, VOCABULARY_PADDED, Step, implausible, train
+from .check import FAIL, OK, OUT_OF_MEMORY, SKIP, train
 
+Model = collections.namedtuple("Model", "name layers channels heads batches torch_batch")  # micro-batches to try, and PyTorch's
+# By importance: if time runs out, the last ones are left out.
+MODELS = (Model("d12", 12, 768, 12, (16, 32, 64, 128), 32), Model("d48", 48, 1600, 25, (4, 8, 16), 8),
+          Model("d24", 24, 1024, 16, (8, 16, 32, 64), 16), Model("d36", 36, 1280, 20, (8, 16, 32), 16))
+CLOSER = MODELS[:2]  # measured in more detail
+SEQ, VOCABULARY, VOCABULARY_PADDED = 1024, 50257, 50304
+FIRST_LOSS_BAND = 0.5  # random weights add C · 0.02² / 2 to the loss: 0.32 for d48
 ACCUMULATION = 4  # micro-batches of a step as in real training, where the update counts for less
 PYTHON = "python3"  # in which PyTorch may be
 INDUCTOR = os.path.join(ROOT, "build", "inductor")  # stays for the next call
 ENVIRONMENT = dict(TORCHINDUCTOR_CACHE_DIR=INDUCTOR, TRITON_CACHE_DIR=os.path.join(INDUCTOR, "triton"),
                    TORCHINDUCTOR_FX_GRAPH_CACHE="1", TORCHINDUCTOR_AUTOGRAD_CACHE="1", TORCHINDUCTOR_COMPILE_THREADS="4")
 LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    batch: int  # sequences of a micro-batch
+    accumulation: int = 1  # micro-batches, whose gradients are summed before the update
+
+    @property
+    def name(self):
+        several = f"{self.accumulation} micro-batches of {self.batch}"
+        return f"micro-batch {self.batch}" if self.accumulation == 1 else several
+
+    @property
+    def tokens(self):
+        return self.accumulation * self.batch * SEQ
+
+    @property
+    def repeated(self):
+        """The numbers of untimed and of timed steps; fewer of long ones."""
+        return (5, 12) if self.accumulation == 1 else (2, 5)
+
+    def options(self, model):
+        """The options of train_gpt."""
+        return dict(model=model.name, seq=SEQ, vocab=VOCABULARY, micro_batch=self.batch, batch=self.accumulation * self.batch,
+                    recompute=0)
+
+
+def implausible(losses):
+    """What is wrong with losses of a training from random weights; "" if nothing is. The time of a wrong step does not count."""
+    if any(loss is None or not math.isfinite(loss) for loss in losses):
+        return f"a loss is not finite: {losses}"
+    if abs(losses[0] - math.log(VOCABULARY)) > FIRST_LOSS_BAND:
+        return f"the first loss is {losses[0]:.4f}, not near log {VOCABULARY} = {math.log(VOCABULARY):.4f}"
+    return "" if losses[-1] < losses[0] else f"the loss has not fallen: {losses}"
 
 
 # --- a run ---
@@ -89,23 +131,24 @@ def table(check):
           ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items()) for many, found in check.torch_over_ours.items())])
 
 
-def add_row(check, row):
-    check.show([", ".join(f"{name} {cell}" for name, cell in cells(row).items())])
-    check.times.append(row)
-
-
 # --- the order of the runs ---
 
 
-def one_more(check, model, tokens, step, can_be_full=True):
-    """Measures this program and adds the row to the table. Returns the row, or None if the run fails."""
-    row, result = measure(check, model, step, tokens)
+def add(check, what, row, result, otherwise):
+    """Adds a row to the table, or says why there is none."""
     if row:
-        add_row(check, row)
+        check.show([", ".join(f"{name} {cell}" for name, cell in cells(row).items())])
+        check.times.append(row)
     else:
-        full = can_be_full and OUT_OF_MEMORY.search(result.output)
-        check.verdict(f"{model.name}, {step.name}", SKIP if full else FAIL, result.reason)
+        check.verdict(what, otherwise, result.reason)
     return row
+
+
+def one_more(check, model, tokens, step, can_be_full=True):
+    """Measures this program. Returns the row, or None if the run fails."""
+    row, result = measure(check, model, step, tokens)
+    full = can_be_full and OUT_OF_MEMORY.search(result.output)
+    return add(check, f"{model.name}, {step.name}", row, result, SKIP if full else FAIL)
 
 
 def search(check, model, tokens):
@@ -123,11 +166,8 @@ def search(check, model, tokens):
 def beside_torch(check, model, tokens, step):
     """PyTorch's time and, right after it, ours, so that their ratio is of neighbouring runs."""
     peak = next((row["peak_tflops"] for row in check.times if row["program"] == "commfuse"), None)
-    theirs, result = measure_torch(check, model, step, peak)
-    if not theirs:
-        return check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.reason)
-    add_row(check, theirs)
-    ours = one_more(check, model, tokens, step)
+    theirs = add(check, f"{model.name} in PyTorch, {step.name}", *measure_torch(check, model, step, peak), SKIP)
+    ours = theirs and one_more(check, model, tokens, step)
     if ours:
         ratio = theirs["step_ms"] / ours["step_ms"]
         check.torch_over_ours.setdefault(step.accumulation, {})[model.name] = ratio

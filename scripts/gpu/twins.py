@@ -10,9 +10,9 @@ from runner import ROOT, Late, words_of
 from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
-from .machine import REFERENCE
 
 TOOL = "tests/layers/tool_twins"
+REFERENCE = f"build/ref/{TOOL}"  # the CPU's twins, without any library
 # cuDNN takes up to a second to plan each shape, so attention may be late; it runs last, so that the others are not.
 KERNELS, ATTENTION = ("--except", "attention"), ("--only", "attention")
 

@@ -23,7 +23,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import run_log
 from command import Parser, status_of
-from gpu.training import environment, free_port
+from gpu.check import environment, free_port
 from runner import ROOT, Failed, Late, Runner, words_of
 
 CLOCK = f"{ROOT}/build/emulated-bf16"

@@ -23,7 +23,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import losses, ranks, times, training, twins
+from gpu import check as checks
+from gpu import losses, ranks, times, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from runner import Late, Result, Runner
 from tokens import write_tokens
@@ -169,9 +170,9 @@ class Judgement(unittest.TestCase):
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits; 7.0 MiB are allocated already", "CUDA out of memory. Tried",
                       "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
-            self.assertRegex("error: rank 0 of 1 (host): " + words, training.OUT_OF_MEMORY)
+            self.assertRegex("error: rank 0 of 1 (host): " + words, checks.OUT_OF_MEMORY)
         for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):
-            self.assertNotRegex("error: rank 0 of 1 (host): " + words, training.OUT_OF_MEMORY)
+            self.assertNotRegex("error: rank 0 of 1 (host): " + words, checks.OUT_OF_MEMORY)
 
 
 class Meshes(Quiet):
@@ -218,7 +219,7 @@ class Running(unittest.TestCase):
 
     def test_a_hang_is_reported_as_such_and_not_by_the_rank_that_was_ended_last(self):
         """Rank 1 says so when it loses its connection to rank 0, as the program does."""
-        port = training.free_port()
+        port = checks.free_port()
         serve = f"import socket, time; c = socket.create_server(('127.0.0.1', {port})).accept(); time.sleep(60)"
         watch = ("import socket, sys, time\ns = socket.socket()\n"
                  f"while s.connect_ex(('127.0.0.1', {port})): time.sleep(0.05); s = socket.socket()\n"
@@ -260,10 +261,10 @@ class Running(unittest.TestCase):
 
     def test_ranks_know_each_other(self):
         for transport in "nccl", "auto":
-            first, second = (training.environment(rank, 2, 1234, transport) for rank in range(2))
+            first, second = (checks.environment(rank, 2, 1234, transport) for rank in range(2))
             self.assertEqual((first["RANK"], second["RANK"], first["WORLD_SIZE"]), ("0", "1", "2"))
             self.assertNotEqual(first["NCCL_HOSTID"], second["NCCL_HOSTID"])
-        self.assertNotIn("NCCL_HOSTID", training.environment(0, 2, 1234, "ipc"))
+        self.assertNotIn("NCCL_HOSTID", checks.environment(0, 2, 1234, "ipc"))
 
     def test_a_killed_script_leaves_nothing_running(self):
         seconds = f"60.{os.getpid()}"  # by which they are known
@@ -353,7 +354,7 @@ class Files(Quiet):
     def test_a_torn_line_of_a_log_ends_it(self):
         for line, count in ("false", 0), ("""printf '{"event":"config"}\\n{"event":"step","step":0,"loss":4}\\n{"event":"st' >$2""", 1):
             self.program("#!/bin/sh\n{line}\nexit 1\n".replace("{line}", line))
-            steps, config, result = training.train(self.check, "bf16")
+            steps, config, result = checks.train(self.check, "bf16")
             self.assertEqual((len(steps), len(config), result.status), (count, count, 1))
 
     def test_tokens_are_as_uneven_as_words(self):
@@ -490,8 +491,8 @@ with open(words["--log"], "w") as log:
 print("memory    1536.0 MiB per rank, of 2048.0 MiB that are free", file=sys.stderr)
 print(json.dumps(words))
 ''')
-        for step, sequences, steps in (training.Step(8), "8", 17), (training.Step(8, 4), "32", 7):
-            row, result = times.measure(self.check, training.MODELS[1], step, "tokens")
+        for step, sequences, steps in (times.Step(8), "8", 17), (times.Step(8, 4), "32", 7):
+            row, result = times.measure(self.check, times.MODELS[1], step, "tokens")
             words = json.loads(result.output.splitlines()[0])
             self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
             self.assertEqual((words["--model"], words["--steps"]), ("d48", str(steps)))
@@ -501,11 +502,11 @@ print(json.dumps(words))
             self.assertEqual(row["memory_mib"], 1536)
 
     def test_steps_that_compute_nonsense_are_no_figure(self):
-        self.assertEqual(training.implausible([11.1, 12.0, 9.5]), "")
+        self.assertEqual(times.implausible([11.1, 12.0, 9.5]), "")
         for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"),
                             ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
-            self.assertIn(why, training.implausible(losses))
+            self.assertIn(why, times.implausible(losses))
         self.program(f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -513,7 +514,7 @@ with open(words["--log"], "w") as log:
     for step in range(int(words["--steps"])):
         print(json.dumps({"event": "step", "step": step, "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
 ''')
-        row, result = times.measure(self.check, training.MODELS[0], training.Step(8), "tokens")
+        row, result = times.measure(self.check, times.MODELS[0], times.Step(8), "tokens")
         self.assertIsNone(row)
         self.assertIn("error: the first loss is 3.0000", result.reason)
 
@@ -533,7 +534,7 @@ with open(words["--log"], "w") as log:
         answer = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32, allocated_mib=512))
         python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{answer}'\n")
         with mock.patch.object(times, "PYTHON", python):
-            row, result = times.measure_torch(self.check, training.MODELS[0], training.Step(32, 4), 1000)
+            row, result = times.measure_torch(self.check, times.MODELS[0], times.Step(32, 4), 1000)
         self.assertIn("torch_gpt.py 12 768 12 32 1024 ", result.output)
         self.assertIn(" --steps 5 --warmup 2 --accumulate 4", result.output)
         self.assertEqual((row["program"], row["batch"], row["accumulation"]), ("torch", 32, 4))
