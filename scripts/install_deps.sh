@@ -22,7 +22,9 @@ for argument in "$@"; do
     *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
-options=" $* "
+options=" any $* "
+# Where the lab can run (root, and namespaces may be made), demo.sh and the tests show steps over a slow link.
+unshare --net true 2>/dev/null && options="$options lab "
 want() { case $options in *" $1 "*) ;; *) return 1 ;; esac; }
 
 die() { printf '%s\n' "$@" >&2; exit 1; }
@@ -31,46 +33,41 @@ program() { command -v "$1" >/dev/null 2>&1; }
 module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
 certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; }
 
-# package | probe | reason
+# option that wants it | package | probe | reason
 needed="\
-gcc|program cc|the C compiler
-g++|program g++|compiles the GPU sources for the emulator in the tests
-libc6-dev|header stdio.h|the C library's headers
-make|program make|the build
-openmpi-bin|program mpirun|mpirun: several ranks on one machine or many
-libopenmpi-dev|program mpicc|MPI: transfers between ranks
-libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
-libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
-libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
-libcmocka-dev|header cmocka.h|cmocka: the C tests
-pkg-config|program pkg-config|the test of the library's examples
-python3|program python3|data preparation, the test runner
-python3-numpy|module numpy|data preparation, reference results in tests
-python3-mpi4py|module mpi4py|the test of the library beside another user of MPI
-python3-matplotlib|module matplotlib|plots"
-# Where the lab can run (root, and namespaces may be made), demo.sh and the tests show steps over a slow link.
-unshare --net true 2>/dev/null && needed="$needed
-iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them"
-want --bpe && needed="$needed
-python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI"
-want --slurm && needed="$needed
-slurmctld|program slurmctld|Slurm's controller
-slurmd|program slurmd|Slurm's nodes
-slurm-client|program srun|srun, sbatch
-munge|program munged|authentication between Slurm's daemons"
-want --lint && needed="$needed
-clang-format|program clang-format|the format of the C sources
-clang-tidy|program clang-tidy|checks of the C sources"
-want --download && needed="$needed
-ca-certificates|certificates|downloads over https"
+any|gcc|program cc|the C compiler
+any|g++|program g++|compiles the GPU sources for the emulator in the tests
+any|libc6-dev|header stdio.h|the C library's headers
+any|make|program make|the build
+any|openmpi-bin|program mpirun|mpirun: several ranks on one machine or many
+any|libopenmpi-dev|program mpicc|MPI: transfers between ranks
+any|libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
+any|libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
+any|libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
+any|libcmocka-dev|header cmocka.h|cmocka: the C tests
+any|pkg-config|program pkg-config|the test of the library's examples
+any|python3|program python3|data preparation, the test runner
+any|python3-numpy|module numpy|data preparation, reference results in tests
+any|python3-mpi4py|module mpi4py|the test of the library beside another user of MPI
+any|python3-matplotlib|module matplotlib|plots
+lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them
+--bpe|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
+--slurm|slurmctld|program slurmctld|Slurm's controller
+--slurm|slurmd|program slurmd|Slurm's nodes
+--slurm|slurm-client|program srun|srun, sbatch
+--slurm|munge|program munged|authentication between Slurm's daemons
+--lint|clang-format|program clang-format|the format of the C sources
+--lint|clang-tidy|program clang-tidy|checks of the C sources
+--download|ca-certificates|certificates|downloads over https"
 
 installed=
 program dpkg-query && installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' 2>/dev/null \
-    $(echo "$needed" | cut -d'|' -f1))
+    $(echo "$needed" | cut -d'|' -f2))
 
 missing=
 reasons=
-while IFS='|' read -r package probe reason; do
+while IFS='|' read -r option package probe reason; do
+    want "$option" || continue
     case " $installed" in *" $package=installed "*) continue ;; esac
     $probe && continue
     missing="$missing $package"
