@@ -23,7 +23,7 @@ import statistics
 import sys
 
 from command import Parser, Problem, at_least, status_of, whole
-from runner import ROOT, Runner
+from runner import Runner
 
 run, BENCHES = Runner().output, "build/release/tests/bench"
 SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V

@@ -27,13 +27,13 @@ import time
 import lab
 import plots
 import run_log
-from command import Parser, Problem, note, positive, some_of, status_of, whole, write_whole
+from command import Parser, note, positive, some_of, status_of, whole, write_whole
 from runner import ROOT
 
 try:  # before hours are spent, not after them
-    import matplotlib  # noqa: F401
     from experiments import ablation, timeline, training
     from experiments.steps import Place
+    plots.pyplot()
 except ImportError as error:
     sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
              "scripts/install_deps.sh installs it")
@@ -156,7 +156,7 @@ def main():
     for number in signal.SIGINT, signal.SIGTERM:
         signal.signal(number, signal.default_int_handler)
     place, failed, stopped = Place(o.place, o.ratio), [], False
-    now, rows = conditions_of(place), run_log.Rows(o.out / "rows.jsonl", {"experiment"}, "no row of a report")
+    now, rows = conditions_of(place), run_log.Rows(o.out / "rows.jsonl", "experiment")
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() for point in module.points(place, o.quick)]
     done = [line for line in rows.done if line["setup"] == now["setup"] and (line["experiment"], line["point"]) in points]

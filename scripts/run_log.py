@@ -6,21 +6,12 @@ import statistics
 
 from command import Problem, opened
 
-HINT = "remove the line, or name a log that train_gpt --log has written"
 
-
-def fault(event):
-    return None if isinstance(event.get("event"), str) else "not an event of a run"
-
-
-def lines(path, fault=fault, hint=HINT):
-    """The objects of a file, as far as it is written. `fault` says what is wrong with one. A cut last line is ignored: its writer
-    may have been killed, or not be done. If only its end is missing, it counts."""
-    try:
-        with opened(path) as file:
-            found = file.readlines()  # bytes, because a cut may split a character
-    except OSError as error:
-        raise Problem(f"cannot read {path}: {error.strerror}", "name a file that train_gpt --log has written") from None
+def lines(path, key="event"):
+    """The objects of a file, as far as it is written; each has the key. A cut last line is ignored: its writer may have been
+    killed, or not be done. If only its end is missing, it counts."""
+    with opened(path) as file:
+        found = file.readlines()  # bytes, because a cut may split a character
     for number, line in enumerate(found, 1):
         try:
             value = json.loads(line)
@@ -28,15 +19,15 @@ def lines(path, fault=fault, hint=HINT):
             if not line.endswith(b"\n"):
                 return
             value = None
-        if what := fault(value) if isinstance(value, dict) else "not a JSON object":
-            raise Problem(f"{path}, line {number}: {what}", hint)
+        if not isinstance(value, dict) or key not in value:
+            raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
         yield value
 
 
 class Rows:
-    """A file of rows that one command at a time adds to, and that the same command continues. Each has one of the keys."""
+    """A file of rows that one command at a time adds to, and that the same command continues. Each has the key."""
 
-    def __init__(self, path, keys, what):
+    def __init__(self, path, key):
         self.path, self.file = path, opened(path, "a", encoding="utf-8")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,7 +35,7 @@ class Rows:
             raise Problem(f"{path} is being written by another command", "wait for it, or choose another --out") from None
         with opened(path, "rb+") as file:  # the last line may be cut
             file.truncate(file.read().rfind(b"\n") + 1)
-        self.done = list(lines(path, lambda row: None if keys & row.keys() else what, "repair it, or give another --out"))
+        self.done = list(lines(path, key))
 
     def append(self, row):
         self.done.append(row)

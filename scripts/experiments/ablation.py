@@ -7,9 +7,10 @@ end of backward (end) or owner by owner (owners), rows of the table (rows), weig
 once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how small a difference can be seen. It is measured as
 `training` is.
 """
-from .steps import MESHES, QUICK_SIZE, figures, measure, point_of, problems, tables  # noqa: F401
+from . import steps
 
 NAME, TITLE = "ablation", "The schedule alone, the policy alone"
+measure, tables, figures, problems = steps.measure, steps.tables, steps.figures, steps.problems
 POLICY = "--gradients", "ready", "--prefetch", 4, "--embedding", "table"
 SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "auto", "ideal"
 POLICIES = tuple(f"ring:4+{word}" for word in ("end", "owners", "rows", "ahead0", "ahead4096"))
@@ -17,5 +18,5 @@ SIZE = dict(model="half of d12", seq=512, batch=2)
 
 
 def points(place, quick):
-    return [point_of(place, quick, mesh, QUICK_SIZE if quick else SIZE, [*SCHEDULES, *POLICIES], POLICY)
-            for mesh in MESHES if mesh[1] * mesh[2] <= place.ranks]
+    return [steps.point_of(place, quick, mesh, SIZE, [*SCHEDULES, *POLICIES], POLICY, wide=False)
+            for mesh in steps.MESHES if mesh[1] * mesh[2] <= place.ranks]

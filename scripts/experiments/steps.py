@@ -15,7 +15,7 @@ from tables import markdown, remarks
 
 PROGRAM, BENCH = f"{ROOT}/build/release/train_gpt", f"{ROOT}/build/release/tests/bench/bench_train"
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (2, 1536, 24), "half of d12": (6, 768, 12)}  # layers, channels, heads
-QUICK_SIZE = dict(model="d6", seq=256, batch=4)
+QUICK_SIZE, WIDE_SIZE = dict(model="d6", seq=256, batch=4), dict(model="wide", seq=512, batch=2)
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
@@ -53,18 +53,15 @@ class Place:
         return self.runner.output(command, timeout, OMP_NUM_THREADS="1")
 
 
-def point_of(place, quick, mesh, size, modes, policy=()):
+def point_of(place, quick, mesh, size, modes, policy=(), wide=True):
+    """wide: where cores are shared, with wide layers, which compute more per byte and so have a slower link, so that moving bytes
+    takes little of the cores."""
     strategy, tp, dp = mesh
+    size = WIDE_SIZE if wide and lab.shortage(2, place.cores) else QUICK_SIZE if quick else size
     ratio = place.ratio if place.kind == "lab" else None  # of a step's transfers to the ideal step; None: shared memory
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (BLOCK_ROUNDS, SECONDS)
     return {"batch": dp, **size, "vocab": 8192, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio, "modes": modes,
             "policy": list(policy), "rounds": rounds, "seconds": seconds}
-
-
-def size_for(place, size):
-    """Where cores are shared: wide layers, which compute more per byte and so have a slower link, so that moving bytes takes little
-    of the cores."""
-    return {"model": "wide", "seq": 512, "batch": 2} if lab.shortage(2, place.cores) else size
 
 
 def mesh_name(point):
@@ -178,27 +175,23 @@ def problems(rows):
 # --- table and figure ---
 
 
-def remarks_of(mode, found, among):
-    """found: of multiples(). Modes do not differ if their difference is within two standard errors of it."""
-    ratio, drawn = found[mode]
-    alike = [name for name in among if name != mode and abs(found[name][0] - ratio) <= 2 * np.std(found[name][1] - drawn)]
-    return remarks(alike if mode in among else [], ratio)
-
-
 def table(modes):
+    """Modes do not differ if their difference is within two standard errors of it."""
     found, right, lines = multiples(modes), compared(modes), []
     for mode, steps in modes.items():
+        ratio, drawn = found[mode]
+        alike = [name for name in right if name != mode and abs(found[name][0] - ratio) <= 2 * np.std(found[name][1] - drawn)]
         low, middle, high = np.percentile(steps["step_ms"], [10, 50, 90]) / np.median(modes["ideal"]["step_ms"])
         difference = loss_difference(steps, modes["none"])
         wrong = "**ERROR** " if not difference <= LOSS_TOLERANCE else ""
         lines.append({
             "mode": mode, "step, ms": f"{np.median(steps['step_ms']):.1f}",
-            "of ideal": f"{found[mode][0]:.3f} ± {np.std(found[mode][1]):.3f}",
+            "of ideal": f"{ratio:.3f} ± {np.std(drawn):.3f}",
             "medians of ideal, p10 – p90": f"{middle:.3f} ({low:.3f} – {high:.3f})",
             "exposed, ms": f"{undisturbed(steps['step_ms'], steps['exposed_ms']):.1f}",
             "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
             "loss differs by": f"{wrong}{difference:.0e}" if mode in right else "wrong by construction",
-            "remarks": remarks_of(mode, found, right)})
+            "remarks": remarks(alike if mode in right else [], ratio)})
     return markdown(lines)
 
 

@@ -19,8 +19,7 @@ STEPS = 5
 
 
 def points(place, quick):
-    size = steps.size_for(place, steps.QUICK_SIZE if quick else SIZE)
-    return [{**steps.point_of(place, quick, (strategy, 2, 1), size, list(MODES)), "seconds": 30}
+    return [{**steps.point_of(place, quick, (strategy, 2, 1), SIZE, list(MODES)), "seconds": 30}
             for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
 
 

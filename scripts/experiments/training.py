@@ -12,9 +12,10 @@ report may differ by 1 or 2 %. Modes do not differ if their difference is within
 of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
 says. A rank has two cores in every mode, one of them for transfers.
 """
-from .steps import MESHES, QUICK_SIZE, figures, measure, point_of, problems, size_for, tables  # noqa: F401
+from . import steps
 
 NAME, TITLE = "training", "Training steps, end to end"
+measure, tables, figures, problems = steps.measure, steps.tables, steps.figures, steps.problems
 MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
 QUICK_MESHES = ("tpsp", 2, 1), ("tpsp", 1, 2)
@@ -27,6 +28,6 @@ def worth_it(mode, tp, dp):
 
 
 def points(place, quick):
-    size, modes = size_for(place, QUICK_SIZE if quick else SIZE), QUICK_MODES if quick else MODES
-    return [point_of(place, quick, (strategy, tp, dp), size, [mode for mode in modes if worth_it(mode, tp, dp)])
-            for strategy, tp, dp in (QUICK_MESHES if quick else MESHES) if tp * dp <= place.ranks]
+    modes = QUICK_MODES if quick else MODES
+    return [steps.point_of(place, quick, (strategy, tp, dp), SIZE, [mode for mode in modes if worth_it(mode, tp, dp)])
+            for strategy, tp, dp in (QUICK_MESHES if quick else steps.MESHES) if tp * dp <= place.ranks]

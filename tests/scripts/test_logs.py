@@ -29,16 +29,15 @@ class Logs(unittest.TestCase):
         self.assertEqual(self.losses(b'{"event":"step","loss":3}'), [5, None, 4, 3])  # only its end is missing
 
     def test_damage_is_named_with_its_line(self):
-        for line, what in ((b'{"event":"st', "not a JSON object"), (b"", "not a JSON object"), (b"7", "not a JSON object"),
-                           (b'{"loss":3}', "not an event"), (b"[" * 100_000, "not a JSON object")):
-            with self.subTest(line[:20]), self.assertRaisesRegex(Problem, f"{self.path}, line 5: {what}"):
+        for line in b'{"event":"st', b"", b"7", b'{"loss":3}', b"[" * 100_000:
+            with self.subTest(line[:20]), self.assertRaisesRegex(Problem, f"{self.path}, line 5: not a JSON object with 'event'"):
                 self.losses(line + b"\n")
 
     def test_no_log(self):
-        with self.assertRaisesRegex(Problem, "No such file"):
+        with self.assertRaisesRegex(OSError, "No such file"):
             list(run_log.lines(self.path))
         os.mkfifo(self.path)
-        with self.assertRaisesRegex(Problem, "It is not a regular file"):
+        with self.assertRaisesRegex(OSError, "It is not a regular file"):
             list(run_log.lines(self.path))
 
 

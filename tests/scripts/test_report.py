@@ -647,7 +647,7 @@ class Sweep(Case):
     def test_a_file_without_runs_is_refused(self):
         self.file.write_text("{}\n")
         done = subprocess.run(self.command("mpirun -np {ranks}"), capture_output=True, text=True, timeout=60)
-        self.assertIn("sweep.jsonl, line 1: no run of a sweep", done.stderr)
+        self.assertIn("sweep.jsonl, line 1: not a JSON object with 'repeat'", done.stderr)
         self.assertNotIn("Traceback", done.stderr)
         self.assertNotEqual(done.returncode, 0)
 
