@@ -47,18 +47,13 @@ typedef struct hello {
     char host[HOST_LENGTH];
 } hello;
 
-typedef struct connection {
-    int fd; // -1: none
-    char host[HOST_LENGTH];
-} connection;
-
 typedef struct sockets {
     cf_bootstrap base;
     const char *address; // of rank 0
     char port[16];
-    connection *connection; // with rank 0; on rank 0 with all (the first is unused)
-    int ranks;              // connections
-    struct pollfd *polled;  // one for each, then those of listeners
+    int ranks;                 // connections: with rank 0; on rank 0 with all (the first is unused)
+    struct pollfd *polled;     // one for each, fd -1: none; then those of listeners
+    char (*host)[HOST_LENGTH]; // of each
     int listeners;
     pthread_t thread;
 } sockets;
@@ -126,12 +121,11 @@ static void keep_alive(int fd) {
 static void abort_all(int status) {
     (void)status;
     cf_watch_linger();
-    for (int i = 0; i < of_process->ranks; i++)
-        if (of_process->connection[i].fd >= 0) shutdown(of_process->connection[i].fd, SHUT_WR);
+    for (int i = 0; i < of_process->ranks; i++) shutdown(of_process->polled[i].fd, SHUT_WR); // an error if there is none
 }
 
 CF_NORETURN static void lost(const sockets *s, int rank) {
-    const char *host = s->connection[rank].host;
+    const char *host = s->host[rank];
     if (rank == 0) poll(NULL, 0, RETRY_MS); // perhaps it ended by an error that this rank is about to find, too
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
            "rank %d%s%s%s is gone; rank %d cannot continue without it", rank, *host ? " (" : "", host, *host ? ")" : "",
@@ -155,7 +149,7 @@ static void *watch_connections(void *argument) {
 
 static void receive(sockets *s, int from, void *to, int64_t bytes, double deadline_s) {
     head h;
-    outcome how = receive_message(s->connection[from].fd, &h, to, bytes, deadline_s);
+    outcome how = receive_message(s->polled[from].fd, &h, to, bytes, deadline_s);
     if (how == CLOSED) lost(s, from);
     if (how == LATE)
         cf_die("that rank may be frozen or slow; see its messages, or allow a longer timeout",
@@ -175,8 +169,7 @@ static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t byte
     for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes, deadline_s);
     if (b->rank == 0) memcpy(all, mine, (size_t)bytes);
     for (int i = b->rank == 0; i < s->ranks; i++)
-        if (send_message(s, s->connection[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size, deadline_of(s, 0)) !=
-            WHOLE)
+        if (send_message(s, s->polled[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size, deadline_of(s, 0)) != WHOLE)
             lost(s, i);
     if (b->rank != 0) receive(s, 0, all, bytes * b->size, deadline_s);
 }
@@ -214,9 +207,9 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
                  said->host, said->rank, said->size, s->base.size);
     else if (said->rank <= 0 || said->rank >= s->base.size)
         snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d", said->host, said->rank, said->size);
-    else if (s->connection[said->rank].fd >= 0)
-        snprintf(reason, REASON_LENGTH, "two processes are rank %d: one on %s, one on %s", said->rank,
-                 s->connection[said->rank].host, said->host);
+    else if (s->polled[said->rank].fd >= 0)
+        snprintf(reason, REASON_LENGTH, "two processes are rank %d: one on %s, one on %s", said->rank, s->host[said->rank],
+                 said->host);
 }
 
 CF_NORETURN static void out_of_files(const sockets *s) {
@@ -244,8 +237,8 @@ static void accept_one(sockets *s, int listener) {
         close(fd);
         return;
     }
-    s->connection[said.rank].fd = s->polled[said.rank].fd = fd;
-    memcpy(s->connection[said.rank].host, said.host, HOST_LENGTH);
+    s->polled[said.rank].fd = fd;
+    memcpy(s->host[said.rank], said.host, HOST_LENGTH);
 }
 
 // Returns how many ranks have not joined, and lists them as far as there is room.
@@ -253,7 +246,7 @@ static int missing_ranks(const sockets *s, char *list, size_t room) {
     int missing = 0;
     size_t length = 0;
     for (int i = 1; i < s->ranks; i++)
-        if (s->connection[i].fd < 0 && missing++ >= 0 && length + 16 < room)
+        if (s->polled[i].fd < 0 && missing++ >= 0 && length + 16 < room)
             length += (size_t)snprintf(list + length, 16, "%s%d", missing > 1 ? ", " : "", i);
     return missing;
 }
@@ -299,7 +292,7 @@ static const char *join(sockets *s, const struct addrinfo *to, double deadline_s
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
                "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, REASON_LENGTH - 1, said);
     if (how == WHOLE && h.from == 0) {
-        s->connection[0].fd = s->polled[0].fd = fd;
+        s->polled[0].fd = fd;
         return NULL;
     }
     close(fd);
@@ -336,8 +329,8 @@ static void close_sockets(cf_bootstrap *b) {
     allgather(b, "", &nothing, 0); // after this, ranks may close their connections
     cf_die_setup(b->rank, b->size, NULL);
     for (int i = 0; i < s->ranks; i++)
-        if (s->connection[i].fd >= 0) close(s->connection[i].fd);
-    free(s->connection);
+        if (s->polled[i].fd >= 0) close(s->polled[i].fd);
+    free(s->host);
     free(s->polled);
     free(s);
 }
@@ -351,12 +344,9 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
                              .allgather = allgather,
                              .close = close_sockets};
     s->ranks = rank == 0 ? size : 1;
-    s->connection = cf_host_alloc(s->ranks, sizeof *s->connection, "connections");
+    s->host = cf_host_alloc(s->ranks, sizeof *s->host, "connections");
     s->polled = cf_host_alloc(s->ranks + LISTENERS_MAX, sizeof *s->polled, "connections");
-    for (int i = 0; i < s->ranks; i++) {
-        s->connection[i].fd = -1;
-        s->polled[i] = (struct pollfd){.fd = -1, .events = POLLRDHUP};
-    }
+    for (int i = 0; i < s->ranks; i++) s->polled[i] = (struct pollfd){.fd = -1, .events = POLLRDHUP};
     if (size > 1) {
         s->address = address;
         snprintf(s->port, sizeof s->port, "%d", port);
