@@ -34,10 +34,8 @@ struct cf_wire {
 enum { CF_PACED_BLOCKS = 4 };
 CF_EXTERN_C_BEGIN
 void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream);
-CF_EXTERN_C_END
 
 // Words of host memory that processes share: a process that finds a word there also sees what its writer wrote before.
-CF_EXTERN_C_BEGIN
 void cf_word_write(uint32_t *word, uint32_t value);
 bool cf_word_is(uint32_t *word, uint32_t value);
 CF_EXTERN_C_END

@@ -11,13 +11,12 @@
 
 typedef struct cf_bootstrap cf_bootstrap;
 struct cf_bootstrap {
-    const char *name; // "mpi", "sockets", "alone"
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // that these ranks may use together: launchers may bind them to the same cores or to different ones
     int ranks_per_host;         // as many neighbours are on each host; 0: they are not
     double timeout_s;           // longest wait for a rank; 0: for ever
-    void *comm;                 // "mpi": the MPI_Comm of these ranks, for its messages alone
+    void *comm;                 // the MPI_Comm of these ranks, for its messages alone; NULL: they did not meet by MPI
     // all (size, bytes) = `mine` of every rank, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap

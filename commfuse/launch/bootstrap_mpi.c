@@ -104,7 +104,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
     cf_mpi_check(MPI_Comm_dup(given ? *given : MPI_COMM_WORLD, &ours), "MPI_Comm_dup", NULL);
     cf_deadline_end();
     MPI_Comm_set_errhandler(ours, MPI_ERRORS_RETURN);
-    *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s, .comm = &ours};
+    *b = (cf_bootstrap){.allgather = allgather, .close = close_mpi, .timeout_s = timeout_s, .comm = &ours};
     MPI_Comm_rank(ours, &b->rank);
     MPI_Comm_size(ours, &b->size);
     if (b->size == 1 && started_here) refuse_strays();

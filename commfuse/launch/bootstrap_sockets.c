@@ -337,12 +337,7 @@ static void close_sockets(cf_bootstrap *b) {
 
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s) {
     sockets *s = cf_host_alloc(1, sizeof *s, "the start");
-    s->base = (cf_bootstrap){.name = size > 1 ? "sockets" : "alone",
-                             .rank = rank,
-                             .size = size,
-                             .timeout_s = timeout_s,
-                             .allgather = allgather,
-                             .close = close_sockets};
+    s->base = (cf_bootstrap){.rank = rank, .size = size, .timeout_s = timeout_s, .allgather = allgather, .close = close_sockets};
     s->ranks = rank == 0 ? size : 1;
     s->host = cf_host_alloc(s->ranks, sizeof *s->host, "connections");
     s->polled = cf_host_alloc(s->ranks + LISTENERS_MAX, sizeof *s->polled, "connections");

@@ -232,14 +232,10 @@ static void link_shares(const playback *b, const player *p, double share[CF_LINK
 }
 
 // The speed of computation on a CPU while units are in flight; a GPU's is 1.
-static double compute_speed(const playback *b, const player *p, bool *flying) {
+static double compute_speed(const playback *b, const player *p) {
     double taken = 0;
-    *flying = false;
-    for (int i = p->open; i < p->posted; i++) {
-        const flight *f = &p->flight[i];
-        if (!f->started || f->sent_ms <= b->now_ms) continue;
-        *flying = true, taken = fmax(taken, p->record->unit[i].taken);
-    }
+    for (int i = p->open; i < p->posted; i++)
+        if (p->flight[i].started && p->flight[i].sent_ms > b->now_ms) taken = fmax(taken, p->record->unit[i].taken);
     return b->hardware->gpu ? 1 : 1 - taken;
 }
 
@@ -272,8 +268,7 @@ static double advance_stream(player *p, stream *s, double now_ms, double compute
 static double advance(playback *b, player *p, double ms) {
     double next = INFINITY;
     int working = 0;
-    bool flying;
-    const double speed = compute_speed(b, p, &flying);
+    const double speed = compute_speed(b, p);
     double shares[CF_STREAMS];
     const cf_record_entry *waits = NULL;
     for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++) {
@@ -281,7 +276,6 @@ static double advance(playback *b, player *p, double ms) {
         working += s->working, shares[s - p->stream] = device_share(b, p, s);
         if (s->waiting && e->unit >= 0) waits = e;
     }
-    if (ms >= 0 && flying) p->sum.comm_ms += ms;
     if (ms >= 0 && working > 1) p->sum.slowed_ms -= ms; // two kernels count this time
     if (ms >= 0 && !working && waits) add_exposed(&p->sum, p->record->unit[waits->unit].label, ms);
     if (ms >= 0 && !working && !waits) p->sum.host_ms += ms;

@@ -29,7 +29,6 @@ typedef struct cf_played { // of the last step that begins and ends
     // Of the player that waited longest:
     double work_ms[CF_WORK_KINDS], exposed_ms, host_ms; // kernels, each alone; waits for units; waits for the host
     double slowed_ms; // delays of kernels by other work, minus the time in which both streams compute
-    double comm_ms;   // with units in flight
     int operations;
     cf_exposed operation[CF_EXPOSED]; // exposed, by operation; the longest first
 } cf_played;

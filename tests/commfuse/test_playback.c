@@ -68,7 +68,6 @@ static void a_kernel_hides_a_transfer(void **state) {
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 11);
     assert_near(p.exposed_ms, 3);
-    assert_near(p.comm_ms, 11);
     assert_string_equal(p.operation[0].label, "urgent");
 }
 

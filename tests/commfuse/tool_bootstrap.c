@@ -52,7 +52,8 @@ int main(int argc, char **argv) {
     cf_bootstrap *b = cf_bootstrap_create(&argc, &argv, freezes ? STAY_S : atof(argv[1]));
     b->timeout_s = atof(argv[1]);
     int chosen = colon ? atoi(colon + 1) : -1;
-    printf("%s: rank %d of %d, %d of %d on this host\n", b->name, b->rank, b->size, b->local_rank, b->local_size);
+    const char *way = b->comm ? "mpi" : b->size > 1 ? "sockets" : "alone";
+    printf("%s: rank %d of %d, %d of %d on this host\n", way, b->rank, b->size, b->local_rank, b->local_size);
     fflush(stdout);
     if (strcmp(what, "wait") == 0) stay();
     if (strcmp(what, "together") == 0) cf_die_together(NULL, "all of us are wrong");
