@@ -118,11 +118,9 @@ static long nap_ns(const mpi_state *s) {
 
 static void rest(mpi_state *s, int idle) {
     if (!atomic_load(&s->crowded)) {
-        const long ns = nap_ns(s);
-        if (ns == 0) return;
-        pthread_mutex_lock(&s->lock);
-        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // a wait began since, and its signal woke nobody
-        if (!s->first && !hurry) wait_at_most(&s->posted, &s->lock, ns);
+        pthread_mutex_lock(&s->lock); // a wait that begins from here on ends the nap
+        const long ns = s->first ? 0 : nap_ns(s);
+        if (ns > 0) wait_at_most(&s->posted, &s->lock, ns);
         pthread_mutex_unlock(&s->lock);
     } else if (idle != 0)
         sched_yield();
@@ -221,17 +219,15 @@ static cf_wait wait_for(const cf_request *r) {
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
     double checked_ms = begin_ms;
-    pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
-        pthread_mutex_unlock(&s->lock); // the watch may give up
         cf_watch_waits(s->watch, wait_for(r), NULL, checked_ms - begin_ms, 1e3 * s->ranks->timeout_s, NULL);
         pthread_mutex_lock(&s->lock);
         if (!cf_reached(r, point)) wait_at_most(&s->done, &s->lock, CHECK_MS * 1000000L);
+        pthread_mutex_unlock(&s->lock);
         const double gap_ms = cf_now_ms() - checked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         checked_ms += gap_ms;
     }
-    pthread_mutex_unlock(&s->lock);
     cf_watch_goes_on(s->watch);
 }
 

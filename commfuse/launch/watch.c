@@ -100,7 +100,7 @@ struct cf_watch {
     pthread_mutex_t lock; // protects all the following
     rank_state *ranks;    // (size), this rank's included
     position posted;      // the operation posted last
-    position here;        // the operation waited for; if none, as `posted`
+    position awaited;     // the operation waited for, while it is
     double since_ms;      // when this rank began to wait or compute
     uint64_t question;    // number of this rank's question
     int first_to_give_up; // -1: none
@@ -210,7 +210,7 @@ static packet make_packet(cf_watch *w, int kind, int to, uint64_t question) {
     packet p;
     memset(&p, 0, sizeof p);
     pthread_mutex_lock(&w->lock);
-    p.at = w->here;
+    p.at = w->awaited.waits ? w->awaited : w->posted;
     p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
     p.kind = kind, p.from = w->rank, p.to = to, p.question = question, p.token = w->token;
@@ -289,7 +289,6 @@ void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
     set_operation(&w->posted, label, layer, step);
-    if (!w->here.waits) w->here = w->posted;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
@@ -298,7 +297,7 @@ void cf_watch_goes_on(cf_watch *w) {
     if (!w) return;
     cf_stop_waits(NULL);
     pthread_mutex_lock(&w->lock);
-    w->here = w->posted;
+    w->awaited.waits = false;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
@@ -366,9 +365,9 @@ CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, do
 void cf_watch_waits(cf_watch *w, cf_wait wait, const char *peers, double waited_ms, double timeout_ms, const char *news) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    if (!w->here.waits) w->since_ms = cf_now_ms();
-    w->here.waits = true, w->here.peer = wait.peer, w->here.config = wait.config;
-    set_operation(&w->here, wait.label, wait.layer, wait.step);
+    if (!w->awaited.waits) w->since_ms = cf_now_ms();
+    w->awaited.waits = true, w->awaited.peer = wait.peer, w->awaited.config = wait.config;
+    set_operation(&w->awaited, wait.label, wait.layer, wait.step);
     const bool follows = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= FOLLOW_MS;
     pthread_mutex_unlock(&w->lock);
     cf_stop_waits(&wait);
@@ -391,7 +390,6 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .contacts = cf_host_alloc(size, sizeof *w->contacts, "the watch"),
                     .ranks = cf_host_alloc(size, sizeof *w->ranks, "the watch"),
                     .posted = {.layer = -1, .step = -1},
-                    .here = {.layer = -1, .step = -1},
                     .since_ms = cf_now_ms(),
                     .first_to_give_up = -1,
                     .unanswered = -1};
