@@ -130,15 +130,19 @@ accum *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + find(p, tensor, layer)->first;
 }
 
+static bool is_zeroed(const param_bucket *b) {
+    return b->layer < 0 && b->tensor < 0;
+}
+
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first) {
-    bool zeroed = params_own_bucket(p, tensor, layer) < 0;
+    const bool zeroed = is_zeroed(&p->bucket[params_bucket_of(p, tensor, layer)]);
     return (matrix_gradient){.at = params_grad(p, tensor, layer), .add = zeroed || !first};
 }
 
 void params_zero_grad(const parameters *p, cf_stream *stream) {
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        if (b->tensor < 0) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
+        if (is_zeroed(b)) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
     }
 }
 

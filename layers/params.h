@@ -107,8 +107,8 @@ typedef struct matrix_gradient {
     bool add;
 } matrix_gradient;
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
-// At the start of a step: zeroes gradients, except those of matrices that are a bucket by themselves. Those are large, and writing
-// their first product moves a third of the bytes of zeroing and adding.
+// At the start of a step: zeroes the gradients of positions and vectors. Those of the layers' matrices and of the token table are
+// large, and writing their first product moves a third of the bytes of zeroing and adding.
 void params_zero_grad(const parameters *p, cf_stream *stream);
 
 // The local part as runs of consecutive elements of the whole tensor.

@@ -237,8 +237,7 @@ static void assert_bias(const product *q, real *gradient, const real *before) {
     }
 }
 
-// The step's first micro-batch overwrites the gradient of a matrix with a bucket of its own; others share a bucket,
-// which is zero when a step begins.
+// The step's first micro-batch overwrites the gradient of a matrix, whether it has a bucket of its own or shares one.
 static void check_in_place(zero_shards *z, int tensor, bool add) {
     const parameters *p = z->params;
     product q;
@@ -267,7 +266,7 @@ static void weight_gradient_in_place(void **state) {
     for (int first = 1; first >= 0; first--) {
         z.first = first;
         check_in_place(&z, QKVW, !first);
-        check_in_place(&z, ATTPROJW, true);
+        check_in_place(&z, ATTPROJW, !first);
     }
     free_parts(&p, &mesh);
 }
