@@ -124,7 +124,8 @@ static bool is_levelled(const cf_work *w) {
 
 const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
     const bool levels = is_levelled(w) && w->operation != CF_ALLTOALL;
-    return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : c->rounds ? c->rounds : "ring"), w->operation, w->side);
+    const char *rounds = w->early ? "direct" : c->rounds ? c->rounds : "ring"; // of several in flight none waits for another's turn
+    return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : rounds), w->operation, w->side);
 }
 
 // Alone and in order: messages keep their order anyway, and the library's sums take no kernels.

@@ -31,7 +31,7 @@ typedef struct cf_work { // of one operation
 enum { CF_CHOICES = 14 }; // of an operation, at most, one from a plan file included; a newer library may allow more
 // Lists the choices of the operation, `most` of them; returns their number.
 int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice *list, int most);
-const cf_algorithm *cf_choice_rounds(const cf_work *work, const cf_costs *costs);  // the algorithm whose rounds suit the links
+const cf_algorithm *cf_choice_rounds(const cf_work *work, const cf_costs *costs);  // whose rounds suit it and the links
 double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs); // predicted
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
 

@@ -147,7 +147,7 @@ static void one_rank_needs_no_costs(void **state) {
 }
 
 // Of each row that serves, without being told of it: in a group that may call native collectives, begun early or not, some work has
-// it among its choices, and the first is one slice in the transport's rounds.
+// it among its choices, and the first is one slice in the rounds that suit it.
 static void every_row_is_a_choice(void **state) {
     (void)state;
     for (EVERY_ROW(row)) {
@@ -163,9 +163,9 @@ static void every_row_is_a_choice(void **state) {
                 assert_true(row_serves(list[i].algorithm, w.operation, w.side) && list[i].slices <= list[i].algorithm->max_slices);
                 assert_false(w.early && list[i].algorithm->blocking);
             }
+            const char *rounds = row->levels ? "levels" : w.early ? "direct" : "ring";
             if (w.side != CF_NO_COMPUTE)
-                assert_ptr_equal(list[0].algorithm,
-                                 cf_algorithm_serving(cf_algorithm_find(row->levels ? "levels" : "ring"), w.operation, w.side));
+                assert_ptr_equal(list[0].algorithm, cf_algorithm_serving(cf_algorithm_find(rounds), w.operation, w.side));
             assert_int_equal(list[0].slices, 1);
         }
         if (row->serves && !listed) fail_msg("%s is never a choice", row->name);
