@@ -167,7 +167,7 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     cf_choice list[CF_CHOICES], best = {cf_choice_rounds(w, c), 1};
     if (w->ranks == 1) return best;
     int count = cf_choices(w, c, list, CF_CHOICES - 1);
-    const bool collective = suits_collective(w, c); // the last ones; levels only where few hosts make their bytes much fewer
+    const bool collective = suits_collective(w, c); // first; then levels, if few hosts make its bytes much fewer
     double best_ms = INFINITY;
     for (int i = 0; i < count; i++) {
         const cf_choice next = list[collective ? count - 1 - i : i];

@@ -14,9 +14,9 @@ static const double CLEAR = 0.02; // of an operation's time: another choice must
 static const double WORTH = 0.01; // of a step: another plan must save at least this
 
 // The plans that are compared; from NONE on all operations run the same choice.
-enum { FOUND, PREDICTED, NONE, SLICE, DIRECT, COMMFUSE, PLANS = CF_PLANS };
-static const char *const plan_names[PLANS] = {"found",  "predicted", "none",       "slice",
-                                              "direct", "commfuse",  "commfuse:2", "commfuse:4"};
+enum { FOUND, PREDICTED, NONE, SLICE, COMMFUSE, DIRECT = COMMFUSE + 3, PLANS = CF_PLANS };
+static const char *const plan_names[PLANS] = {"found",    "predicted",  "none",       "slice",
+                                              "commfuse", "commfuse:2", "commfuse:4", "direct"};
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
 _Static_assert(WARM_STEPS + CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
                    CF_TRIAL_STEPS,
@@ -237,33 +237,34 @@ static int choice_in(const cf_tuner *t, const operation *o, int plan) {
     if (plan == PREDICTED) return 0;
     if (plan == NONE || (plan == SLICE && slice < 0)) return find_native(o);
     if (plan == SLICE) return slice;
-    if (plan == DIRECT) return direct == rounds && work.operation != CF_ALLTOALL ? -1 : find_choice(o, (cf_choice){direct, 1});
+    if (plan == DIRECT) return find_choice(o, (cf_choice){direct, 1});
     return find_choice(o, (cf_choice){rounds, 1 << (plan - COMMFUSE)});
 }
 
-// A plan that some operation cannot run, or that equals one before it, is not compared.
+// false: some operation cannot run the plan, or it equals one before it.
+static bool is_another(const cf_tuner *t, int plan) {
+    bool same[PLANS];
+    memset(same, true, sizeof same);
+    for (const operation *o = t->operation; o < t->operation + t->operations; o++) {
+        const int choice = choice_in(t, o, plan);
+        if (choice < 0) return false;
+        for (int before = 0; before < plan; before++) same[before] &= choice_in(t, o, before) == choice;
+    }
+    return !memchr(same, true, (size_t)plan);
+}
+
 static void begin_comparison(cf_tuner *t) {
     for (int p = 0; p < PLANS; p++) {
-        bool same[PLANS], *dropped = &t->plans.dropped[p];
-        memset(same, true, sizeof same);
-        for (operation *o = t->operation; o < t->operation + t->operations; o++) {
-            o->planned[p] = choice_in(t, o, p);
-            *dropped |= o->planned[p] < 0;
-            for (int q = 0; q < p; q++) same[q] &= o->planned[q] == o->planned[p];
-        }
-        for (int q = 0; q < p; q++) *dropped |= same[q] && !t->plans.dropped[q];
+        t->plans.dropped[p] = !is_another(t, p);
+        for (operation *o = t->operation; o < t->operation + t->operations; o++) o->planned[p] = choice_in(t, o, p);
     }
     t->phase = COMPARE, t->current_plan = FOUND;
 }
 
 bool cf_tuner_take(cf_tuner *t, int plan) {
-    bool other = false; // than the predicted plan
-    for (operation *o = t->operation; o < t->operation + t->operations; o++) {
-        const int choice = choice_in(t, o, plan);
-        if (choice < 0) return false;
-        other |= choice != 0, o->best = choice;
-    }
-    return other;
+    if (!is_another(t, plan)) return false;
+    for (operation *o = t->operation; o < t->operation + t->operations; o++) o->best = choice_in(t, o, plan);
+    return true;
 }
 
 // --- steps ---

@@ -5,8 +5,8 @@
 //   search   in each step every operation runs another of its choices. Once all were tried, only the predicted one and the two
 //            best others are measured twice more. Another choice replaces the predicted one if it is shorter by more than 2 % and
 //            by more than the measurements vary
-//   compare  whole plans take turns, a step each: the plan found, the predicted one, and each of none, slice, direct, commfuse
-//            with one, two and four slices for all operations. After one step of each only the plan found and the two best others go on.
+//   compare  whole plans take turns, a step each: the plan found, the predicted one, and each of none, slice, commfuse with one,
+//            two and four slices and direct for all operations. After one step of each only the plan found and the two best others go on.
 //            The plan found stays, unless another is shorter by more than 1 % of a step and by more than the measurements vary
 //
 // An operation is judged by the time that it adds to the compute stream, waiting included: the median over layers on each rank,
@@ -50,7 +50,7 @@ bool cf_tuner_can(const cf_tuner *tuner, const char *name, cf_choice choice);
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
 
 // Takes whole plan 0 … CF_PLANS - 1 of those that trials compare, before start: for predictions, which play each. false: an
-// operation cannot run it, or it is the predicted one.
+// operation cannot run it, or it equals one before it.
 bool cf_tuner_take(cf_tuner *tuner, int plan);
 
 // After the last add and set. search: try choices in the steps that follow (if any was set, only compare plans); otherwise the plan

@@ -213,6 +213,43 @@ static void a_known_plan_is_compared(void) {
     free_bench(&b);
 }
 
+static bool differ(cf_choice a, cf_choice b) {
+    return a.algorithm != b.algorithm || a.slices != b.slices;
+}
+
+// Of the plans that a prediction takes, no two are the same. Where the rounds of an operation are direct already, as of one that is
+// begun early, all the others may still be.
+static void whole_plans_differ(void) {
+    bool direct = false;
+    cf_choice seen[CF_PLANS][2];
+    int plans = 0;
+    for (int plan = 0; plan < CF_PLANS && mesh.tp > 1; plan++) {
+        bench b = make_bench();
+        cf_fuse_config early = *cf_fuse_get_config(b.gather);
+        early.name = "early", early.early = true;
+        cf_fuse *fuse = cf_fuse_create(&context, early);
+        cf_tuner *t = cf_tuner_create(&context, &mesh.tp_group);
+        cf_tuner_add(t, "forward", fuse);
+        cf_tuner_add(t, "forward", b.scatter);
+        if (cf_tuner_take(t, plan)) {
+            bool all_direct = true;
+            for (int i = 0; i < 2; i++) {
+                seen[plans][i] = cf_tuner_operation(t, i).choice;
+                all_direct &= strcmp(seen[plans][i].algorithm->name, "direct") == 0 && seen[plans][i].slices == 1;
+            }
+            for (int before = 0; before < plans; before++)
+                CHECK(differ(seen[before][0], seen[plans][0]) || differ(seen[before][1], seen[plans][1]),
+                      "plan %d is one before it", plan);
+            direct |= all_direct;
+            plans++;
+        }
+        cf_tuner_free(t);
+        cf_fuse_free(fuse);
+        free_bench(&b);
+    }
+    CHECK(direct || mesh.tp == 1, "none of %d plans is direct for all", plans);
+}
+
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     *transport->timeout_s = PATIENCE_S;
@@ -223,6 +260,7 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise), RANKS_CASE(a_known_plan_is_taken),
         RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(extended_timing_counts),  RANKS_CASE(what_does_not_fit_is_left_out),
+        RANKS_CASE(whole_plans_differ),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);
