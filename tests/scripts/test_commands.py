@@ -110,6 +110,7 @@ class Commands(unittest.TestCase):
             if name.startswith("train_gpt") or name in ("data", "scripts"):
                 (folder / name).symlink_to(ROOT / name)
         (folder / "corpus.txt").write_text("A text of some words. " * 4000)
+        (folder / "copy.json").symlink_to(ROOT / "scripts/machines/h100x8.json")  # of which a reader makes a copy of his own
         ran = 0
         for document, line, words in self.each():
             written = " ".join(words)
