@@ -128,10 +128,11 @@ const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
     return cf_algorithm_serving(cf_algorithm_find(levels ? "levels" : rounds), w->operation, w->side);
 }
 
-// Alone and in order: messages keep their order anyway, and the library's sums take no kernels.
+// Alone: a library that keeps messages in order anyway, and whose sums take no kernels; or one that adds up on the spare core of a
+// host, where compute threads add up the parts of rounds.
 static bool suits_collective(const cf_work *w, const cf_costs *c) {
     const double rate = w->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
-    return w->side == CF_NO_COMPUTE && w->native && c->serial && (is_levelled(w) || rate > SLOW_LINK);
+    return w->side == CF_NO_COMPUTE && w->native && (c->serial ? is_levelled(w) || rate > SLOW_LINK : c->spare && w->hosts == 1);
 }
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {

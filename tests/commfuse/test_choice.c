@@ -57,7 +57,10 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
             cf_choice c = cf_choose(&w, &cpu);
             assert_true(c.algorithm->max_slices == 1 || c.algorithm->native);
             assert_false(c.algorithm->blocking); // it is begun early
-            if (bytes > 1e5) assert_false(c.algorithm->native);
+            if (bytes > 1e5) assert_true(c.algorithm->native); // another core adds up
+            cf_costs busy = cpu;
+            busy.spare = false;
+            if (bytes > 1e5) assert_false(cf_choose(&w, &busy).algorithm->native);
             c = cf_choose(&w, &gpu);
             assert_true(c.algorithm->native && !c.algorithm->blocking); // NCCL adds within its one kernel
             w.native = false;                                           // by ipc
