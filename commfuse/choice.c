@@ -89,6 +89,14 @@ static double replayed_ms(cf_choice choice, const cf_work *w, const cf_costs *c)
     return ms;
 }
 
+// Byte for byte, but for the padding behind the last members.
+static bool same(const cf_work *w, const cf_costs *c, const cf_work *v, const cf_costs *d) {
+    return memcmp((const void *)w, (const void *)v, offsetof(cf_work, early)) == 0 && w->early == v->early &&
+           w->native == v->native && w->folds == v->folds &&
+           memcmp((const void *)c, (const void *)d, offsetof(cf_costs, spare)) == 0 && c->spare == d->spare &&
+           c->serial == d->serial;
+}
+
 // All layers ask the same, and --predict for all ranks: the last answers are kept, but not of a caller's own algorithm. Not in the
 // thread's own memory, which is part of its stack.
 double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
@@ -104,14 +112,10 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
     if (cf_algorithm_find(choice.algorithm->name) != choice.algorithm) return replayed_ms(choice, w, c);
     if (!kept) kept = cf_host_alloc(ANSWERS, sizeof *kept, "estimates");
     for (answer *k = kept; k < kept + ANSWERS && k < kept + answers; k++)
-        if (k->choice.algorithm == choice.algorithm && k->choice.slices == choice.slices &&
-            memcmp((const void *)&k->work, (const void *)w, sizeof *w) == 0 &&
-            memcmp((const void *)&k->costs, (const void *)c, sizeof *c) == 0) // padding that differs only makes it ask again
+        if (k->choice.algorithm == choice.algorithm && k->choice.slices == choice.slices && same(&k->work, &k->costs, w, c))
             return k->ms;
     answer *k = &kept[answers++ % ANSWERS];
-    k->choice = choice, k->ms = replayed_ms(choice, w, c);
-    memcpy(&k->work, w, sizeof *w);
-    memcpy(&k->costs, c, sizeof *c);
+    *k = (answer){choice, *w, *c, replayed_ms(choice, w, c)};
     return k->ms;
 }
 

@@ -92,11 +92,11 @@ typedef struct cf_costs {
     double bytes_per_s; // of a rank's link within its host, in each direction
     double flops_per_s; // of a rank
     const char *rounds; // the algorithm (schedule.h) whose rounds suit it
-    bool spare;         // a core or engine is free to move bytes while all threads compute, so transfers can hide
-    bool serial;        // each exchange waits for the one before it, except within a unit
     // Between hosts: of an exchange; of a rank, alone and while all ranks of its host send
     double network_latency_s, network_bytes_per_s, shared_bytes_per_s;
     double share_1mb, share_100mb; // of these rates, which a native collective reaches that sends so many bytes
+    bool spare;                    // a core or engine is free to move bytes while all threads compute, so transfers can hide
+    bool serial;                   // each exchange waits for the one before it, except within a unit
 } cf_costs;
 
 // Of the slowest link that joins the members of a group, while all ranks of a host send.

@@ -11,8 +11,8 @@
 //               (CPU). The units of a rank share a link; on a CPU bulk gives way
 //   arrival     when all senders to a rank in this unit have finished, and the latency has passed
 //
-// Ranks differ only by their place in a replica, so the players are the ranks of one replica and represent all (or, to test this,
-// all ranks are players). One clock; all rates are constant between two events.
+// Ranks differ only by their place in a replica, so the players are the ranks of one replica, of its first host if it has several,
+// and represent all (or, to test this, all ranks are players). One clock; all rates are constant between two events.
 #pragma once
 
 #include "record.h"

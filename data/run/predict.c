@@ -226,7 +226,9 @@ static forecast play(const options *given, const cf_hardware *h, int mode, int p
                      void *trainer) {
     options opt = *given;
     forecast f = {0};
-    const int64_t world = opt.tp * opt.dp, players = opt.predict_all ? world : opt.tp;
+    const int64_t world = opt.tp * opt.dp, host = opt.ranks_per_host;
+    const bool hosts_alike = host > 0 && opt.tp % host == 0; // the ranks of one host represent all hosts of a replica
+    const int64_t players = opt.predict_all ? world : hosts_alike ? host : opt.tp;
     if (players > CF_PLAYERS_MAX)
         cf_die_together(opt.predict_all ? "leave out --predict-all" : "lower --tp",
                         "%ld ranks that differ are more than the %d that --predict plays", players, CF_PLAYERS_MAX);

@@ -14,8 +14,8 @@
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", true, false, 60e-6, 1e9, 25e7, 1, 1};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", true, true, 20e-6, 40e9, 40e9, 0.5, 0.95};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", 60e-6, 1e9, 25e7, 1, 1, true, false};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", 20e-6, 40e9, 40e9, 0.5, 0.95, true, true};
 
 // By the row whose rounds suit the transport, N − 1 transfers one after another.
 static bool is_rounds(const cf_work *w, const cf_costs *c) {
@@ -56,7 +56,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
             cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, 1, bytes, 0, true, true, false};
             cf_choice c = cf_choose(&w, &cpu);
             assert_true(c.algorithm->max_slices == 1 || c.algorithm->native);
-            assert_false(c.algorithm->blocking); // it is begun early
+            assert_false(c.algorithm->blocking);               // it is begun early
             if (bytes > 1e5) assert_true(c.algorithm->native); // another core adds up
             cf_costs busy = cpu;
             busy.spare = false;
@@ -233,9 +233,9 @@ static void names_of_choices(void **state) {
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", true, false, 1e-4, 2e9, 1e9, 1, 0.9},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", false, false, 3e-4, 1e9, 9e8, 0.5, 1},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", true, false, 2e-4, 3e9, 7e8, 1, 1}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", 1e-4, 2e9, 1e9, 1, 0.9, true, false},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", 3e-4, 1e9, 9e8, 0.5, 1, false, false},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", 2e-4, 3e9, 7e8, 1, 1, true, false}};
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)threads;
