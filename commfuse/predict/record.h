@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <stdio.h>
 #include "hardware.h"
 
 enum { CF_PLAYERS_MAX = 64 };
@@ -70,6 +71,12 @@ cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int que
 // Moves the record to the caller; the next one begins empty.
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);
+// The first level of links that joins two ranks.
+int cf_record_link(const cf_hardware *hardware, int a, int b);
+// Writes what is played as a graph, for Graphviz or another simulator. Each node has a rank, and `ms` on a `stream`, `ms` beside all
+// else (the host, a start, a latency), or `bytes` to a rank over a link of `gb_per_s`; each edge is a wait. Not in it: what transfers
+// take from kernels, and that bulk gives way.
+void cf_record_graph(FILE *out, const cf_record *const *records, int players);
 
 // recorder.c: adds a kernel to this program's record. It moves `bytes` bytes and has `parts` parts, each of which takes one
 // multiprocessor part_s seconds; 0 parts: the whole device works on it for part_s. In a persistent product one block on each

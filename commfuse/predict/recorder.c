@@ -128,12 +128,8 @@ static void *no_memory(void) {
 
 // --- transport ---
 
-// The first level of links that joins two world ranks.
 static int level_of(int a, int b) {
-    const cf_hardware *h = record.hardware;
-    int level = 0;
-    while (level < h->links - 1 && a / h->link[level].ranks != b / h->link[level].ranks) level++;
-    return level;
+    return cf_record_link(record.hardware, a, b);
 }
 
 // The member `offset` places after world rank `rank` in its group, whose members are neighbours or `stride` apart.

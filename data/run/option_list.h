@@ -83,7 +83,7 @@ INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample")
 REAL(temperature, "temperature", "1.0", 0, 1000, "divides the logits of samples; 0: always the most likely token")
 INT(top_k, "top-k", "0", 0, 65536, "sample among the K most likely tokens only; 0: among all")
 TEXT(log, "log", "", "FILE", "log, one JSON object a line")
-TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev")
+TEXT(trace, "trace", "", "FILE", "timeline of some steps, for ui.perfetto.dev; --predict: FILE.dot for a graph of what waits for what")
 TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B")
 #undef GROUP
 #define GROUP "output"

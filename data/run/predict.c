@@ -213,10 +213,17 @@ void predict_options(options *opt, cf_hardware *h) {
 
 // --- one mesh in one mode ---
 
-static void write_timeline(const char *path, int players, const cf_trace_list *events) {
-    size_t size;
+// As a graph, if it is named so.
+static void write_timeline(const char *path, int players, const cf_record *const *records, const cf_trace_list *events) {
+    size_t size = 0, length = strlen(path);
     problem why;
-    char *text = cf_trace_text(players, events, &size);
+    char *text = NULL;
+    if (length > 4 && strcmp(path + length - 4, ".dot") == 0) {
+        FILE *out = open_memstream(&text, &size);
+        if (out) cf_record_graph(out, records, players);
+        if (!out || fclose(out) != 0) cf_die("predict fewer ranks", "no memory for %s", path);
+    } else
+        text = cf_trace_text(players, events, &size);
     if (!atomic_file_replace(path, text, (int64_t)size, false, &why))
         cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
     free(text);
@@ -246,7 +253,7 @@ static forecast play(const options *given, const cf_hardware *h, int mode, int p
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
     f.fits = (double)rank->memory <= h->memory_bytes;
-    if (timeline) write_timeline(opt.trace, (int)players, events);
+    if (timeline) write_timeline(opt.trace, (int)players, records, events);
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
 }
@@ -365,9 +372,10 @@ void predict(const options *opt, const cf_hardware *h, predict_record *record, v
     } else {
         forecast f[MODES];
         options mesh = *opt;
+        const int shown = derived_schedule(opt).algorithm ? COMMFUSE : AUTO; // in the timeline
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
-        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *opt->trace && mode == AUTO, record, trainer);
+        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *opt->trace && mode == shown, record, trainer);
         cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
         print_modes(f, out);
         const int host = h->links > 1 ? h->link[0].ranks : 0;
