@@ -114,13 +114,11 @@ fi
 # Installs tiktoken into build/venv, which sees the system's numpy.
 bpe() {
     python=build/venv/bin/python
-    [ -x $python ] && $python -c "import tiktoken, numpy" 2>/dev/null && return
+    $python -c "import tiktoken, numpy" 2>/dev/null && return
     echo "installing tiktoken from PyPI into build/venv, for the GPT-2 encoding of data/prepare.py"
-    pip() { $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
     said=$({
-        { $python -c 'import pip' 2>/dev/null ||
-            "$(scripts/find_python.sh)" -m venv --clear --system-site-packages build/venv; } &&
-            { $python -c 'import numpy' 2>/dev/null || pip numpy; } && pip --require-hashes -r scripts/tiktoken.txt
+        "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
+            $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 numpy tiktoken==0.14.0
     } 2>&1) && return
     printf '%s\n' "$said" "error: no tiktoken; without it everything works but the GPT-2 encoding of data/prepare.py" >&2
     exit 3
