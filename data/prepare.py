@@ -29,7 +29,6 @@ import signal
 import struct
 import sys
 import tempfile
-import time
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
@@ -52,7 +51,6 @@ NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
-PROGRESS_S = 2
 
 
 @contextlib.contextmanager
@@ -242,8 +240,8 @@ class Source:
 class Part:
     """Bytes [start, end) of a source."""
 
-    def __init__(self, source, start, end, progress=None):
-        self.source, self.at, self.end, self.progress = source, start, end, progress
+    def __init__(self, source, start, end):
+        self.source, self.at, self.end = source, start, end
 
     def pieces(self):
         """Bytes, or whole lines, which begin at self.at."""
@@ -255,13 +253,11 @@ class Part:
                     raise Problem("it became shorter while it was read")
                 if len(piece) == LONGEST_LINE:
                     raise Problem(f"the line at byte {self.at} has {LONGEST_LINE} bytes or more", "put its text into several lines")
-                size = len(piece)
                 if self.at == 0 and piece.startswith(codecs.BOM_UTF8):
                     note(f"note: {self.source.name} begins with a byte-order mark, which is left out")
                     self.at, piece = self.at + 3, piece[3:]
                 yield piece
                 self.at += len(piece)
-                self.progress.add(size)
 
 
 def files_below(top):
@@ -305,34 +301,17 @@ def find_sources(names, form, own):
 def split_input(sources, val_fraction):
     """Parts for training and for validation."""
     total = sum(source.size for source in sources)
-    cut, train, val, progress = int(total * (1 - val_fraction)), [], [], Progress(total)
+    cut, train, val = int(total * (1 - val_fraction)), [], []
     if total == 0:
         raise Problem("the input is empty")
     for source in sources:
         here = source.boundary(min(max(cut, 0), source.size))
-        train += [Part(source, 0, here, progress)] if here > 0 else []
-        val += [Part(source, here, source.size, progress)] if here < source.size else []
+        train += [Part(source, 0, here)] if here > 0 else []
+        val += [Part(source, here, source.size)] if here < source.size else []
         cut -= source.size
     if not train:
         raise Problem(f"the input is too small to split with --val-fraction {val_fraction}")
     return train, val
-
-
-class Progress:
-    """Prints a line on standard error every other second."""
-
-    def __init__(self, total):
-        self.total, self.done = total, 0
-        self.start = self.printed = time.monotonic()
-
-    def add(self, count):
-        self.done += count
-        now = time.monotonic()
-        if now - self.printed >= PROGRESS_S:
-            self.printed = now
-            rate = self.done / (now - self.start)
-            note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
-                 f"{(self.total - self.done) / rate:.0f} s left")
 
 
 @contextlib.contextmanager
@@ -420,6 +399,7 @@ def write_split(own, split, chunks, shard_tokens):
             total += count
             if total % shard_tokens == 0:
                 close()
+                note(f"{split}: {total:,} tokens so far")
     if total % shard_tokens > 0:
         close()
     return split, files, total
