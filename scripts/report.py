@@ -5,10 +5,8 @@
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
-DIR (build/report) gets report.md, a CSV of all rows of each experiment, figures as PNG and SVG, and rows.jsonl: a line for each
-point, written as soon as it is measured, with the conditions of the measurement. Everything else is made from that file. The same
-command resumes an interrupted report, which holds the points measured so far and says so. Points of another machine, program or
-place are left out, and measured again.
+DIR (build/report) gets report.md, a CSV of all rows of each experiment, and figures as PNG and SVG. They are written again after each
+point, so an interrupted report holds what has been measured, and says so.
 
 An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
 its approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and
@@ -16,17 +14,13 @@ perhaps problems(rows), which are errors on any machine.
 """
 import csv
 import datetime
-import hashlib
 import os
 import pathlib
 import shlex
-import signal
 import sys
-import time
 
 import lab
 import plots
-import run_log
 from command import Parser, note, positive, some_of, status_of, whole, write_whole
 from runner import ROOT
 
@@ -41,23 +35,20 @@ except ImportError as error:
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
 CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
 LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
-PROGRAMS = "train_gpt", "tests/bench/bench_train"
-INTERRUPTED = 130
 
 
 def conditions_of(place):
-    """Of what is measured from now on. Points of another setup do not belong in one table."""
-    build, config = pathlib.Path(ROOT, "build/release"), place.runner.output(["make", "-s", "config"])
+    """Of what is measured from now on."""
+    config = place.runner.output(["make", "-s", "config"])
     lines = dict(line.split(maxsplit=1) for line in config.splitlines())
-    program = hashlib.sha256(b"".join((build / name).read_bytes() for name in PROGRAMS)).hexdigest()[:12]
-    return {"setup": {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
-                      "version": (build / "version").read_text().strip(), "program": program},
+    return {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
+            "version": pathlib.Path(ROOT, "build/release/version").read_text(encoding="utf-8").strip(),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
 def doubts(conditions):
     """Why figures are less exact on this machine; "" if no reason is known."""
-    cores, load = conditions["setup"]["cores"], conditions["load"]
+    cores, load = conditions["cores"], conditions["load"]
     if shortage := lab.shortage(2, cores):
         return f"In this report {lab.SHARED}: {shortage}"
     if load > LOAD_MAX * cores:
@@ -66,37 +57,18 @@ def doubts(conditions):
 
 
 def caption(conditions):
-    setup = conditions["setup"]
-    shortage = lab.shortage(2, setup["cores"])
+    shortage = lab.shortage(2, conditions["cores"])
     shared = shortage and f" (**{lab.SHARED}**: {shortage})"
-    return (f"{setup['machine']}{shared}, load {conditions['load']:.2f} at the start; {setup['compiler']}; {setup['mpi']}; "
-            f"oneDNN {setup['oneDNN']}; commfuse {setup['version']} ({setup['program']}); "
-            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
-
-
-def run(place, todo, keep, failed):
-    """Measures points. Those that fail are added to `failed`, and the others are still measured."""
-    for number, (name, point) in enumerate(todo):
-        left = sum(point["seconds"] for _, point in todo[number:])
-        short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
-        note(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more")
-        place.commands, begin = [], time.monotonic()
-        try:
-            rows = EXPERIMENTS[name].measure(place, point)
-        except Exception as error:  # any error: the other points are still useful
-            failed.append(f"not measured: {name} {short}: {error}")
-            note(failed[-1])
-        else:
-            keep({"experiment": name, "point": point, "rows": rows, "seconds": round(time.monotonic() - begin, 2),
-                  "commands": place.commands})
+    return (f"{conditions['machine']}{shared}, load {conditions['load']:.2f} at the start; {conditions['compiler']}; "
+            f"{conditions['mpi']}; oneDNN {conditions['oneDNN']}; commfuse {conditions['version']}; "
+            f"{'lab, link as named' if conditions['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
 
 
 # --- writing ---
 
 
-def section(module, lines, folder, where):
+def section(module, rows, commands, folder, where):
     """Text, tables, figures, rows and commands of one experiment."""
-    rows = [row for line in lines for row in line["rows"]]
     with whole(folder / f"{module.NAME}.csv", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
@@ -105,7 +77,7 @@ def section(module, lines, folder, where):
     for end, figure in module.figures(rows).items():
         plots.save(figure, folder / (module.NAME + end))
         text += [f"![{module.TITLE}]({module.NAME}{end}.png)", ""]
-    commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
+    commands = list(dict.fromkeys(commands))
     return "\n".join([
         *text, f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
         f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
@@ -113,26 +85,26 @@ def section(module, lines, folder, where):
 
 def problems_of(done):
     """Errors on any machine."""
-    return [f"ERROR {line['experiment']} {problem}" for line in done
-            for problem in getattr(EXPERIMENTS[line["experiment"]], "problems", lambda _: [])(line["rows"])]
+    return [f"ERROR {name} {problem}" for name, (rows, _) in done.items()
+            for problem in getattr(EXPERIMENTS[name], "problems", lambda _: [])(rows)]
 
 
-def write_report(folder, conditions, done, wrong, command, stopped=False):
+def write_report(folder, conditions, done, wrong, left=0):
+    """done: of each experiment its rows and commands."""
     text = [f"**{doubts(conditions)}.**", ""] if doubts(conditions) else []
     text += ["# What overlapping brings, measured", "", f"{caption(conditions)}.", ""]
-    if stopped:
-        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command continues.**", ""]
+    if left:
+        text += [f"**Not complete: {left} points were not measured.**", ""]
     text += ["To repeat all of it:", "", "```sh",
-             "make all build/release/tests/bench/bench_train", command, "```", "",
+             "make all build/release/tests/bench/bench_train",
+             f'"$(scripts/find_python.sh)" {shlex.join(["scripts/report.py", *sys.argv[1:]])}', "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
     if wrong:
         text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
-    cores = conditions["setup"]["cores"]
+    cores = conditions["cores"]
     plots.note = f"{cores} cores: {lab.SHARED}" if lab.shortage(2, cores) else ""
-    for name, module in EXPERIMENTS.items():
-        lines = [line for line in done if line["experiment"] == name]
-        text += [section(module, lines, folder, caption(conditions))] if lines else []
+    text += [section(EXPERIMENTS[name], *found, folder, caption(conditions)) for name, found in done.items()]
     write_whole(folder / "report.md", "\n".join(text))
 
 
@@ -153,32 +125,29 @@ def options():
 def main():
     o = options()
     o.out.mkdir(parents=True, exist_ok=True)
-    for number in signal.SIGINT, signal.SIGTERM:
-        signal.signal(number, signal.default_int_handler)
-    place, failed, stopped = Place(o.place, o.ratio), [], False
-    now, rows = conditions_of(place), run_log.Rows(o.out / "rows.jsonl", "experiment")
+    place, done, failed = Place(o.place, o.ratio), {}, []
+    conditions = conditions_of(place)
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
-              for name, module in EXPERIMENTS.items() for point in module.points(place, o.quick)]
-    done = [line for line in rows.done if line["setup"] == now["setup"] and (line["experiment"], line["point"]) in points]
-    there = [(line["experiment"], line["point"]) for line in done]
-    todo = [point for point in points if point[0] in o.only and point not in there]
-    note(f"{len(todo)} points to measure" + (f", {len(there)} are there already" if there else ""))
-    if doubts(now):
-        note(doubts(now))
-
-    def keep(line):
-        done.append({**now, **line})
-        rows.append(done[-1])
-    try:
-        run(place, todo, keep, failed)
-    except KeyboardInterrupt:
-        stopped = True
-        note(f"\ninterrupted: {len(done)} points are kept in {rows.path}; the same command continues from there")
-    wrong = problems_of(done) + failed
-    command = f'"$(scripts/find_python.sh)" {shlex.join(["scripts/report.py", *sys.argv[1:]])}'
-    write_report(o.out, done[0] if done else now, done, wrong, command, stopped)
+              for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
+    if doubts(conditions):
+        note(doubts(conditions))
+    for number, (name, point) in enumerate(points, 1):
+        left = sum(point["seconds"] for _, point in points[number - 1:])
+        short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
+        note(f"[{number}/{len(points)}] {name} {short}  {left / 60:.0f} min left, or more")
+        place.commands = []
+        try:
+            measured = EXPERIMENTS[name].measure(place, point)
+            rows, commands = done.setdefault(name, ([], []))
+            rows += measured
+            commands += place.commands
+        except Exception as error:  # any error: the other points are still useful
+            failed.append(f"not measured: {name} {short}: {error}")
+            note(failed[-1])
+        wrong = problems_of(done) + failed
+        write_report(o.out, conditions, done, wrong, len(points) - number)
     note("".join(f"{one}\n" for one in wrong) + f"{o.out}/report.md")
-    return INTERRUPTED if stopped else int(bool(wrong))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

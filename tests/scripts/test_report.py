@@ -11,6 +11,7 @@ import importlib.machinery
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -124,12 +125,14 @@ class ReportOfAFakeExperiment(Case):
         path = self.folder / "begun"
         return path.read_text().split() if path.exists() else []
 
-    def lines(self):
-        return [json.loads(line) for line in (self.out / "rows.jsonl").read_text().splitlines()]
+    def sizes(self):
+        with open(self.out / "fake.csv", encoding="utf-8") as file:
+            return [int(row["size"]) for row in csv.DictReader(file) if row["way"] == "1"]
 
     def interrupt_in(self, point, number):
         """A report that is sent a signal while it measures a point."""
         (self.folder / "hold").write_text(str(point))
+        (self.folder / "begun").unlink(missing_ok=True)
         process = self.start()
         wait_until(lambda: self.begun()[-1:] == [str(point)], "the point is begun")
         process.send_signal(number)
@@ -153,83 +156,33 @@ class ReportOfAFakeExperiment(Case):
             rows = list(csv.DictReader(file))
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
                          [(size, way) for size in range(POINTS) for way in (1, 2)])
-        line = self.lines()[0]
-        for value in (*(line["setup"][name] for name in ("machine", "compiler", "mpi", "oneDNN", "version")), line["date"]):
-            self.assertTrue(value)
-            self.assertIn(value, text)
+        config = subprocess.run(["make", "-s", "config"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in report.CONFIG:
+            self.assertIn(re.search(f"^{name} +(.*)", config, re.MULTILINE)[1], text)
         self.assertIn("scripts/report.py --out", text)
 
-    def test_ctrl_c_leaves_what_is_measured_and_the_same_command_goes_on(self):
-        status, output = self.interrupt_in(2, signal.SIGINT)
-        self.assertEqual(status, report.INTERRUPTED, output)
-        self.assertIn("2 points are kept", output)
-        text = (self.out / "report.md").read_text()
-        self.assertIn("Not complete: interrupted when 2 points had been measured", text)
-        self.assertIn("| 1 | 2 | 12.5 |", text)
-        self.assertNotIn("| 2 | 1 | 22.0 |", text)
-        output = self.make()
-        self.assertIn("3 points to measure, 2 are there already", output)
-        self.assertNotIn("Not complete", (self.out / "report.md").read_text())
-        self.assertEqual(self.begun(), ["0", "1", "2", "2", "3", "4"])
-        self.assertEqual([line["point"]["size"] for line in self.lines()], list(range(POINTS)))
-
-    def test_a_killed_report_and_a_line_cut_short(self):
-        status, output = self.interrupt_in(3, signal.SIGKILL)
-        self.assertEqual(status, -signal.SIGKILL, output)
-        with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
-            file.write('{"experiment": "fake", "point": {"si')
+    def test_an_interrupted_report_holds_what_is_measured(self):
+        for number, expected in (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL):
+            status, output = self.interrupt_in(2, number)
+            self.assertEqual(status, expected, output)
+            text = (self.out / "report.md").read_text()
+            self.assertIn("Not complete: 3 points were not measured", text)
+            self.assertIn("| 1 | 2 | 12.5 |", text)
+            self.assertNotIn("| 2 | 1 | 22.0 |", text)
         self.make()
-        self.assertEqual(self.begun(), ["0", "1", "2", "3", "3", "4"])
-        self.assertEqual([line["point"]["size"] for line in self.lines()], list(range(POINTS)))
-        before = (self.out / "report.md").read_text()
-        self.make()  # nothing left to do: the same report
-        self.assertEqual(len(self.begun()), 6)
-        self.assertEqual((self.out / "report.md").read_text(), before)
+        self.assertNotIn("Not complete", (self.out / "report.md").read_text())
+        self.assertEqual(self.sizes(), list(range(POINTS)))
 
-    def test_rows_measured_elsewhere_are_not_mixed(self):
-        self.make(FAKE_POINTS="2")
-        whole = self.lines()
-        for name, other in (("machine", "Another Processor"), ("version", "0000000"), ("place", "lab")):
-            changed = [{**line, "setup": {**line["setup"], name: other}} for line in whole]
-            (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-            self.assertNotIn("there already", self.make(FAKE_POINTS="2"))
-            self.assertEqual(self.lines()[:2], changed)  # kept, but not in the report
-            self.assertEqual([line["setup"] for line in self.lines()[2:]], [line["setup"] for line in whole])
-            self.assertNotIn(other, (self.out / "report.md").read_text())
-        self.make("--quick", FAKE_POINTS="2")
-        self.assertEqual([line["point"] for line in self.lines()[4:]], [{"size": i, "quick": True, "seconds": 2} for i in range(2)])
-        with open(self.out / "fake.csv", encoding="utf-8") as file:
-            self.assertEqual(len(list(csv.DictReader(file))), 4)  # of two points, two each
-
-    def test_patience_measures_longer_and_does_not_mix(self):
-        self.make("--patience", "3", FAKE_POINTS="2")
-        self.assertEqual([line["point"]["seconds"] for line in self.lines()], [6, 6])
-        self.assertNotIn("there already", self.make(FAKE_POINTS="2"))
-        self.assertEqual([line["point"]["seconds"] for line in self.lines()], [6, 6, 2, 2])
+    def test_patience_measures_longer(self):
+        self.assertIn("0 min left", self.make("--patience", "3", FAKE_POINTS="2"))
+        self.assertIn("2 min left", self.make("--patience", "30", FAKE_POINTS="2"))
         self.assertIn("not a positive number", self.make("--patience", "0", status=2))
 
     def test_a_point_that_fails_is_reported_and_the_others_go_on(self):
         output = self.make(status=1, FAKE_BROKEN="1")
         self.assertIn("this point cannot be measured", output)
         self.assertIn("this point cannot be measured", (self.out / "report.md").read_text())
-        self.assertEqual([line["point"]["size"] for line in self.lines()], [0, 2, 3, 4])
-        self.make()  # tried again
-        self.assertEqual(self.begun()[POINTS:], ["1"])
-
-    def test_a_damaged_row_is_not_passed_over(self):
-        self.make(FAKE_POINTS="1")
-        with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
-            file.write("<<<<<<<\n")
-        self.assertIn("line 2: not a JSON object", self.make(status=1))
-
-    def test_two_reports_do_not_write_one_file(self):
-        (self.folder / "hold").write_text("0")
-        first = self.start()
-        wait_until(lambda: self.begun(), "the first report has begun")
-        self.assertIn("another command", self.make(status=1))
-        (self.folder / "hold").unlink()
-        first.communicate(timeout=120)
-        self.assertEqual(first.returncode, 0)
+        self.assertEqual(self.sizes(), [0, 2, 3, 4])
 
 
 def rows_of(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2"):
@@ -515,13 +468,12 @@ class Measured(Case):
 class FirstLine(Case):
     def written(self, done, cores=4, load=0.1):
         self.out.mkdir(exist_ok=True)
-        setup = {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v", "program": "h",
-                 "place": "local"}
-        report.write_report(self.out, {"setup": setup, "date": "today", "load": load}, done, [], "scripts/report.py")
+        report.write_report(self.out, {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v",
+                                       "place": "local", "date": "today", "load": load}, done, [])
         return (self.out / "report.md").read_text()
 
     def test_says_that_cores_do_not_suffice(self):
-        done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
+        done = {"training": (training_rows(), ["one"])}
         lines = self.written(done, cores=2).splitlines()
         self.assertIn(f"{laboratory.SHARED}: 2 ranks need 4 cores", lines[0])
         self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
@@ -531,8 +483,8 @@ class FirstLine(Case):
         self.assertNotIn(laboratory.SHARED, (self.out / "training.svg").read_text())
 
     def test_says_that_others_use_the_processors(self):
-        self.assertIn("Other work shares these processors", self.written([], load=1.5).splitlines()[0])
-        text = self.written([])
+        self.assertIn("Other work shares these processors", self.written({}, load=1.5).splitlines()[0])
+        text = self.written({})
         self.assertTrue(text.startswith("# "))
         self.assertIn("P, load 0.10 at the start;", text)
 
