@@ -9,8 +9,8 @@ DIR (build/report) gets report.md, a CSV of all rows of each experiment, and fig
 point, so an interrupted report holds what has been measured, and says so.
 
 An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
-its approximate seconds; measure(place, point), which returns rows; tables(rows); figures(rows), by the ends of their names; and
-perhaps problems(rows), which are errors on any machine.
+its approximate seconds; measure(place, point), which returns rows; tables(rows); figure(rows); and perhaps problems(rows),
+which are errors on any machine.
 """
 import csv
 import datetime
@@ -73,13 +73,11 @@ def section(module, rows, commands, folder, where):
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
         table.writerows(rows)
-    text = [f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows)]
-    for end, figure in module.figures(rows).items():
-        plots.save(figure, folder / (module.NAME + end))
-        text += [f"![{module.TITLE}]({module.NAME}{end}.png)", ""]
+    plots.save(module.figure(rows), folder / module.NAME)
     commands = list(dict.fromkeys(commands))
     return "\n".join([
-        *text, f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
+        f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows),
+        f"![{module.TITLE}]({module.NAME}.png)", "", f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
         f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
 
 

@@ -1,10 +1,8 @@
 # Reports, configuration, lint, format. Included by the Makefile.
 
 experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
-report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
+report: all $(benches) ## run the experiments that fit (in a lab if root), write build/report/report.md; QUICK=1: five minutes; PATIENCE=4: smaller errors
 	@$(PYTHON) scripts/report.py $(experiments)
-lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
-	@$(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
 predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
 	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
 	@$(if $(ONLY),,$(PYTHON) tests/bench/predict_programs.py)
@@ -43,4 +41,4 @@ format: ## clang-format every C and CUDA file
 format-check: ## print what `make format` would change
 	@clang-format --dry-run --Werror $(formatted)
 
-.PHONY: predict-check report lab config lint format format-check
+.PHONY: predict-check report config lint format format-check

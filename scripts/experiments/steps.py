@@ -219,10 +219,10 @@ def tables(rows):
     return "\n".join(text)
 
 
-def figures(rows):
+def figure(rows):
     meshes = by_mesh(rows)
     shades = plots.shades(list(dict.fromkeys(mode for modes in meshes.values() for mode in compared(modes))))
-    figure, axes = plots.panels(1, len(meshes), (10, 4.6))
+    drawn, axes = plots.panels(1, len(meshes), (10, 4.6))
     for axis, (mesh, modes) in zip(axes[0], meshes.items()):
         ideal, found = undisturbed(modes["ideal"]["step_ms"]), multiples(modes)
         for mode in compared(modes):
@@ -234,6 +234,6 @@ def figures(rows):
         axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
     axes[0][0].set_ylabel("times the ideal step: median, p10 to p90")
     handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels())}
-    plots.legend_below(figure, handles, 5, lines=2)
-    figure.suptitle("Training step by mode, times the ideal step; above a bar: of the faster half", fontsize=11)
-    return {"": figure}
+    plots.legend_below(drawn, handles, 5, lines=2)
+    drawn.suptitle("Training step by mode, times the ideal step; above a bar: of the faster half", fontsize=11)
+    return drawn

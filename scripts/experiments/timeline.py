@@ -19,8 +19,7 @@ STEPS = 5
 
 
 def points(place, quick):
-    return [{**steps.point_of(place, quick, (strategy, 2, 1), SIZE, list(MODES)), "seconds": 30}
-            for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
+    return [{**steps.point_of(place, quick, ("tpsp", 2, 1), SIZE, list(MODES)), "seconds": 30}]
 
 
 def measure(place, point):
@@ -34,8 +33,8 @@ def measure(place, point):
                 steps.PROGRAM, *steps.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
                 "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{STEPS}"])
             with open(trace, encoding="utf-8") as file:
-                rows += [{"mesh": steps.mesh_name(point), "model": point["model"], "seq": point["seq"],
-                          "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
+                rows += [{"model": point["model"], "seq": point["seq"], "batch": point["batch"], "link_bits_per_s": rate,
+                          "mode": mode, **row}
                          for row in layer_of(json.load(file)["traceEvents"])]
     return rows
 
@@ -48,8 +47,6 @@ def layer_of(events):
         if event["name"] in ("block forward", "block backward"):
             layer = layers.setdefault((event["args"]["step"], event["args"]["layer"]), {})
             layer[event["pid"], event["name"]] = event
-    if not layers:
-        raise ValueError("the trace has no layer: choose steps of the run with --trace-steps A:B")
     last = max(layer for _, layer in layers)
     inner = [blocks for (_, layer), blocks in layers.items() if 0 < layer < last] or list(layers.values())
     inner.sort(key=lambda blocks: sum(block["dur"] for block in blocks.values()))
@@ -85,10 +82,6 @@ def select(rows, **values):
     return [row for row in rows if all(row[name] == value for name, value in values.items())]
 
 
-def distinct(rows, name):
-    return list(dict.fromkeys(row[name] for row in rows))
-
-
 def lanes(events):
     """Puts transfers, which overlap, in lanes: (lane, event) of each, and the number of lanes."""
     free, placed = [], []
@@ -107,7 +100,7 @@ def draw(axes, events, bottom, height, style):
 
 def draw_panel(axes, rows, title):
     """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
-    ticks, ranks = {}, distinct(rows, "rank")
+    ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
         ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
@@ -126,17 +119,16 @@ def draw_panel(axes, rows, title):
     axes.set_axisbelow(True)
 
 
-def figure_of(rows):
+def figure(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     from matplotlib.patches import Patch
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
-    row, modes = rows[0], distinct(rows, "mode")
-    figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
-    plots.legend_below(figure, legend, 4, lines=2)
+    row, modes = rows[0], list(MODES)
+    drawn, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
+    plots.legend_below(drawn, legend, 4, lines=2)
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-    figure.suptitle(f"One layer of {row['model']} in training, {row['mesh']}, {row['batch']} x {row['seq']} tokens, {link}",
-                    fontsize=11)
+    drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
         panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
@@ -145,8 +137,4 @@ def figure_of(rows):
             axis.set_xlim(0, width)
             axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
         panels[-1].set_xlabel(f"{direction}: ms since the layer began")
-    return figure
-
-
-def figures(rows):
-    return {f"-{mesh.replace(' ', '-')}": figure_of(select(rows, mesh=mesh)) for mesh in distinct(rows, "mesh")}
+    return drawn
