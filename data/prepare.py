@@ -2,8 +2,8 @@
 """Text to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin for gpt2.
 
     data/prepare.py --input shakespeare.txt --out tokens              each byte is a token
-    data/prepare.py --input *.txt --out tokens --encoding gpt2        GPT-2's encoding, downloaded
-             … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
+    data/prepare.py --input *.txt --out tokens --encoding gpt2        GPT-2's encoding, downloaded once
+    TIKTOKEN_CACHE_DIR=DIR data/prepare.py …                          into DIR, which may come from another machine
     zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
 The inputs (data/README.md), in the order given, are one text; its last --val-fraction becomes validation data. Text is read and
@@ -39,9 +39,7 @@ TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 HEADER = 256  # 32-bit words
 END_OF_TEXT = "<|endoftext|>"
 GPT2_TOKENS = 50257
-# How GPT-2 splits text before it merges bytes.
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of that pattern; Python's has more
+BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of GPT-2's pattern; Python's has more
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
 # The first bytes of files that are not text, and their kind.
@@ -77,8 +75,8 @@ class Bytes:
 
 
 class GPT2:
-    def __init__(self, bpe_dir=None, documents="file", errors="strict"):
-        self.encoding = load_gpt2(bpe_dir)
+    def __init__(self, documents="file", errors="strict"):
+        self.encoding = load_gpt2()
         self.separator = [self.encoding.eot_token]
         self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
         self.errors, self.warned = errors, False
@@ -117,34 +115,17 @@ class GPT2:
         return header.ljust(4 * HEADER, b"\0") + b"".join(bytes([len(word)]) + word for word in words)
 
 
-def load_gpt2(bpe_dir):
+def load_gpt2():
     try:
         import tiktoken
-        import tiktoken.load
     except ImportError as error:
         raise Problem(f"--encoding gpt2 needs the package tiktoken, and {sys.executable} has none: {error}",
                       "scripts/install_deps.sh --bpe, then build/venv/bin/python data/prepare.py …") from None
-    if bpe_dir is None:
-        try:
-            return tiktoken.get_encoding("gpt2")
-        except Exception as error:  # network libraries raise all kinds
-            raise Problem(f"GPT-2's vocabulary cannot be downloaded: {error}",
-                          "give a directory with vocab.bpe and encoder.json: --bpe-dir DIR") from None
-    files = [os.path.join(bpe_dir, name) for name in ("vocab.bpe", "encoder.json")]
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # tiktoken caches local files by name, even if they change
     try:
-        for path in files:
-            opened(path).close()
-        ranks = tiktoken.load.data_gym_to_mergeable_bpe_ranks(*files)
-    except OSError as error:
-        raise Problem(f"--bpe-dir {bpe_dir}: {error.strerror}: {error.filename}") from None
-    except (AssertionError, ValueError, LookupError) as error:
-        raise Problem(f"--bpe-dir {bpe_dir}: vocab.bpe and encoder.json are damaged or do not belong together"
-                      f" ({type(error).__name__} {error})") from None
-    if len(ranks) != GPT2_TOKENS - 1:
-        raise Problem(f"--bpe-dir {bpe_dir} holds {len(ranks)} tokens, GPT-2 has {GPT2_TOKENS - 1}")
-    return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks,
-                             special_tokens={END_OF_TEXT: GPT2_TOKENS - 1})
+        return tiktoken.get_encoding("gpt2")
+    except Exception as error:  # network libraries raise all kinds
+        raise Problem(f"GPT-2's vocabulary cannot be downloaded: {error}",
+                      "where there is a network, TIKTOKEN_CACHE_DIR=DIR keeps it in DIR: carry that here, and say the same") from None
 
 
 def uint16(tokens):
@@ -412,7 +393,6 @@ def parse_arguments(arguments):
         help="files, directories, or - for standard input, in this order")
     add("--out", required=True, metavar="DIR", help="directory of the token files")
     add("--encoding", choices=["byte", "gpt2"], default="byte", help="bytes, or GPT-2's tokens")
-    add("--bpe-dir", metavar="DIR", default=argparse.SUPPRESS, help="for gpt2: vocab.bpe and encoder.json; else downloaded")
     add("--format", choices=["auto", "text", "jsonl"], default="auto",
         help="auto: files named .jsonl, .ndjson or .json are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
@@ -426,9 +406,9 @@ def parse_arguments(arguments):
         parser.error(f"--val-fraction {options.val_fraction} is not a fraction from 0 to 0.999")
     if not 1 <= options.shard_tokens < 2**31:
         parser.error(f"--shard-tokens {options.shard_tokens} is not a whole number from 1 to 2^31 - 1")
-    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents", "errors")}
+    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
-        parser.error(f"--{name.replace('_', '-')} is for --encoding gpt2")
+        parser.error(f"--{name} is for --encoding gpt2")
     return options
 
 

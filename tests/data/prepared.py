@@ -1,7 +1,9 @@
 """What the tests of data/prepare.py share: running it, reading what it wrote."""
 import array
+import hashlib
 import importlib.util
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT = os.path.join(ROOT, "data", "prepare.py")
 SHARED = os.path.join(os.path.dirname(ROOT), "shared", "data")
+BPE = os.path.join(SHARED, "gpt2_bpe")
 
 
 def load_prepare():
@@ -19,6 +22,14 @@ def load_prepare():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def keep_vocabulary(folder):
+    """Puts GPT-2's files where tiktoken looks for what it has downloaded."""
+    for name in "vocab.bpe", "encoder.json":
+        source = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+        shutil.copy(os.path.join(BPE, name), os.path.join(folder, hashlib.sha1(source.encode()).hexdigest()))
+    os.environ["TIKTOKEN_CACHE_DIR"] = folder
 
 
 class PartOfBytes:

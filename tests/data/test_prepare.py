@@ -285,7 +285,7 @@ class Errors(PrepareCase):
         text = self.write("a", "some text")
         for wrong in (["--val-fraction", "1"], ["--val-fraction", "-0.1"], ["--val-fraction", "nan"],
                       ["--val-fraction", "x"], ["--shard-tokens", "0"], ["--shard-tokens", "2147483648"],
-                      ["--shard-tokens", "1e8"], ["--encoding", "gpt3"], ["--bpe-dir", "."], ["--outt", "x"],
+                      ["--shard-tokens", "1e8"], ["--encoding", "gpt3"], ["--outt", "x"],
                       ["--documents", "file"], ["--errors", "replace"], ["--format", "json"]):
             with self.subTest(wrong=wrong):
                 self.assertIn(wrong[0], self.refused("--input", text, *wrong, status=2))

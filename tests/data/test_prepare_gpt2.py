@@ -8,13 +8,13 @@ import os
 import random
 import struct
 import sys
+import tempfile
 import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepared import SHARED, PartOfBytes, PrepareCase, load_prepare
+from prepared import BPE, SHARED, PartOfBytes, PrepareCase, keep_vocabulary, load_prepare
 
-BPE = os.path.join(SHARED, "gpt2_bpe")
 try:
     import tiktoken
 except ImportError:
@@ -38,8 +38,14 @@ def needs_vocabulary(test):
 
 @needs_vocabulary
 class GPT2(PrepareCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        keep_vocabulary(folder.name)
+
     def encode(self, *arguments, **more):
-        return self.prepare(*arguments, "--encoding", "gpt2", "--bpe-dir", BPE, **more)
+        return self.prepare(*arguments, "--encoding", "gpt2", **more)
 
     def vocabulary(self):
         with open(os.path.join(self.out, "tokenizer.bin"), "rb") as file:
@@ -80,7 +86,7 @@ class GPT2(PrepareCase):
 
     def test_pieces_encode_like_the_whole(self):
         prepare = load_prepare()
-        encoder = prepare.GPT2(BPE)
+        encoder = prepare.GPT2()
         texts = ["  a \n\n b  c \t d\n", "I'll we've he's they'd 'tis it 's\n" * 3,
                  "x\u3000 y \u00a0 z \u2028\n w",
                  "日本語 の text。 \n次 の行 🙂 🙂", "   lead and trail   ", "1 22 333  4444   55555"]
@@ -95,7 +101,7 @@ class GPT2(PrepareCase):
     def test_random_pieces_encode_like_the_whole(self):
         """With every character that is a blank to Python or to the pattern."""
         prepare, draw = load_prepare(), random.Random(1)
-        encoder = prepare.GPT2(BPE)
+        encoder = prepare.GPT2()
         letters = [*"      \n\t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u180e\u2000\u200b\u2028\u2029\u202f\u205f\u3000\ufeff",
                    *"'slvetdm1²aBé日。-_<|>"]
         for _ in range(3000):
@@ -110,7 +116,7 @@ class GPT2(PrepareCase):
         self.encode("--input", self.write("a", text), "--val-fraction", 0)
         words = self.vocabulary()
         self.assertEqual(b"".join(words[token] for token in self.all_tokens("train")).decode(), text)
-        error = self.refused("--input", self.write("a", "x" + " " * 2_000_000 + "y z"), "--encoding", "gpt2", "--bpe-dir", BPE)
+        error = self.refused("--input", self.write("a", "x" + " " * 2_000_000 + "y z"), "--encoding", "gpt2", "--val-fraction", 0)
         self.assertIn("the tokenizer fails near byte", error)
         self.assertIn("blanks", error)
 
@@ -123,7 +129,7 @@ class GPT2(PrepareCase):
         def panic(_):
             raise Panic("in Rust")
 
-        encoder = prepare.GPT2(BPE)
+        encoder = prepare.GPT2()
         encoder.encoding = unittest.mock.Mock(encode_ordinary=panic)
         with self.assertRaises(prepare.Problem) as caught:
             list(encoder.encode(PartOfBytes(b"some text", 100, 4000)))
@@ -147,7 +153,7 @@ class GPT2(PrepareCase):
     def test_documents_in_pieces(self):
         prepare = load_prepare()
         content = b"Hello world\n\nHello world\r\n\t\n \r\n\nHello world"
-        encoder = prepare.GPT2(BPE, "blank-line")
+        encoder = prepare.GPT2("blank-line")
         for size in range(1, len(content)):
             documents = [b""]
             for tokens in encoder.encode(PartOfBytes(content, size)):
@@ -177,11 +183,11 @@ class GPT2(PrepareCase):
                     b'{"text": "\xff"}', b"[" * 100_000):
             with self.subTest(bad=bad[:20]):
                 path = self.write("a.jsonl", good + bad + b"\n" + good)
-                error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
+                error = self.refused("--input", path, "--encoding", "gpt2", "--val-fraction", 0)
                 self.assertIn(f"{path}: the line at byte {len(good)} is not a JSON object with a \"text\"", error)
                 self.assertEqual("--errors replace" in error, b"ud800" in bad or b"\xff" in bad, error)
         self.assertIn("leave out --documents", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
-                                                             "--bpe-dir", BPE, "--documents", "blank-line"))
+                                                             "--documents", "blank-line"))
 
     def test_errors_replaced(self):
         path = self.write("a", b"Hello\xff world\xe2\x82")
@@ -207,32 +213,17 @@ class GPT2(PrepareCase):
 
     def test_no_utf8(self):
         path = self.write("a", b"fine so far \xff not")
-        error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
+        error = self.refused("--input", path, "--encoding", "gpt2", "--val-fraction", 0)
         self.assertIn(f"{path}: it is not UTF-8 text at byte 12", error)
         self.assertIn("--encoding byte", error)
         self.assertEqual(self.listing(), [])
 
-    def test_vocabulary_missing_or_damaged(self):
-        text = self.write("a", "text")
-
-        def error():
-            return self.refused("--input", text, "--encoding", "gpt2", "--bpe-dir", self.path("bpe"))
-
-        self.assertIn(self.path("bpe/vocab.bpe"), error())
-        os.mkdir(self.path("bpe"))
-        for name in "vocab.bpe", "encoder.json":
-            with open(os.path.join(BPE, name), "rb") as file:
-                self.write(f"bpe/{name}", file.read())
-        os.remove(self.path("bpe/encoder.json"))
-        self.assertIn(self.path("bpe/encoder.json"), error())
-        with open(os.path.join(BPE, "encoder.json"), "rb") as file:
-            tokens = json.load(file)
-        tokens["Hello"], tokens["world"] = tokens["world"], tokens["Hello"]
-        self.write("bpe/encoder.json", json.dumps(tokens))
-        self.assertIn("do not belong together", error())
-        self.write("bpe/encoder.json", "{")
-        self.assertIn("damaged or do not belong together (JSONDecodeError", error())
-        self.assertEqual(self.listing(), [])
+    def test_no_vocabulary_and_no_network(self):
+        proxy = "http://127.0.0.1:9"  # where nobody listens
+        error = self.refused("--input", self.write("a", "text"), "--encoding", "gpt2",
+                             env={"TIKTOKEN_CACHE_DIR": self.path("empty"), "https_proxy": proxy, "HTTPS_PROXY": proxy})
+        self.assertIn("GPT-2's vocabulary cannot be downloaded", error)
+        self.assertIn("TIKTOKEN_CACHE_DIR=DIR", error)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import sys
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(HERE), "train"))
+sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "train")]
 import harness
 import reference
+from prepared import BPE, keep_vocabulary
 
 try:
     import torch
@@ -22,7 +23,6 @@ except ImportError as missing:
     raise unittest.SkipTest(f"PyTorch and transformers are not here: {missing}")
 
 SCRIPT = os.path.join(harness.ROOT, "data", "hugging_face.py")
-BPE = os.path.join(os.path.dirname(harness.ROOT), "shared", "data", "gpt2_bpe")
 T, B, STEPS, LR = 64, 4, 6, 1e-3
 
 
@@ -123,7 +123,9 @@ class Transformers(unittest.TestCase):
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("back"))
         sys.path.insert(0, os.path.join(harness.ROOT, "data"))
         import prepare
-        ours = prepare.load_gpt2(BPE)
+        os.mkdir(self.path("bpe"))
+        keep_vocabulary(self.path("bpe"))
+        ours = prepare.load_gpt2()
         self.assertIsInstance(ours, tiktoken.Encoding)
         text = "CommFuse's last computation needs no communication.\n\n  日本語 — 12345"
         self.assertEqual(tokenizer(text)["input_ids"], ours.encode_ordinary(text))
