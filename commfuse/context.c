@@ -10,8 +10,7 @@ const char *cf_version(void) {
 
 void cf_context_start(cf_context *context, cf_transport *transport, int threads) {
     cf_costs_agree(transport, threads);
-    *context =
-        (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1, .compare = cf_getenv("COMMFUSE_COMPARE")};
+    *context = (cf_context){.transport = transport, .trace = cf_trace_create(), .step = -1};
     context->stream = cf_stream_create(), context->second = cf_stream_create_second();
 }
 

@@ -49,11 +49,10 @@ typedef struct cf_context {
     cf_stream *stream; // compute stream
     cf_stream *second; // second compute stream: slices of an `independent` operation alternate between both; NULL: there is one
     cf_trace *trace;
-    int step;     // for messages and traces; -1 outside of steps
-    int tags;     // message tags used so far: all ranks create the same operations in the same order
-    bool timed;   // runs are timed: cf_fuse_median_ms()
-    bool failed;  // an operation has failed half way: ranks are out of step, so nothing runs any more
-    bool compare; // ranks compare the config of each operation that they create; initially COMMFUSE_COMPARE in the environment
+    int step;    // for messages and traces; -1 outside of steps
+    int tags;    // message tags used so far: all ranks create the same operations in the same order
+    bool timed;  // runs are timed: cf_fuse_median_ms()
+    bool failed; // an operation has failed half way: ranks are out of step, so nothing runs any more
 } cf_context;
 
 // Connects the ranks of this run and opens this rank's device. transport: "auto" or a name of transport.h. threads: compute threads

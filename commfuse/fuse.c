@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TIMED_RUNS = 64, CONFIG_TEXT = 256, SLICES_MAX = 1 << 16 };
+enum { TIMED_RUNS = 64, SLICES_MAX = 1 << 16 };
 static const int64_t ELEMENTS_MAX = INT64_MAX / 8 / (2 * CF_CHECKED_SLICES); // of all ranks: bytes of any buffer have 64 bits
 
 typedef struct timed_run { // events of the compute stream before and after what begin, and finish, enqueued
@@ -158,12 +158,12 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
     return f->choices;
 }
 
-// What all ranks of the group must have in common, and its hash (FNV-1a).
-static uint32_t describe(const cf_fuse *f, char text[CONFIG_TEXT]) {
+// The hash (FNV-1a) of what all ranks of the group must have in common.
+static uint32_t hash_of(const cf_fuse *f) {
     const cf_fuse_config *p = &f->config;
-    char choice[CF_CHOICE_NAME];
+    char choice[CF_CHOICE_NAME], text[256];
     cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
-    snprintf(text, CONFIG_TEXT, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
+    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
              cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->folds ? ", folds" : "",
              p->bulk ? ", bulk" : "");
     uint32_t hash = 2166136261u;
@@ -176,8 +176,7 @@ void cf_fuse_choose(cf_fuse *f, int choice) {
         cf_die(NULL, "%s gets choice %d of %d%s", f->label, choice, f->choices, f->running ? " while it runs" : "");
     f->schedule = f->choice[choice];
     f->config.algorithm = f->schedule->bound ? f->schedule->bound : f->schedule->algorithm, f->config.slices = f->schedule->slices;
-    char text[CONFIG_TEXT];
-    f->hash = describe(f, text);
+    f->hash = hash_of(f);
 }
 
 static void need(const cf_fuse_config *p, bool right, const char *field, int64_t value, const char *what) {
@@ -198,27 +197,6 @@ static void check_config(const cf_fuse_config *p) {
     need(p, !p->result_given || p->operation == CF_ALLTOALL, "result_given", 1, "0 in an operation other than all-to-all");
 }
 
-static const char comparison[] = "comparison of configs"; // an operation that is not compared itself
-
-static void compare_configs(const cf_fuse *f) {
-    const cf_group *group = f->config.group;
-    const cf_fuse_config bytes = {.name = comparison, .group = group, .dtype = CF_BYTE, .capacity = CONFIG_TEXT}; // an all-gather
-    cf_fuse *gather = cf_fuse_create(f->context, bytes);
-    char mine[CONFIG_TEXT] = "", other[CONFIG_TEXT], *all = cf_alloc(group->size * CONFIG_TEXT, comparison);
-    describe(f, mine);
-    cf_copy(all + group->rank * CONFIG_TEXT, mine, CONFIG_TEXT, f->context->stream);
-    cf_fuse_run(gather, all, CONFIG_TEXT, 1, NULL, NULL, -1);
-    for (int r = 0; r < group->size; r++) {
-        cf_copy(other, all + r * CONFIG_TEXT, CONFIG_TEXT, f->context->stream);
-        cf_stream_sync(f->context->stream);
-        if (strcmp(other, mine) != 0)
-            cf_die("all ranks of a group create the same operations in the same order", "configs differ: '%s', on rank %d '%s'",
-                   mine, group->world[r], other);
-    }
-    cf_fuse_free(gather);
-    cf_free(all);
-}
-
 cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *given, size_t bytes) {
     CF_RETURNS(NULL);
     cf_fuse_config config = {0};
@@ -233,7 +211,6 @@ cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *given, 
     if (!config.algorithm) choice = predicted_choice(f);
     int64_t room = 0;
     cf_fuse_set_choices(f, &choice, 1, &room);
-    if (context->compare && config.name != comparison && config.group->size > 1) compare_configs(f);
     return f;
 }
 

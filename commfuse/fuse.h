@@ -58,7 +58,7 @@ typedef struct cf_fuse_config {
 
 typedef struct cf_fuse cf_fuse;
 
-// NULL on an error, which names the field of the config. If context.compare is set, one in which ranks differ is an error, too.
+// NULL on an error, which names the field of the config.
 cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *config, size_t bytes);
 static inline cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_config config) {
     return cf_fuse_create_sized(context, &config, sizeof config);

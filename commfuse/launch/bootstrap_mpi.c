@@ -34,7 +34,7 @@ void cf_mpi_check(int code, const char *call, const cf_request *r) {
     int length = 0;
     MPI_Error_string(code, text, &length);
     if (r) cf_operation_text(of, r->label, r->layer, r->step);
-    cf_die("see the messages of the other ranks; a rank may have died, or has another config: COMMFUSE_COMPARE=1 compares them",
+    cf_die("see the messages of the other ranks; a rank may have died, or has another config of that operation",
            "%s failed: %s (%s)", call, text, of);
 }
 

@@ -162,7 +162,7 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
         [COMPUTES] = "look at what that rank does and at its host's load, or allow a longer timeout",
         [APART] = "all ranks need the same program, options and data; if they have them, the program has a bug",
         [KINDS] = "look at the network between these ranks, or allow a longer timeout"};
-    if (kind == APART && same) return "COMMFUSE_COMPARE=1 in the environment of all ranks compares configs and says what differs";
+    if (kind == APART && same) return "all ranks of a group create the same operations, with the same config, in the same order";
     return dead ? "see that rank's last message, and its host's log: was it killed, out of memory?" : hints[kind];
 }
 
