@@ -69,7 +69,7 @@ def published(_):
 
 def scaling(o):
     """Tokens per second and GPU of each mode, on its best mesh that fits. Takes some minutes."""
-    figure, axes = plots.panels(across=2, size=(9, 3.6))
+    figure, axes = plots.panels(1, 2, (9, 3.6))
     text = ""
     for axis, micro in zip(axes[0], (16, 1)):
         printed = run(["./train_gpt", "--predict", "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model", "d48",
@@ -81,13 +81,13 @@ def scaling(o):
                 found[int(ranks), mode] = max(found.get((int(ranks), mode), (0, 0)), (micro * 1024 / ms, int(tp)))
         sizes = sorted({ranks for ranks, _ in found})
         for mode in MODES:
-            axis.semilogx(sizes, [found[n, mode][0] for n in sizes], "o-", ms=3, base=2, color=plots.COLOURS[mode], label=mode)
+            axis.semilogx(sizes, [found[n, mode][0] for n in sizes], "o-", ms=3, base=2, label=mode)
         axis.set(xlabel="GPUs", ylabel="thousand tokens/s and GPU", ylim=(0, None),
                  title=f"{micro} sequence{'s' * (micro > 1)} a GPU")
         lines = [{"GPUs": n, **{mode: "{:.1f} (tp {})".format(*found[n, mode]) for mode in MODES}} for n in sizes]
         text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
     axes[0][0].legend()
-    plots.write(figure, o.out / "scaling.png")
+    plots.save(figure, o.out / "scaling.png")
     return text
 
 

@@ -5,12 +5,12 @@
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
-DIR (build/report) gets report.md, a CSV of all rows of each experiment, and figures as PNG and SVG. They are written again after each
+DIR (build/report) gets report.md, and of each experiment a CSV of all rows and perhaps a figure. They are written again after each
 point, so an interrupted report holds what has been measured, and says so.
 
 An experiment is a module of scripts/experiments: its text tells what it measures; NAME and TITLE; points(place, quick), each with
-its approximate seconds; measure(place, point), which returns rows; tables(rows); figure(rows); and perhaps problems(rows),
-which are errors on any machine.
+its approximate seconds; measure(place, point), which returns rows; shown(rows, folder), Markdown of tables, or of a figure in the
+folder; and perhaps problems(rows), which are errors on any machine.
 """
 import csv
 import datetime
@@ -68,16 +68,15 @@ def caption(conditions):
 
 
 def section(module, rows, commands, folder, where):
-    """Text, tables, figures, rows and commands of one experiment."""
+    """Text, tables or a figure, rows and commands of one experiment."""
     with whole(folder / f"{module.NAME}.csv", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
         table.writerows(rows)
-    plots.save(module.figure(rows), folder / module.NAME)
     commands = list(dict.fromkeys(commands))
     return "\n".join([
-        f"## {module.TITLE}", "", module.__doc__.strip(), "", module.tables(rows),
-        f"![{module.TITLE}]({module.NAME}.png)", "", f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", "",
+        f"## {module.TITLE}", "", module.__doc__.strip(), "", module.shown(rows, folder),
+        f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv).", "",
         f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
 
 

@@ -10,7 +10,7 @@ once (ahead4096). On two ranks direct:4 is ring:4: how far apart they are is how
 from . import steps
 
 NAME, TITLE = "ablation", "The schedule alone, the policy alone"
-measure, tables, figure, problems = steps.measure, steps.tables, steps.figure, steps.problems
+measure, shown, problems = steps.measure, steps.shown, steps.problems
 POLICY = "--gradients", "ready", "--prefetch", 4, "--embedding", "table"
 SCHEDULES = "none", "slice:4", "ring:4", "direct:4", "auto", "ideal"
 POLICIES = tuple(f"ring:4+{word}" for word in ("end", "owners", "rows", "ahead0", "ahead4096"))

@@ -1,4 +1,4 @@
-"""Steps of training in several modes: measured in turns, compared, in a table and a figure. The experiments training and ablation
+"""Steps of training in several modes: measured in turns, compared in a table. The experiments training and ablation
 are lists of points of this kind: a mesh and its modes."""
 import os
 import re
@@ -8,9 +8,9 @@ import time
 import numpy as np
 
 import lab
-import plots
 import run_log
-from runner import ROOT, Failed, Runner, shown
+import runner
+from runner import ROOT, Failed, Runner
 from tables import markdown, remarks
 
 PROGRAM, BENCH = f"{ROOT}/build/release/train_gpt", f"{ROOT}/build/release/tests/bench/bench_train"
@@ -47,7 +47,7 @@ class Place:
         if self.kind == "lab":
             launcher = ["scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]
         command = [*launcher, *command]
-        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", shown(command))
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", runner.shown(command))
         if text not in self.commands:
             self.commands.append(text)
         return self.runner.output(command, timeout, OMP_NUM_THREADS="1")
@@ -157,7 +157,7 @@ def multiples(modes):
 
 def compared(modes):
     """The modes whose losses are right."""
-    return [mode for mode in modes if plots.overlap(mode) not in WITHOUT_TRANSFERS]
+    return [mode for mode in modes if mode.split(":")[0] not in WITHOUT_TRANSFERS]
 
 
 def loss_difference(columns, reference):
@@ -172,7 +172,7 @@ def problems(rows):
             for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
 
 
-# --- table and figure ---
+# --- the table ---
 
 
 def table(modes):
@@ -209,7 +209,8 @@ def describe_mesh(modes):
                    f"{line / ms:.2f} of the ideal step.")
 
 
-def tables(rows):
+def shown(rows, _=None):
+    """Markdown of the rows."""
     text = []
     for mesh, modes in by_mesh(rows).items():
         text += [f"### {mesh}", "", describe_mesh(modes), "", table(modes)]
@@ -217,23 +218,3 @@ def tables(rows):
         text += [f"tp 2 x dp 2 is not measured: four ranks need {4 * lab.CORES_PER_RANK} cores. Where they take turns, one computes "
                  "while another waits, and nothing is left to hide."]
     return "\n".join(text)
-
-
-def figure(rows):
-    meshes = by_mesh(rows)
-    shades = plots.shades(list(dict.fromkeys(mode for modes in meshes.values() for mode in compared(modes))))
-    drawn, axes = plots.panels(1, len(meshes), (10, 4.6))
-    for axis, (mesh, modes) in zip(axes[0], meshes.items()):
-        ideal, found = undisturbed(modes["ideal"]["step_ms"]), multiples(modes)
-        for mode in compared(modes):
-            low, middle, high = np.percentile(modes[mode]["step_ms"], [10, 50, 90]) / ideal
-            bar = axis.bar(list(shades).index(mode), middle, color=shades[mode], width=0.75, label=mode, capsize=3,
-                           yerr=[[middle - low], [high - middle]])
-            axis.bar_label(bar, [f"{found[mode][0]:.2f}"], padding=3, fontsize=9)
-        axis.axhline(1, color="black", linestyle="--", linewidth=1.2, label="ideal: whole computations, no transfers")
-        axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
-    axes[0][0].set_ylabel("times the ideal step: median, p10 to p90")
-    handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels())}
-    plots.legend_below(drawn, handles, 5, lines=2)
-    drawn.suptitle("Training step by mode, times the ideal step; above a bar: of the faster half", fontsize=11)
-    return drawn

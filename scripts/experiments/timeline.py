@@ -62,10 +62,6 @@ def layer_of(events):
     return rows
 
 
-def tables(_):
-    return ""
-
-
 # --- picture ---
 
 # Colours and texts of the legend: of products by the last word of an event's name, of others by its kind.
@@ -126,7 +122,9 @@ def figure(rows):
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], list(MODES)
     drawn, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
-    plots.legend_below(drawn, legend, 4, lines=2)
+    below = 0.5 / drawn.get_figheight()  # the share of two lines
+    drawn.get_layout_engine().set(rect=(0, below, 1, 1 - below))
+    drawn.legend(legend.values(), legend, loc="lower center", ncols=4)
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
@@ -138,3 +136,9 @@ def figure(rows):
             axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
         panels[-1].set_xlabel(f"{direction}: ms since the layer began")
     return drawn
+
+
+def shown(rows, folder):
+    """Draws the picture and returns Markdown that shows it."""
+    plots.save(figure(rows), folder / f"{NAME}.png")
+    return f"![{TITLE}]({NAME}.png)\n"

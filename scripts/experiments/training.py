@@ -15,7 +15,7 @@ says. A rank has two cores in every mode, one of them for transfers.
 from . import steps
 
 NAME, TITLE = "training", "Training steps, end to end"
-measure, tables, figure, problems = steps.measure, steps.tables, steps.figure, steps.problems
+measure, shown, problems = steps.measure, steps.shown, steps.problems
 MODES = "none", "slice", "slice:8", "ring", "direct", "ring:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "ring", "auto", "nowire", "ideal"
 QUICK_MESHES = ("tpsp", 2, 1), ("tpsp", 1, 2)

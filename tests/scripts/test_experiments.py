@@ -114,7 +114,7 @@ class AblationTest(unittest.TestCase):
 
     def test_tables(self):
         lines = {}
-        for line in text_rows(ablation.tables(self.rows()))[2:]:
+        for line in text_rows(ablation.shown(self.rows()))[2:]:
             mode, *cells = line.strip("| ").split(" | ")
             lines[mode] = cells
         self.assertEqual(set(self.STEPS), set(lines))
@@ -126,8 +126,8 @@ class AblationTest(unittest.TestCase):
         self.assertFalse(set(alike) & {"none", "slice:4", "ideal", "ring:4+end", "ring:4+rows", "ring:4+ahead0"}, alike)
 
     def test_four_ranks_that_are_missing_are_named(self):
-        self.assertIn("tp 2 x dp 2 is not measured: four ranks need 8 cores", ablation.tables(self.rows()))
-        self.assertNotIn("not measured", ablation.tables(self.rows(ranks=4)))
+        self.assertIn("tp 2 x dp 2 is not measured: four ranks need 8 cores", ablation.shown(self.rows()))
+        self.assertNotIn("not measured", ablation.shown(self.rows(ranks=4)))
 
 
 class BenchTest(unittest.TestCase):
