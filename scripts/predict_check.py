@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import re
-import statistics
 import sys
 
 import lab
@@ -106,37 +105,26 @@ def measured_steps(program, shape, meshes, modes, rounds, rate=None, **environme
     return found
 
 
-def compared_steps(what, steps, shape, *machines):
-    """Beside the mean of what is predicted for several descriptions of one machine."""
-    return compared(what, [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, ms, statistics.mean(
-        predict(str(machine), **shape, **mesh)[mode]["step"] for machine in machines)) for mesh, mode, ms in steps])
+def compared_steps(what, steps, shape, machine):
+    return compared(what, [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, ms,
+                            predict(str(machine), **shape, **mesh)[mode]["step"]) for mesh, mode, ms in steps])
 
 
 def here(o):
-    """The machine is measured before and after, because its speed drifts."""
-    bench, machines, hosts = "build/release/tests/bench/bench_train", [], []
+    bench, machine, hosts = "build/release/tests/bench/bench_train", o.out / "here.json", o.out / "hosts.json"
     shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
     meshes = dict(tp=2, dp=1), dict(tp=1, dp=2), dict(tp=2, dp=1, strategy="up")
     options = dict(program=bench, shape=shape, meshes=meshes, modes=MODES[:4], rounds=7, OMP_WAIT_POLICY="passive")
-
-    def measure(when):
-        machines.append(o.out / f"{when}.json")
-        run([sys.executable, "scripts/measure_machine.py", "--out", machines[-1]])
-        described = json.loads(machines[-1].read_text(encoding="utf-8"))
-        hosts.append(o.out / f"hosts_{when}.json")
-        write_whole(hosts[-1], json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}))
-        return described["peak_tflops"]
-
     run(["make", "-s", bench])
-    obstacle, before = lab.obstacle(), measure("before")
-    local, remote = measured_steps(**options), [] if obstacle else measured_steps(**options, rate=f"{HOSTS_GBIT}gbit")
-    drift = measure("after") / before - 1
-    text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products. The peak after "
-            f"training was {100 * drift:+.0f} % of that before.\n\n{compared_steps('measured', local, shape, *machines)}\n")
-    if obstacle:
+    run([sys.executable, "scripts/measure_machine.py", "--out", machine])
+    described = json.loads(machine.read_text(encoding="utf-8"))
+    write_whole(hosts, json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}))
+    text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products.\n\n"
+            f"{compared_steps('measured', measured_steps(**options), shape, machine)}\n")
+    if obstacle := lab.obstacle():
         return f"{text}No hosts: {obstacle}\n"
-    return (f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n"
-            f"{compared_steps('measured', remote, shape, *hosts)}")
+    remote = measured_steps(**options, rate=f"{HOSTS_GBIT}gbit")
+    return f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{compared_steps('measured', remote, shape, hosts)}"
 
 
 def report(o):
