@@ -87,7 +87,7 @@ static void restore_state(trainer *t, const manifest *m) {
 
 // From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL, false};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL};
     manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);
     startup_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->opt.steps - (m ? m->step : 0));
@@ -162,9 +162,9 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 }
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
-static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
+static bool save(trainer *t, int64_t step, bool wait) {
     char *plan = plan_text(&t->report.plan);
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan, evaluated};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan};
     allow_long_waits(t, true);
     bool saved = saver_begin(t->report.checkpoints, step, startup_describe(&t->opt, &facts));
     free(plan);
@@ -178,12 +178,10 @@ static bool save(trainer *t, int64_t step, bool evaluated, bool wait) {
     return saved;
 }
 
-// What a run does before step `step`, or after the last one. One that resumes here does not repeat what was done before its
-// checkpoint.
+// What a run does before step `step`, or after the last one. One that resumes here does it again.
 static void evaluate_if_due(trainer *t, int64_t step) {
     const options *opt = &t->opt;
     const bool last = step == opt->steps;
-    if (step == t->report.first && step > 0 && t->report.evaluated) return;
     if (t->report.val && opt->val_every > 0 && (derived_due(opt->val_every, step) || last)) validate(t, step);
     if (opt->sample_every > 0 && (last || (step > 0 && derived_due(opt->sample_every, step)))) sample(t, step);
 }
@@ -210,7 +208,7 @@ static int run(trainer *t) {
                             "%s ends the run after %ld of %ld steps; nothing was saved", strsignal(r->stop), step, opt->steps);
         if (!stopped) evaluate_if_due(t, step);
         const bool due = ends || derived_due(opt->save_every, step);
-        if (r->checkpoints && step > r->first && due) saved = save(t, step, !stopped, ends);
+        if (r->checkpoints && step > r->first && due) saved = save(t, step, ends);
         if (ends) return end(t, step, stopped, saved);
         report_begin_step(r);
         train_step(t);

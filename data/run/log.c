@@ -69,8 +69,7 @@ static bool stays(const cJSON *line, const log_resume *resume) {
     double at;
     if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
-    const bool evaluation = json_is(line, "event", "val") || json_is(line, "event", "sample"),
-               again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (evaluation && !resume->evaluated);
+    const bool again = json_is(line, "event", "step") || json_is(line, "event", "val") || json_is(line, "event", "sample");
     return at < (double)resume->step + !again;
 }
 

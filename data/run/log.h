@@ -8,13 +8,11 @@
 typedef struct logfile logfile;
 // path NULL or "": no log, NULL. Dies if the file cannot be written.
 // resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
-// Otherwise the run resumes at `step`: the log keeps the steps before it, and the events between steps up to it (validation and
-// samples at `step` only if the checkpoint was saved after them). The rest, "end", "audit" and a cut line are removed, because the
-// run writes them again. The file is replaced as a whole. If there is none, or its first "config" is of another "run": a new log.
+// Otherwise the run resumes at `step`: the log keeps steps, validation and samples before it, and other events up to it. The rest,
+// "end", "audit" and a cut line are removed, because the run writes them again. The file is replaced as a whole. If there is none, or its first "config" is of another "run": a new log.
 typedef struct log_resume {
     const char *run;
     int64_t step;
-    bool evaluated; // validation and samples before `step` are done
 } log_resume;
 logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet

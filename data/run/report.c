@@ -36,14 +36,13 @@ static double lap(run_report *r) {
 
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
-    r->evaluated = startup_number(m, "watched", 0) == 1;
     report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->opt->out,
                 m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
                 manifest_value(m, "version"));
 }
 
 void report_open(run_report *r) {
-    const log_resume resume = {r->run, r->first, r->evaluated};
+    const log_resume resume = {r->run, r->first};
     if (root(r)) r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
 }
 

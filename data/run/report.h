@@ -27,7 +27,6 @@ typedef struct run_report {
     tokens *train, *val;      // NULL: none
     const vocabulary *words;  // NULL: bytes
     int64_t first;            // the step with which the run begins or resumes
-    bool evaluated;           // validation and samples before it are done
     logfile *log;             // rank 0's
     saver *checkpoints;       // NULL without --out
     double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()

@@ -123,7 +123,6 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     manifest_add(all, "train-tokens", "%ld", t->count);
     manifest_add(all, "train-samples", "%ld", t->samples);
     manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
-    manifest_add(all, "watched", "%d", facts->evaluated);
     const char *define = strchr(facts->version, ' '); // see the Makefile
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "define", "%s", define ? define + 1 : "none");

@@ -230,9 +230,9 @@ static void test_errors(void **state) {
 // --- going on ---
 
 // What is left of a log when the run goes on, and one line more.
-static void assert_continues(const char *before, int64_t step, bool evaluated, const char *kept) {
+static void assert_continues(const char *before, int64_t step, const char *kept) {
     write_log(before);
-    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step, evaluated});
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step});
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);
@@ -251,7 +251,6 @@ static void assert_continues(const char *before, int64_t step, bool evaluated, c
 
 #define CONFIG    "{\"event\":\"config\",\"run\":\"" RUN "\",\"version\":\"x\"}\n"
 #define STEP(n)   "{\"event\":\"step\",\"step\":" #n ",\"loss\":0.1}\n"
-#define SKIP(n)   "{\"event\":\"skip\",\"step\":" #n ",\"tensor\":\"fcw\"}\n"
 #define VAL(n)    "{\"event\":\"val\",\"step\":" #n ",\"loss\":0.2}\n"
 #define TEXT(n)   "{\"event\":\"sample\",\"step\":" #n ",\"text\":\"\\n\"}\n"
 #define SAVE(n)   "{\"event\":\"save\",\"step\":" #n ",\"bytes\":1}\n"
@@ -261,36 +260,26 @@ static void assert_continues(const char *before, int64_t step, bool evaluated, c
 
 static void test_continue(void **state) {
     (void)state;
-    assert_continues(CONFIG STEP(0) STEP(1) STEP(2) AUDIT END, 3, true, CONFIG STEP(0) STEP(1) STEP(2));
-    assert_continues(CONFIG STEP(0) STEP(1) STEP(2), 1, true, CONFIG STEP(0));
-    assert_continues(CONFIG STEP(0) STEP(1), 7, true, CONFIG STEP(0) STEP(1));
-    assert_continues(CONFIG VAL(0) STEP(0) SKIP(0) STEP(1) SKIP(1) SKIP(2), 1, true,
-                     CONFIG VAL(0) STEP(0) SKIP(0)); // a step that was left out was taken
-    // What belongs between steps was done before the step that it is numbered with.
-    assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2) SAVE(2) STEP(2), 1, true,
-                     CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1));
+    assert_continues(CONFIG STEP(0) STEP(1) STEP(2) AUDIT END, 3, CONFIG STEP(0) STEP(1) STEP(2));
+    assert_continues(CONFIG STEP(0) STEP(1) STEP(2), 1, CONFIG STEP(0));
+    assert_continues(CONFIG STEP(0) STEP(1), 7, CONFIG STEP(0) STEP(1));
+    // Validation and samples belong before the step that they are numbered with, and are done again.
+    assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2) SAVE(2) STEP(2), 1, CONFIG STEP(0) SAVE(1));
+    assert_continues(CONFIG VAL(0) STEP(0) VAL(1) STEP(1), 2, CONFIG VAL(0) STEP(0) VAL(1) STEP(1));
     // A checkpoint is logged once it is written, some steps later.
-    assert_continues(CONFIG STEP(0) STEP(1) SAVE(1) STEP(2) SAVE(2), 1, true, CONFIG STEP(0) SAVE(1));
-    assert_continues(CONFIG STEP(0) RESUME(1) STEP(1) STEP(2) RESUME(2) STEP(2) END, 2, true,
-                     CONFIG STEP(0) RESUME(1) STEP(1) RESUME(2));
-}
-
-// Validation and samples that have not been done when the state was saved are done again.
-static void test_continue_unwatched(void **state) {
-    (void)state;
-    assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2), 1, false, CONFIG STEP(0) SAVE(1));
-    assert_continues(CONFIG VAL(0) STEP(0) VAL(1) STEP(1), 2, false, CONFIG VAL(0) STEP(0) VAL(1) STEP(1));
+    assert_continues(CONFIG STEP(0) STEP(1) SAVE(1) STEP(2) SAVE(2), 1, CONFIG STEP(0) SAVE(1));
+    assert_continues(CONFIG STEP(0) RESUME(1) STEP(1) STEP(2) RESUME(2) STEP(2) END, 2, CONFIG STEP(0) RESUME(1) STEP(1) RESUME(2));
 }
 
 static void test_continue_damaged(void **state) {
     (void)state;
-    assert_continues("", 3, true, "");
-    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"lo", 3, true, CONFIG STEP(0));
-    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"loss\":2}", 3, true, CONFIG STEP(0));
+    assert_continues("", 3, "");
+    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"lo", 3, CONFIG STEP(0));
+    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"loss\":2}", 3, CONFIG STEP(0));
     // What this program has not written is not its to remove.
     assert_continues("# a note\n" CONFIG "\n[]\n7\n{}\n{\"event\":7,\"step\":9}\n{\"event\":\"step\"}\n"
                      "{\"event\":\"step\",\"step\":\"9\"}\n" STEP(9),
-                     3, true,
+                     3,
                      "# a note\n" CONFIG "\n[]\n7\n{}\n{\"event\":7,\"step\":9}\n{\"event\":\"step\"}\n"
                      "{\"event\":\"step\",\"step\":\"9\"}\n");
 }
@@ -308,7 +297,7 @@ static void test_continue_anothers(void **state) {
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
         write_log(logs[i]);
-        logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 1, true});
+        logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 1});
         assert_true(log_empty(log));
         log_begin(log, "config");
         log_end(log);
@@ -326,7 +315,7 @@ static void test_what_others_can_do(void **state) {
     scratch_write("victim", "dear", 4);
     write_log(CONFIG STEP(0) STEP(1));
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp.0123456789abcdef")), 0);
-    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1}));
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     assert_int_equal(scratch_entries(), 2);
@@ -368,7 +357,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
     scratch_write("log.tmp.0123456789abcdef", "left behind", 11);
-    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1}));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
     free(text);
@@ -382,10 +371,10 @@ static void test_continue_replaces_as_a_whole(void **state) {
 
 static void test_continue_nothing(void **state) {
     (void)state;
-    assert_null(log_open(NULL, &(log_resume){RUN, 3, true}));
-    assert_null(log_open("", &(log_resume){RUN, 3, true}));
+    assert_null(log_open(NULL, &(log_resume){RUN, 3}));
+    assert_null(log_open("", &(log_resume){RUN, 3}));
     assert_true(log_empty(NULL));
-    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 3, true}); // there is none yet
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 3}); // there is none yet
     assert_true(log_empty(log));
     log_begin(log, "config");
     log_end(log);
@@ -393,8 +382,8 @@ static void test_continue_nothing(void **state) {
     char *text = written();
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
-    log_close(log_open("/dev/null", &(log_resume){RUN, 3, true})); // no file to be replaced
-    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_resume){RUN, 3, true}), "nowhere/log cannot be written");
+    log_close(log_open("/dev/null", &(log_resume){RUN, 3})); // no file to be replaced
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_resume){RUN, 3}), "nowhere/log cannot be written");
 }
 
 int main(void) {
@@ -409,7 +398,6 @@ int main(void) {
         cmocka_unit_test_setup(test_an_earlier_log, no_log),
         cmocka_unit_test_setup(test_no_room, no_log),
         cmocka_unit_test_setup(test_continue, no_log),
-        cmocka_unit_test_setup(test_continue_unwatched, no_log),
         cmocka_unit_test_setup(test_continue_damaged, no_log),
         cmocka_unit_test_setup(test_continue_anothers, no_log),
         cmocka_unit_test_setup(test_what_others_can_do, no_log),
