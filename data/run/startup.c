@@ -33,7 +33,7 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
 // --- what ranks must have in common ------------------------------------------------------------------------
 
 // Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
-static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
+static void compare(cf_transport *transport, cJSON *mine, const char *kind, const char *hint) {
     typedef struct fact {
         char text[56];
         uint64_t hash;
@@ -48,27 +48,31 @@ static void compare(cf_transport *transport, cJSON *mine, const char *hint) {
     fact *all = f = cf_allgather_alloc(transport, own, facts * (int64_t)sizeof *own);
     for (int i = 0; i < facts * transport->size; i++, f++)
         if (f->hash != all[i % facts].hash)
-            cf_die_together(hint, "rank %d has another %s than rank 0: '%s', on rank 0 '%s'", i / facts,
+            cf_die_together(hint, "rank %d has another %s%s than rank 0: '%s', on rank 0 '%s'", i / facts, kind,
                             cJSON_GetArrayItem(mine, i % facts)->string, f->text, all[i % facts].text);
     free(all);
     free(own);
     cJSON_Delete(mine);
 }
 
-void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
-    static const char of_a_host[] = "|threads|train|val|init-from|log|";
-    cJSON *program = cJSON_CreateObject(), *all = cJSON_CreateObject();
-    manifest_add(program, "version of this program", "%s", version);
-    compare(transport, program, "copy one program to every host, or build it there from the same sources");
+static cJSON *all_options(const options *opt) {
+    cJSON *all = cJSON_CreateObject();
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        char value[4096], name[40];
-        snprintf(name, sizeof name, "|%s|", row->name);
-        if (strstr(of_a_host, name)) continue;
-        snprintf(name, sizeof name, "--%s", row->name);
+        char value[PATH_MAX];
         options_value(opt, row, value, sizeof value);
-        manifest_add(all, name, "%s", value);
+        manifest_add(all, row->name, "%s", value);
     }
-    compare(transport, all, "start every rank with the same options; some launchers take them per host");
+    return all;
+}
+
+void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
+    static const int of_a_host[] = {OPTION_threads, OPTION_train, OPTION_val, OPTION_init_from, OPTION_log};
+    cJSON *program = cJSON_CreateObject(), *all = all_options(opt);
+    manifest_add(program, "version of this program", "%s", version);
+    compare(transport, program, "", "copy one program to every host, or build it there from the same sources");
+    for (size_t i = 0; i < sizeof of_a_host / sizeof *of_a_host; i++)
+        cJSON_DeleteItemFromObjectCaseSensitive(all, options_table[of_a_host[i]].name);
+    compare(transport, all, "--", "start every rank with the same options; some launchers take them per host");
 }
 
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val,
@@ -85,11 +89,11 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     manifest_add(data, "size of the vocabulary", "%ld", V);
     manifest_add(data, "hash of --init-from", "%lu", model);
     manifest_add(data, "token before a sample", "%d", vocabulary_first(words, V));
-    compare(transport, data, "give every host the same files; compare: ls -l, sha256sum");
+    compare(transport, data, "", "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
     const uint64_t mark = *opt->out ? checkpoint_mark(opt->out) : 0;
     manifest_add(out, "--out", mark ? "a directory with mark %lu" : "no directory where it may write", mark);
-    compare(transport, out, "give --out a directory of a file system that all hosts share, where all may write");
+    compare(transport, out, "", "give --out a directory of a file system that all hosts share, where all may write");
 }
 
 // --- what a checkpoint records of its run ------------------------------------------------------------------
@@ -111,13 +115,7 @@ static const char *const description[][2] = {{"padded-vocab", "rows of the vocab
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     const tokens none = {0}, *t = facts->train ? facts->train : &none;
-    char text[PATH_MAX];
-    cJSON *all = cJSON_CreateObject();
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        if (row->type == OPTION_FLAG) continue;
-        options_value(opt, row, text, sizeof text);
-        manifest_add(all, row->name, "%s", text);
-    }
+    cJSON *all = all_options(opt);
     manifest_add(all, "positions", "%ld", facts->shape->maxT);
     manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
     manifest_add(all, "train-tokens", "%ld", t->count);
