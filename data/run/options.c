@@ -68,14 +68,6 @@ static bool set(options *opt, const option_row *row, const char *text, problem *
 
 // --- names -------------------------------------------------------------------------------------------------
 
-static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
-    const bool old = (length == 5 && memcmp(name, "route", 5) == 0) || (length == 6 && memcmp(name, "slices", 6) == 0);
-    return problem_set(why,
-                       old ? "a schedule has one name: --overlap NAME[:SLICES], as in --overlap direct:4"
-                           : "--help lists all options",
-                       "unknown option %.*s", (int)(name + length - argument), argument);
-}
-
 static const option_row *find(const char *name, size_t length) {
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
         if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
@@ -95,7 +87,9 @@ static bool set_argument(options *opt, int argc, char **argv, int *at, problem *
     const option_row *row = name - argument == 2          ? find(name, length)
                             : strcmp(argument, "-h") == 0 ? &options_table[OPTION_help]
                                                           : NULL;
-    if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
+    if (!row)
+        return problem_set(why, "--help lists all options", "unknown option %.*s",
+                           (int)(name - argument) + (int)(length < ECHO_MAX ? length : ECHO_MAX), argument);
     opt->given[row - options_table] = true;
 
     if (row->type == OPTION_FLAG) {

@@ -151,8 +151,6 @@ static void test_choices(void **state) {
 // What schedules were called before they had one name each.
 static void test_old_names_of_schedules(void **state) {
     (void)state;
-    assert_refused("--route direct", "--route", "--overlap NAME[:SLICES], as in --overlap direct:4");
-    assert_refused("--overlap ring --slices=2", "--slices", "--overlap NAME[:SLICES]");
     assert_refused("--slice 2", "slice", "--help lists all options");
 }
 
