@@ -65,15 +65,11 @@ void report_config(run_report *r) {
     log_end(r->log);
 }
 
-// Waiting OpenMP threads keep their cores unless OMP_WAIT_POLICY is set before the program starts. With more threads than cores,
-// each wait then lasts as long as the time slices of other threads.
 static void print_shared_cores(const run_report *r) {
     const int threads = (int)r->opt->threads, ranks = r->transport->local_size, cores = r->transport->local_cores;
     if (ranks * (threads + 1) <= cores) return;
-    const bool spin = ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY");
     cf_print(stdout, "cores     %d for %d ranks of %d threads: %s\n", cores, ranks, threads,
-             spin ? "lower --threads, or set OMP_WAIT_POLICY=passive: waiting threads take cores from those that compute"
-                  : "the threads that move bytes share them with those that compute");
+             ranks * threads > cores ? "lower --threads" : "the threads that move bytes share them with those that compute");
 }
 
 // Where groups span hosts.
