@@ -241,27 +241,25 @@ static void accept_one(sockets *s, int listener) {
     memcpy(s->host[said.rank], said.host, HOST_LENGTH);
 }
 
-// Returns how many ranks have not joined, and lists them as far as there is room.
-static int missing_ranks(const sockets *s, char *list, size_t room) {
+// Returns how many ranks have not joined. *last: one of them.
+static int missing_ranks(const sockets *s, int *last) {
     int missing = 0;
-    size_t length = 0;
     for (int i = 1; i < s->ranks; i++)
-        if (s->polled[i].fd < 0 && missing++ >= 0 && length + 16 < room)
-            length += (size_t)snprintf(list + length, 16, "%s%d", missing > 1 ? ", " : "", i);
+        if (s->polled[i].fd < 0) missing++, *last = i;
     return missing;
 }
 
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_s) {
-    char missing[128] = "";
+    int last = 0;
     if (s->ranks + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) out_of_files(s); // poll() would refuse so many
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
-    for (int count; (count = missing_ranks(s, missing, sizeof missing)) > 0;) {
+    for (int count; (count = missing_ranks(s, &last)) > 0;) {
         if (now_s() > deadline_s)
             cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
-                   "%d of %d ranks have not connected to port %s within %g s: rank %s%s", count, s->ranks, s->port,
-                   s->base.timeout_s, missing, strlen(missing) + 16 < sizeof missing ? "" : ", …");
+                   "%d of %d ranks have not connected to port %s within %g s: the last is rank %d", count, s->ranks, s->port,
+                   s->base.timeout_s, last);
         poll(s->polled, (nfds_t)(s->ranks + s->listeners), RETRY_MS); // ignores those without a descriptor
         end_if_lost(s);
         for (int i = s->ranks; i < s->ranks + s->listeners; i++)
