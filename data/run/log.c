@@ -18,10 +18,9 @@ struct logfile {
     int fd;
     bool regular; // neither a device nor a pipe
     char path[PATH_MAX];
-    cJSON *line;     // between log_begin and log_end
-    int64_t missing; // lines that could not be written
-    bool failing;    // the last line is one of them
-    atomic_bool unsynced;
+    cJSON *line;  // between log_begin and log_end
+    bool failing; // the last line could not be written
+    atomic_bool incomplete;
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
@@ -150,8 +149,8 @@ void log_end(logfile *log) {
     if (!written && !log->failing)
         cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                  strerror(errno));
-    if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
-    log->missing += !written;
+    if (!written && log->regular && ftruncate(log->fd, size) != 0) errno = 0; // the line stays cut short
+    if (!written) atomic_store(&log->incomplete, true);
     log->failing = !written;
     cJSON_free(text);
     cJSON_Delete(log->line);
@@ -160,14 +159,13 @@ void log_end(logfile *log) {
 
 bool log_complete(const logfile *log) {
     if (!log) return true;
-    const bool unsynced = atomic_load(&log->unsynced);
-    if (log->missing > 0) cf_print(stderr, "error: log %s lacks %ld lines, which could not be written\n", log->path, log->missing);
-    if (unsynced) cf_print(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
-    return log->missing == 0 && !unsynced;
+    const bool incomplete = atomic_load(&log->incomplete);
+    if (incomplete) cf_print(stderr, "error: log %s lacks lines, or its disk may: see the warnings above\n", log->path);
+    return !incomplete;
 }
 
 void log_sync(logfile *log) {
-    if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
+    if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->incomplete, true)) return;
     cf_print(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
 }
 

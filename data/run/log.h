@@ -46,6 +46,6 @@ void log_end(logfile *log); // writes the line
     log_add(log, (const log_field[]){__VA_ARGS__}, sizeof((const log_field[]){__VA_ARGS__}) / sizeof(log_field))
 #define LOG_LINE(log, event, ...) (log_begin(log, event), LOG_ADD(log, __VA_ARGS__), log_end(log))
 
-bool log_complete(const logfile *log); // false: lines were lost, and it has printed how many
+bool log_complete(const logfile *log); // false, and it has said so: lines were lost
 void log_sync(logfile *log);           // writes all lines so far to the disk, or warns. Any thread may call it
 void log_close(logfile *log);
