@@ -50,15 +50,14 @@ static cf_bootstrap *by_environment(const char *rank_is, const char *size_is, do
 }
 
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
-    static const char *const mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+    const char *mpi_ranks = cf_getenv("OMPI_COMM_WORLD_SIZE") ? cf_getenv("OMPI_COMM_WORLD_SIZE") : cf_getenv("PMI_SIZE");
     bool numbered = cf_getenv("RANK") && cf_getenv("WORLD_SIZE"), complete = numbered && cf_getenv("MASTER_ADDR");
     cf_bootstrap *mpi = complete ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s, false);
     if (mpi) return mpi;
-    for (const char *const *name = mpi_sizes; !complete && *name; name++)
-        if (cf_getenv(*name) && atoi(cf_getenv(*name)) > 1)
-            cf_die_together("build with MPI installed (make config says whether it was found), or start with "
-                            "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                            "an MPI launcher started %s ranks, but this program was built without MPI", cf_getenv(*name));
+    if (!complete && mpi_ranks && atoi(mpi_ranks) > 1)
+        cf_die_together("build with MPI installed (make config says whether it was found), or start with "
+                        "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                        "an MPI launcher started %s ranks, but this program was built without MPI", mpi_ranks);
     if (!numbered && (cf_getenv("RANK") || cf_getenv("WORLD_SIZE")))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
                cf_getenv("RANK") ? "RANK" : "WORLD_SIZE", cf_getenv("RANK") ? "WORLD_SIZE" : "RANK");
