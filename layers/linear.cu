@@ -228,6 +228,34 @@ static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
                           &p->algorithm[algorithm], workspace_for(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
 }
 
+// Element number `index` as it is added up. For a given index no two elements give the same: xor with a constant, multiplications by
+// odd numbers and x ^ (x >> n) can all be undone. So a sum detects any change of one element for certain. Two rounds, because flips
+// of one bit in several elements must not cancel out.
+static __device__ uint64_t mixed(uint64_t element, uint64_t index) {
+    uint64_t x = element ^ (index + 1) * 0x9E3779B97F4A7C15u;
+    x ^= x >> 32;
+    x *= 0xD6E8FEB86659FD93u;
+    x ^= x >> 29;
+    x *= 0x94D049BB133111EBu;
+    return x ^ x >> 32;
+}
+
+// *sum += a checksum of `count` elements of two bytes. Integers have no order of addition, so threads may be as many as they like.
+static __global__ void __launch_bounds__(THREADS) checksum_kernel(unsigned long long *sum, const uint16_t *data, int64_t count) {
+    const int64_t threads = (int64_t)gridDim.x * THREADS;
+    uint64_t mine = 0;
+#pragma unroll 4 // so many are loaded together
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += threads) mine += mixed(data[i], (uint64_t)i);
+    mine = warp_sum(mine);
+    if (threadIdx.x % LANES == 0) atomicAdd(sum, (unsigned long long)mine);
+}
+
+static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    const int64_t blocks = smaller(ceil_div(bytes, 16 * THREADS), 4 * cf_cuda_multiprocessors()); // few: it shares the GPU
+    cf_launch(checksum_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, (unsigned long long *)sum, (const uint16_t *)data,
+              bytes / 2);
+}
+
 // Milliseconds, and, unless sum is NULL, the checksums of what is written; negative: this algorithm cannot.
 static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t *sum) {
     const product *of = &p->of;
@@ -239,9 +267,9 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
     CF_CUDA(cudaEventRecord(blas.end, cf_cuda_stream(x->stream)));
     if (sum) {
         cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
-        cf_checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
-        if (writes_pre) cf_checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
-        if (sums) cf_checksum(&blas.sums[1], x->e.bias, of->m * (int64_t)sizeof(float), x->stream);
+        checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
+        if (writes_pre) checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
+        if (sums) checksum(&blas.sums[1], x->e.bias, of->m * (int64_t)sizeof(float), x->stream);
         cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
     }
     cf_stream_sync(x->stream);

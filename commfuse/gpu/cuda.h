@@ -18,9 +18,6 @@ cf_stream *cf_cuda_stream_urgent(void);         // for communication: has priori
 // While cf_stream_sync() waits, it calls look(argument) again and again, to notice a dead peer.
 void cf_cuda_watch(void (*look)(void *argument), void *argument);
 int cf_cuda_multiprocessors(void); // of the device in use
-// Adds a checksum of `bytes` bytes at any address to *sum: the sum of a hash of each word of eight bytes (the last one padded with
-// zeros) and its index. Any change of one word changes it; any number of threads gives the same.
-void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream);
 // Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
 extern int cf_cuda_left;

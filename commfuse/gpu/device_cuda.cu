@@ -9,8 +9,7 @@
 // and not mistaken for another. Events give differences, not times: a base event, recorded and waited for on a stream of its own,
 // has a known time on the host's clock, and is renewed now and then, before the two clocks drift apart.
 //
-// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once. Checksums are
-// sums of integers, which have no order, so blocks add theirs atomically.
+// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once.
 #include "transport_cuda.h"
 #include <cuda_bf16.h>
 #include <sched.h>
@@ -19,6 +18,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <algorithm>
 #include <utility>
 
 enum {
@@ -26,9 +26,7 @@ enum {
     STAGES = 8,
     EVENTS = 1 << 18,
     ADD_THREADS = 256,
-    ADD_WAVES = 8, // blocks per multiprocessor, at most
-    SUM_THREADS = 256,
-    SUM_WAVES = 4,   // few: a checksum shares the GPU with what waits for it
+    ADD_WAVES = 8,   // blocks per multiprocessor, at most
     MAJOR_MIN = 8,   // compute capability that this program is built for
     YIELD_US = 2000, // a wait yields the core between polls until this long, then sleeps between them
     REST_US = 20,
@@ -327,12 +325,6 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
 }
 
-// Blocks for `work` items, `of_block` each, but at most `waves` for each multiprocessor.
-static dim3 blocks_for(int64_t work, int64_t of_block, int64_t waves) {
-    const int64_t blocks = (work + of_block - 1) / of_block, most = waves * cf_cuda_multiprocessors();
-    return dim3((unsigned)(blocks < most ? blocks : most));
-}
-
 template <typename T> static __device__ T sum(T a, T b) {
     return a + b;
 }
@@ -364,9 +356,10 @@ template <typename T, int N> static __global__ void add_kernel(T *to, const T *f
 template <typename T> static void add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_stream *stream) {
     const int N = cf_pack<T>::N;
     const bool aligned = ((uintptr_t)to | (uintptr_t)from | (parts > 1) * (uintptr_t)stride * sizeof(T)) % sizeof(cf_pack<T>) == 0;
-    const dim3 blocks = blocks_for(aligned ? count / N + count % N : count, ADD_THREADS, ADD_WAVES);
-    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, blocks, dim3(ADD_THREADS), stream, (T *)to, (const T *)from, parts,
-              stride, count);
+    const int64_t groups = aligned ? count / N + count % N : count, most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
+    const int64_t blocks = std::min((groups + ADD_THREADS - 1) / ADD_THREADS, most);
+    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, dim3((unsigned)blocks), dim3(ADD_THREADS), stream, (T *)to,
+              (const T *)from, parts, stride, count);
 }
 
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
@@ -399,58 +392,6 @@ void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, c
                   (double)sizeof(pack) / gb_per_s);
     else
         cf_launch(paced_copy<char>, blocks, threads, stream, (char *)to, (const char *)from, bytes, 1 / gb_per_s);
-}
-
-// Word number `index` as it is added up. For a given index no two words give the same: xor with a constant, multiplications by odd
-// numbers and x ^ (x >> n) can all be undone. So a sum detects any change of one word for certain. Two rounds, because flips of one
-// bit in several words must not cancel out.
-static __device__ uint64_t checksum_word(uint64_t word, uint64_t index) {
-    uint64_t x = word ^ (index + 1) * 0x9E3779B97F4A7C15u;
-    x ^= x >> 32;
-    x *= 0xD6E8FEB86659FD93u;
-    x ^= x >> 29;
-    x *= 0x94D049BB133111EBu;
-    return x ^ x >> 32;
-}
-
-// Word i of `bytes` bytes at `data`, which is aligned to T.
-template <typename T> static __device__ uint64_t word_at(const T *data, int64_t i, int64_t bytes) {
-    const int parts = 8 / sizeof(T);
-    int64_t left = (bytes - 8 * i) / (int64_t)sizeof(T);
-    uint64_t word = 0;
-    for (int k = 0; k < parts; k++)
-        if (k < left) word |= (uint64_t)data[parts * i + k] << (k * sizeof(T) * 8 % 64);
-    return word;
-}
-
-static __device__ uint64_t warp_sum(uint64_t mine) {
-    for (int distance = warpSize / 2; distance > 0; distance /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
-    return mine;
-}
-
-// All threads read whole words; the first one also reads the bytes after the last whole word.
-template <typename T>
-static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
-    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
-    int64_t words = bytes / 8;
-    uint64_t mine = 0;
-#pragma unroll 4 // so many words are loaded together
-    for (int64_t i = first; i < words; i += threads) mine += checksum_word(word_at(data, i, 8 * words), (uint64_t)i);
-    if (first == 0 && bytes % 8) mine += checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
-    mine = warp_sum(mine);
-    if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
-}
-
-template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, 4 * SUM_THREADS, SUM_WAVES), dim3(SUM_THREADS), stream,
-              (unsigned long long *)sum, (const T *)data, bytes);
-}
-
-void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    if ((uintptr_t)data % 8 == 0) return checksum<uint64_t>(sum, data, bytes, stream);
-    if ((uintptr_t)data % 4 == 0) return checksum<uint32_t>(sum, data, bytes, stream);
-    if ((uintptr_t)data % 2 == 0) return checksum<uint16_t>(sum, data, bytes, stream);
-    checksum<uint8_t>(sum, data, bytes, stream);
 }
 
 // --- memory ---
