@@ -1,5 +1,5 @@
 // Softmax cross-entropy on the GPU: the logits are the largest tensor of a step, so each function reads them from memory once.
-// A block processes a row of any alignment (row_cut): a thread every THREADS-th pack, of which it loads FLIGHT at a time.
+// A block processes a row, of whole packs: a thread every THREADS-th, of which it loads FLIGHT at a time.
 //
 // Statistics: each thread keeps the maximum so far and the sum of exponentials relative to it; a new maximum rescales the sum.
 // Then the block finds its maximum, every thread rescales once more, and the sums are added (kernel.h: in a fixed order). A
@@ -52,26 +52,26 @@ typedef struct kept {
     int64_t packs;
 } kept;
 
-// Loads FLIGHT packs of a row, every THREADS-th from pack p on, then calls f with each and its number.
-template <typename F> static __device__ inline void packs_from(const real *row, row_cut cut, kept have, int64_t p, F f) {
+// Loads FLIGHT of the packs of a row, every THREADS-th from pack p on, then calls f with each and its number.
+template <typename F> static __device__ inline void packs_from(const real *row, int64_t packs, kept have, int64_t p, F f) {
     row_pack raw[FLIGHT];
 #pragma unroll
     for (int k = 0; k < FLIGHT; k++) {
         const int64_t i = p + k * THREADS;
-        if (i < cut.packs) raw[k] = i < have.packs ? have.at[i] : load_raw<PACK>(row + cut.head + i * PACK);
+        if (i < packs) raw[k] = i < have.packs ? have.at[i] : load_raw<PACK>(row + i * PACK);
     }
 #pragma unroll
     for (int k = 0; k < FLIGHT; k++)
-        if (p + k * THREADS < cut.packs) f(raw[k], p + k * THREADS);
+        if (p + k * THREADS < packs) f(raw[k], p + k * THREADS);
 }
 
-// keep: gets the row's packs, each thread its own, which it reads again; NULL: none.
+// Of the first n elements of a row. keep: gets their packs, each thread its own, which it reads again; NULL: none.
 static __device__ inline softmax softmax_of(const real *row, int64_t n, row_pack *keep) {
     softmax s = {-INFINITY, 0};
-    row_cut cut = cut_row(row, n);
-    if (threadIdx.x < cut.singles) s = include(s, load<1>(row + single_column(cut, threadIdx.x)));
-    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT)
-        packs_from(row, cut, {NULL, 0}, p, [&](const row_pack &raw, int64_t i) {
+    const int64_t packs = n / PACK;
+    if (threadIdx.x < n % PACK) s = include(s, load<1>(row + packs * PACK + threadIdx.x));
+    for (int64_t p = threadIdx.x; p < packs; p += THREADS * FLIGHT)
+        packs_from(row, packs, {NULL, 0}, p, [&](const row_pack &raw, int64_t i) {
             if (keep) keep[i] = raw;
             s = include(s, values_of(raw));
         });
@@ -110,35 +110,28 @@ typedef struct row_gradient {
     int64_t target, valid; // target: its column, −1 if not here
 } row_gradient;
 
-// x becomes the gradient of columns c … c + W − 1.
-template <int W> static __device__ inline void differentiate(values<W> &x, row_gradient g, int64_t c) {
+// x becomes the gradient of columns c … c + PACK − 1.
+static __device__ inline void differentiate(values<PACK> &x, row_gradient g, int64_t c) {
 #pragma unroll
-    for (int i = 0; i < W; i++) x.at[i] = exponential(x.at[i] - g.maximum) * g.factor;
-    if (c <= g.target && g.target < c + W) // rare
+    for (int i = 0; i < PACK; i++) x.at[i] = exponential(x.at[i] - g.maximum) * g.factor;
+    if (c <= g.target && g.target < c + PACK) // rare
 #pragma unroll
-        for (int i = 0; i < W; i++) x.at[i] -= c + i == g.target ? g.scale : 0;
-    if (g.valid < c + W)
+        for (int i = 0; i < PACK; i++) x.at[i] -= c + i == g.target ? g.scale : 0;
+    if (g.valid < c + PACK)
 #pragma unroll
-        for (int i = 0; i < W; i++) x.at[i] = c + i < g.valid ? x.at[i] : 0;
+        for (int i = 0; i < PACK; i++) x.at[i] = c + i < g.valid ? x.at[i] : 0;
 }
 
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
 static __device__ inline void differentiate(real *row, kept have, softmax s, float scale, int64_t target, int64_t valid,
                                             int64_t V) {
     row_gradient g = {s.maximum, scale / s.sum, scale, held(target, 0, valid) ? target : -1, valid};
-    row_cut cut = cut_row(row, V);
-    if (threadIdx.x < cut.singles) {
-        int64_t c = single_column(cut, threadIdx.x);
-        values<1> x = load<1>(row + c);
-        differentiate(x, g, c);
-        store<1>(row + c, x);
-    }
-    const int64_t stretch = THREADS * FLIGHT, last = (cut.packs - 1) / stretch;
+    const int64_t packs = V / PACK, stretch = THREADS * FLIGHT, last = (packs - 1) / stretch;
     for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch)
-        packs_from(row, cut, have, p, [&](const row_pack &raw, int64_t i) {
+        packs_from(row, packs, have, p, [&](const row_pack &raw, int64_t i) {
             values<PACK> x = values_of(raw);
-            differentiate(x, g, cut.head + i * PACK);
-            store<PACK>(row + cut.head + i * PACK, x);
+            differentiate(x, g, i * PACK);
+            store<PACK>(row + i * PACK, x);
         });
 }
 
@@ -168,7 +161,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     fused_kernel(accum *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x, target = targets[r];
     real *row = logits + r * V;
-    const kept have = {KEEP ? (row_pack *)block_memory() : NULL, KEEP ? cut_row(row, valid).packs : 0};
+    const kept have = {KEEP ? (row_pack *)block_memory() : NULL, KEEP ? valid / PACK : 0};
     float at_target = (float)row[target]; // before it changes: the sum below waits for all threads
     softmax s = softmax_of(row, valid, have.at);
     if (threadIdx.x == 0) losses[r] = loss_of(s, at_target);

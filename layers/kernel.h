@@ -154,23 +154,6 @@ template <typename Map> static void each_row(real *out, Map map, int64_t R, int6
               dim3((unsigned)threads), stream, out, map, R, C);
 }
 
-// --- one long row ---
-
-typedef struct row_cut {
-    int64_t head, packs, singles; // elements before the packs, packs, elements before and after them
-} row_cut;
-
-static __device__ inline row_cut cut_row(const real *row, int64_t n) {
-    int64_t head = (int64_t)((16 - (uintptr_t)row % 16) % 16 / sizeof *row);
-    if (head > n) head = n;
-    int64_t packs = (n - head) / PACK;
-    return {head, packs, n - packs * PACK};
-}
-
-static __device__ inline int64_t single_column(row_cut cut, int64_t i) { // the column of single i
-    return i < cut.head ? i : i + cut.packs * PACK;
-}
-
 // --- shared memory of a size that the launch gives (cf_launch_with), from a boundary of sixteen bytes on ---
 
 static __device__ inline void *block_memory() {
