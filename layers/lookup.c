@@ -216,22 +216,11 @@ void lookup_finish_delivery(lookup *l, accum *shard) {
 }
 
 void lookup_explain(const lookup *l, FILE *out) {
-    double row = (double)(l->p->shape.C * (int64_t)(sizeof(real) + sizeof(accum))) / (1 << 20); // both ways
-    double rows = (double)((l->owners->size - 1) * l->rows_most) * row;
-    double table = (double)((l->owners->size - 1) * l->owned) * row;
-    bool last = params_own_bucket(l->p, QKVW, 0) >= 0; // model.c leaves its gradient for the end of backward
-    fprintf(out, "token embedding: ");
-    if (l->owners->size == 1)
-        fprintf(out, "one copy, nothing to keep equal\n");
-    else if (l->by_rows)
-        fprintf(out,
-                "rows travel, each that a rank's tokens name once: at most %.2f MiB to each rank in a step, "
-                "hidden by an update and %s; the whole table would be %.2f MiB that nothing hides. The head's "
-                "gradient leaves at the start of backward\n",
-                rows, last ? "the last weight gradient" : "nothing at the end of backward, as qkvw is thin", table);
+    const int64_t others = l->owners->size - 1, row = l->p->shape.C * (int64_t)(sizeof(real) + sizeof(accum)); // bytes, both ways
+    const char *how = l->by_rows ? "rows travel, each that a rank's tokens name once" : "the table travels";
+    if (others == 0)
+        fprintf(out, "token embedding: one copy, nothing to keep equal\n");
     else
-        fprintf(out,
-                "the table travels after backward: %.2f MiB to each rank in a step; rows would add "
-                "at most %.2f MiB and pay only where computation hides the table\n",
-                table, rows);
+        fprintf(out, "token embedding: %s: in a step to each rank at most %.2f MiB of rows, or %.2f MiB of the whole table\n", how,
+                (double)(others * l->rows_most * row) / (1 << 20), (double)(others * l->owned * row) / (1 << 20));
 }

@@ -82,23 +82,6 @@ static void print_operation(void *argument, const char *place, cf_fuse *fuse, in
     free(text);
 }
 
-static void explain_weight_gradients(const gpt *g, FILE *out) {
-    static const char *const names[] = {"as slices arrive", "when both factors are here", "at the end of the layer",
-                                        "owner by owner, inside its reduce-scatter"};
-    const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW, WTE};
-    fprintf(out, "Weight gradients of the last micro-batch (and of those before it) are computed\n");
-    for (int i = 0; i < 5; i++)
-        for (int64_t layer = 0, before[2] = {-1, -1}; layer < params_layers(&g->params.shape, matrices[i]); layer++) {
-            const int64_t place[] = {zero_decide(&g->zero, matrices[i], layer, false),
-                                     zero_decide(&g->zero, matrices[i], layer, true)};
-            if (memcmp(place, before, sizeof place) == 0) continue;
-            memcpy(before, place, sizeof place);
-            fprintf(out, "  %-8s ", params_name(matrices[i]));
-            if (matrices[i] != WTE) fprintf(out, "from layer %ld on: ", layer);
-            fprintf(out, "%s (%s)\n", names[place[true]], names[place[false]]);
-        }
-}
-
 void dry_run(gpt_step *s, FILE *out) {
     gpt *g = s->model;
     tally sum = {0, 0, 0};
@@ -113,7 +96,6 @@ void dry_run(gpt_step *s, FILE *out) {
     zero_explain(&g->zero, out);
     fprintf(out, "  ");
     lookup_explain(&g->embedding, out);
-    explain_weight_gradients(g, out);
     gpt_operations(g, count_operation, &sum);
     gpt_step_operations(s, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %ld exchanges of rank 0 in %ld units, %ld native collectives\n", sum.exchanges,

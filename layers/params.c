@@ -252,11 +252,6 @@ int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
     return find(p, tensor, layer)->bucket;
 }
 
-int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
-    int bucket = params_bucket_of(p, tensor, layer);
-    return p->bucket[bucket].tensor == tensor ? bucket : -1;
-}
-
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0) cf_die_together("--channels must be a multiple of --heads", "%ld channels in %ld heads", s.C, s.H);
     if (s.C / s.H > attention_channels_max())

@@ -91,8 +91,6 @@ double params_flops(const gpt_shape *shape, int64_t T);
 int64_t params_local_rows(const parameters *p, int tensor);
 int64_t params_local_columns(const parameters *p, int tensor);
 
-// The bucket that holds this matrix alone; -1: it shares one.
-int params_own_bucket(const parameters *p, int tensor, int64_t layer);
 // The bucket that holds this tensor of a layer, alone or with others.
 int params_bucket_of(const parameters *p, int tensor, int64_t layer);
 

@@ -87,6 +87,7 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 // Decides where every weight gradient of this micro-batch is computed. first, last: of the step.
 void zero_begin_backward(zero_shards *z, bool first, bool last);
 gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer);
+gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last); // for tests
 // GRADIENT_BY_SLICES: where to add it up. Otherwise `at` is NULL.
 matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer);
 // Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
@@ -121,6 +122,5 @@ void zero_finish_weights(zero_shards *z);
 
 // --- for --dry-run: which bucket travels how, and why ---
 
-gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last);
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
