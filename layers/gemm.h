@@ -10,7 +10,7 @@
 
 // c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, op = transpose where the flag says so.
 // lda, ldb, ldc: elements between the starts of two stored rows (of a as stored, not of op(a)).
-// beta is 0 or 1. Any of m, n, k may be 0. Inside an OpenMP parallel region it runs on the calling thread.
+// beta is 0 or 1. None of m, n, k is 0. Inside an OpenMP parallel region it runs on the calling thread.
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
 

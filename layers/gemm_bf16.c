@@ -172,18 +172,7 @@ static void execute(const product *of, const int *roles, const void *const *data
     CHECK(dnnl_stream_wait(onednn.stream), of);
 }
 
-static void multiply_nothing(const product *of, const real *bias, void *c) { // oneDNN may not take it
-    for (int64_t i = 0; i < of->m; i++) {
-        if (of->wide && !of->add) memset((accum *)c + i * of->ldc, 0, (size_t)of->n * sizeof(accum));
-        real *row = (real *)c + i * of->ldc;
-        for (int64_t j = 0; !of->wide && j < of->n; j++)
-            row[j] = real_of((bias ? accum_of(bias[j]) : 0) + (of->add ? accum_of(row[j]) : 0));
-    }
-}
-
 static void multiply(const product *of, const real *a, const real *b, const real *bias, void *c) {
-    if (of->m == 0 || of->n == 0) return;
-    if (of->k == 0) return multiply_nothing(of, bias, c);
     const void *const data[] = {a, b, c, bias};
     execute(of, (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS}, data, 3 + (of->bias != 0));
 }
@@ -195,7 +184,7 @@ int64_t gemm_packed_size(int64_t n, int64_t k) {
 void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real *b, int64_t ldb) {
     const product of = {.transpose_b = transpose_b, .n = n, .k = k, .ldb = ldb, .threads = gemm_threads()};
     const void *const data[] = {b, packed};
-    if (n > 0 && k > 0) execute(&of, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, data, 2);
+    execute(&of, (const int[]){DNNL_ARG_FROM, DNNL_ARG_TO}, data, 2);
 }
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,

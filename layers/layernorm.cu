@@ -194,7 +194,6 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, const real
 
 void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w,
                         const accum *mean, const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
-    if (R == 0) return;
     bool packed = packable(C, dx, dy, x, w, scratch);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);

@@ -308,11 +308,6 @@ static void time_algorithms(plan *p, const matrices *x) {
 static bool multiply(product of, const real *a, const real *b, const void *add, void *c, epilogue e, cf_stream *stream) {
     const matrices x = {a, b, add, c, e, stream};
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
-    if (of.m == 0 || of.n == 0) return true;
-    if (of.k == 0) { // PLAIN, and add is c
-        if (!add) cf_zero(c, of.m * of.n * size, stream);
-        return true;
-    }
     of.epilogue = e.kind;
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
     of.aligned_b = alignment(b, 0, sizeof(real));
@@ -378,8 +373,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                                : CUBLASLT_EPILOGUE_DEFAULT,
                         bias, pre};
     // Its kernels may read sixteen bytes of a bias at once.
-    const bool possible = IC > 0 && !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
-    if (r.rows == 0 || OC == 0) return;
+    const bool possible = !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
     if (possible && multiply(dense(false, true, r, OC, IC), x, w, add, out, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
@@ -399,9 +393,8 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
-    const bool possible = OC > 0 && !(add && r.blocks > 1) && takes_gelu(pre, IC);
+    const bool possible = !(add && r.blocks > 1) && takes_gelu(pre, IC);
     const product of = dense(false, false, r, IC, OC);
-    if (r.rows == 0 || IC == 0) return;
     if (possible && multiply(of, dy, w, add ? dx : NULL, dx, e, stream)) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
@@ -419,7 +412,7 @@ void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const re
     const epilogue e = {CUBLASLT_EPILOGUE_BGRADB, db ? workspace_for(stream) + WORKSPACE : NULL, NULL};
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    if (db && R > 0 && IC > 0 && rows <= SUMS && multiply(of, dy, x, add ? dw : NULL, dw, e, stream)) {
+    if (db && rows <= SUMS && multiply(of, dy, x, add ? dw : NULL, dw, e, stream)) {
         add_partials(sums<1>{{db}}, (const float *)e.bias, 1, rows, stream);
         return;
     }
@@ -472,7 +465,6 @@ template <int N> static __global__ void sum_rows(float *partial, const real *dy,
 }
 
 void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
-    if (R == 0 || OC == 0) return;
     const bool packs = packable(OC, dy);
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
     const int64_t blocks = smaller(smaller(ceil_div(R, ROWS_MIN), ceil_div(BLOCKS, across)), fit);

@@ -114,14 +114,6 @@ static void any_shape(void **state) {
     for (int i = 0; i < 20; i++) check_all(random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
 }
 
-static void nothing(void **state) {
-    (void)state;
-    NEEDS_AVX512();
-    check_all(0, 3, 2, 1);
-    check_all(3, 0, 2, 1);
-    check_all(3, 2, 0, 1); // written: zeros; added to: unchanged
-}
-
 static void inside_a_parallel_region(void **state) {
     (void)state;
     NEEDS_AVX512();
@@ -139,7 +131,6 @@ static void inside_a_parallel_region(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_shape),
-        cmocka_unit_test(nothing),
         cmocka_unit_test(inside_a_parallel_region),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -159,8 +159,6 @@ static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R,
     keep(t, "linear_wgrad_rows", "dw", some);
     linear_wgrad(accums(written), NULL, reals(dy) + from, OC, reals(x), R, IC, rows, false, t->stream);
     keep(t, "linear_wgrad_rows", "dw, written", written);
-    linear_wgrad(accums(written), NULL, reals(dy) + from, OC, reals(x), 0, IC, rows, false, t->stream);
-    keep(t, "linear_wgrad_rows", "dw of no rows", written);
     linear_bias_grad(accums(db), reals(dy), R, OC, t->stream);
     keep(t, "linear_bias_grad", "db", db);
     linear_wgrad(accums(dw), accums(with_weights), reals(dy), OC, reals(x), R, IC, OC, false, t->stream);
