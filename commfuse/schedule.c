@@ -24,8 +24,7 @@
 //   reduce-scatter   shards of hosts h−1, h−2, …, h, own last: the parts of a shard meet on the rank in its owner's place, whose
 //                    sum leaves for the owner while the next host's shards are computed
 //
-// Over the network a rank sends H − 1 shards, as the best ring does, and within its host (P − 1)·H: N − 1 in all, as every other
-// way. An all-to-all would save nothing, as each pair of ranks has data of its own: it is direct.
+// An all-to-all would save nothing, as each pair of ranks has data of its own: it is direct.
 #include "schedule.h"
 #include "base/die.h"
 #include "memory.h"

@@ -1,14 +1,4 @@
-// See model.h. A step of one replica; x ▸ y is one operation of commfuse, in which x and y overlap:
-//
-//   forward    (rows of the table from their owners, during an update; lookup ▸ reduce-scatter) + positions
-//              each block: layer norm → (all-gather ▸ QKV) → (attention ▸ projection ▸ reduce-scatter) → residual
-//                          → layer norm → (all-gather ▸ fc, GELU) → (fcproj ▸ reduce-scatter) → residual
-//              → layer norm → (all-gather ▸ head) → three numbers per token gathered over the ranks that split the
-//              vocabulary → loss; if backward follows, the logits are overwritten by their gradient
-//   backward   the mirror: (all-gather of dY ▸ dgrad, wgrad per slice) for a row-parallel layer, and (dgrad ▸ reduce-scatter)
-//              with the all-gather of the saved input during it, wgrad as its slices arrive, for a column-parallel one
-//
-// That is TPSP. In UP each rank holds the whole MLP, for which nothing travels; up.c is UP's attention half. Layer norms, biases
+// See model.h; README.md, "What overlaps with what", lists the operations of a step. up.c is UP's attention half. Layer norms, biases
 // of row-parallel layers and residuals work on this rank's shard, between the operations (where one rank has all of a row-parallel
 // layer, its product adds both); their weight gradients are partial sums, which the optimizer adds up over the tp group.
 //

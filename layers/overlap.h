@@ -1,13 +1,7 @@
 // How every operation of the model communicates, and what else travels, and when.
 //
 // The schedule is the order of transfers and computation within one operation (commfuse/). The policy is everything apart from it,
-// so that an experiment can change either alone. Each schedule has a policy that is usual for it, its preset:
-//
-//   schedule            gradients   prefetch                                                     embedding
-//   none                end         all                                                          table
-//   slice, ideal        ready       all                                                          table
-//   ring, direct, …     owners      4                                                            rows
-//   auto, levels        auto        auto: all by a native collective, 4 by exchanges             auto
+// so that an experiment can change either alone. Each schedule has a policy that is usual for it, its preset (README.md, "Policy").
 //
 // Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels
 // what has no computation to hide behind is then chosen as by auto.

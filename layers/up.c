@@ -1,13 +1,6 @@
 // The attention half of a block in UP (Ulysses parallelism): activations stay sharded by sequence, weights are whole on every
 // rank, and attention is sharded by heads, with an all-to-all before and after it. Each is a fused operation of commfuse
-// (arXiv 2604.24013, Algorithm 5):
-//
-//   forward    (QKV per destination's heads, this rank's last ▸ all-to-all)
-//              → (attention per query slice, this rank's last ▸ all-to-all to the slice's owner ▸ projection, adding up head
-//                 groups, this rank's first)
-//   backward   the mirror: (projection dgrad per destination's heads, this rank's last ▸ all-to-all ▸ attention backward per
-//              query slice, this rank's first), hidden by the projection's wgrad, then (all-to-all ▸ QKV dgrad, adding up head
-//              groups, this rank's first)
+// (arXiv 2604.24013, Algorithm 5). README.md, "What overlaps with what", has their order.
 //
 // QKV and projection weights are stored head group by head group (params.h).
 //

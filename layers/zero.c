@@ -424,21 +424,19 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
 
 static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     const param_bucket *b = &z->params->bucket[i];
-    int64_t rows = b->shard / b->row;
-    int N = b->group->size;
-    double mib = (double)(b->count * (int64_t)sizeof(real)) / (1 << 20);
-    fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, mib, b->group->name);
+    const int N = b->group->size;
+    const char *when = z->gradients == GRADIENTS_END         ? "at the end of backward"
+                       : b->tensor == WTE && !z->rows_travel ? "complete only at the end of backward, since the whole table travels"
+                                                             : "sent when complete, during the rest of backward";
+    fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20),
+            b->group->name);
     if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
-    else if (z->gradients == GRADIENTS_END)
-        fprintf(out, "%d owners; at the end of backward\n", N);
     else if (z->bucket[i].by_owners)
-        fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, rows);
-    else if (b->tensor == WTE && !z->rows_travel)
-        fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
+        fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, b->shard / b->row);
     else
-        fprintf(out, "%d owners; sent when complete, during the rest of backward\n", N);
+        fprintf(out, "%d owners; %s\n", N, when);
 }
 
 void zero_explain(const zero_shards *z, FILE *out) {
