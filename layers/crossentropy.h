@@ -7,8 +7,9 @@
 
 CF_EXTERN_C_BEGIN
 
-// logits (R, V), targets (R): all in device memory; V is a multiple of 8 (params.h), so that a GPU reads whole packs. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit
-// of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
+// logits (R, V), targets (R): all in device memory. V is a multiple of 8 (params.h), and logits begin on a boundary of sixteen
+// bytes, so that a GPU reads whole packs. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit of the
+// target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
 void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream);
 // losses (R) over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in order. Then, unless scale is 0,
