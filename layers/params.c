@@ -151,11 +151,6 @@ static int64_t runs_of_part(const parameters *p, int tensor) {
     return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1; // HEADS: queries, keys, values
 }
 
-// Elements of a run, padding that the whole tensor does not have included.
-static int64_t run_size(const parameters *p, int tensor) {
-    return part_rows(p, tensor) * params_local_columns(p, tensor) / runs_of_part(p, tensor);
-}
-
 int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
@@ -164,7 +159,8 @@ int64_t params_runs(const parameters *p, int tensor) {
 // the runs of a part side by side, part after part.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
     const int64_t all = params_rows(&p->shape, tensor) * params_columns(&p->shape, tensor);
-    const int64_t runs = runs_of_part(p, tensor), size = run_size(p, tensor);
+    const int64_t runs = runs_of_part(p, tensor);
+    const int64_t size = part_rows(p, tensor) * params_local_columns(p, tensor) / runs; // padding that the whole lacks included
     const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->splits > 1 ? tp_rank : run / runs;
     const int64_t whole = smaller(run % runs * (all / runs) + part * size, all); // the last parts may have fewer rows
     return (param_run){whole, run * size, smaller(size, all - whole)};

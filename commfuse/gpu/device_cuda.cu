@@ -372,7 +372,8 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
 }
 
 // A round of all blocks ends when a link of that rate would have brought it.
-template <typename T> static __global__ void paced_copy(T *to, const T *from, int64_t count, double ns_each) {
+typedef cf_pack<char> pack;
+static __global__ void paced_copy(pack *to, const pack *from, int64_t count, double ns_each) {
     const int64_t begin = cf_device_ns(), round = (int64_t)gridDim.x * blockDim.x;
     for (int64_t first = 0; first < count; first += round) {
         const int64_t i = first + (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -384,14 +385,9 @@ template <typename T> static __global__ void paced_copy(T *to, const T *from, in
 }
 
 void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream) {
-    typedef cf_pack<char> pack;
-    const bool aligned = ((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(pack) == 0;
-    const dim3 blocks(CF_PACED_BLOCKS), threads(PACED_THREADS);
-    if (aligned)
-        cf_launch(paced_copy<pack>, blocks, threads, stream, (pack *)to, (const pack *)from, bytes / (int64_t)sizeof(pack),
-                  (double)sizeof(pack) / gb_per_s);
-    else
-        cf_launch(paced_copy<char>, blocks, threads, stream, (char *)to, (const char *)from, bytes, 1 / gb_per_s);
+    if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(pack) != 0) return cf_copy(to, from, bytes, stream); // small
+    cf_launch(paced_copy, dim3(CF_PACED_BLOCKS), dim3(PACED_THREADS), stream, (pack *)to, (const pack *)from,
+              bytes / (int64_t)sizeof(pack), (double)sizeof(pack) / gb_per_s);
 }
 
 // --- memory ---
