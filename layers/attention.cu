@@ -331,7 +331,7 @@ static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, acc
 
 void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream) {
-    if (n == 0 || B * H * D == 0) return;
+    if (n == 0) return;
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
     shape s = shape_of(t0, n, T, B, H, D);
     s.packs = can_pack(&s, qkv, qkv);
@@ -344,11 +344,11 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t) { // delta
     return T * B * H;
 }
 
-// delta (n, B, H) = sum over D of dout · out; a warp for each element.
+// Backward is of all rows (attention.h). delta (T, B, H) = sum over D of dout · out; a warp for each element.
 static __global__ void output_dot_gradient(float *delta, const real *dout, const real *out, shape s) {
     const int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (i >= (int64_t)s.n * s.pairs) return;
-    const int64_t first = s.t0 * s.out_row + i * s.D;
+    const int64_t first = i * s.D;
     float sum = 0;
     for (int d = threadIdx.x % 32; d < s.D; d += 32) sum = fmaf((float)dout[first + d], (float)out[first + d], sum);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
@@ -358,8 +358,7 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
 // What both backward kernels read.
 struct backward {
     const real *dout, *qkv;
-    const accum *lse, *delta; // (B, H, T), (n, B, H)
-    bool first;               // gradients are written, not added
+    const accum *lse, *delta; // (B, H, T), (T, B, H)
 };
 
 // One probability of the softmax, zero if the query must not see the key or does not exist.
@@ -368,13 +367,13 @@ static __device__ float probability(float score, int query, int key, int pair, c
 }
 
 static __device__ float delta_of(int query, int pair, const backward &a, const shape &s) {
-    return query < s.end ? a.delta[(int64_t)(query - s.t0) * s.pairs + pair] : 0;
+    return query < s.end ? a.delta[(int64_t)query * s.pairs + pair] : 0;
 }
 
 // Gradients of rows t … of one head, from the sums of a block's threads.
 template <int WIDTH>
 static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], int part, int t,
-                                      int pair, bool first, const shape &s) {
+                                      int pair, const shape &s) {
 #pragma unroll
     for (int i = 0; i < tile<WIDTH>::PER; i++) {
         const int time = t + row_group() * tile<WIDTH>::PER + i;
@@ -382,7 +381,7 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
 #pragma unroll
         for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) {
             const int d = sum_column(j);
-            if (time < s.end && d < s.D) to[d] = (real)(first ? sum[i][j] : (float)to[d] + sum[i][j]);
+            if (time < s.end && d < s.D) to[d] = (real)sum[i][j];
         }
     }
 }
@@ -394,8 +393,8 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, b
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + size::ROWS - 1) / size::ROWS;
-    const int t = KEYS ? number * size::ROWS : s.t0 + (tiles - 1 - number) * size::ROWS; // first keys, last queries: most work
-    const int begin = !KEYS ? 0 : t > s.t0 ? s.t0 + (t - s.t0) / OTHERS * OTHERS : s.t0; // queries before all keys see none
+    const int t = (KEYS ? number : tiles - 1 - number) * size::ROWS; // first keys, last queries: most work
+    const int begin = KEYS ? t / OTHERS * OTHERS : 0;                // queries before all keys see none
     const int end = KEYS || t + size::ROWS > s.end ? s.end : t + size::ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
                  dout = head_of(a.dout, pair, s);
@@ -424,38 +423,20 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, b
         keep_weights<WIDTH>(weights, dscore);
         accumulate<WIDTH>(sum, stage, weights, KEYS ? q : k, u);
     }
-    write_gradient<WIDTH>(dqkv, sum, KEYS ? KEY : QUERY, t, pair, a.first, s);
-    if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
+    write_gradient<WIDTH>(dqkv, sum, KEYS ? KEY : QUERY, t, pair, s);
+    if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, s);
 }
 
-// dq of dqkv (rows, 3, H·D) = 0; a block for each row.
-static __global__ void zero_queries(real *dqkv, int64_t HD) {
-    real *row = dqkv + (int64_t)blockIdx.x * 3 * HD;
-    for (int64_t i = threadIdx.x; i < HD; i += THREADS) row[i] = (real)0.f;
-}
-
-// Zeroes what a first call does not write: dq before the range, everything after it.
-static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD, cf_stream *stream) {
-    const int64_t row = B * 3 * HD, end = t0 + n;
-    cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);
-    cf_zero(dqkv + end * row, (T - end) * row * (int64_t)sizeof(real), stream);
-}
-
-void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
-                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
-    if (B * H * D == 0) return;
-    if (first && n == T && attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
-    if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
-    if (n == 0) return;
-    shape s = shape_of(t0, n, T, B, H, D);
+void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch, int64_t,
+                        int64_t, int64_t T, int64_t B, int64_t H, int64_t D, bool, cf_stream *stream) {
+    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
+    shape s = shape_of(0, T, T, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
-    const backward a = {dout, qkv, lse, scratch, first};
-    const int64_t rows = rows_of_block(D);
-    const dim3 query_blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
-    const dim3 key_blocks((unsigned)(ceil_div(s.end, rows) * s.pairs));
-    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
-    cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, key_blocks, threads, stream, dqkv, a, s);
-    cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, query_blocks, threads, stream, dqkv, a, s);
+    const backward a = {dout, qkv, lse, scratch};
+    const dim3 blocks((unsigned)(ceil_div(T, rows_of_block(D)) * s.pairs)), threads(THREADS);
+    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(T * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
+    cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, blocks, threads, stream, dqkv, a, s);
+    cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, blocks, threads, stream, dqkv, a, s);
 }
 
 bool attention_backward_by_ranges(void) {

@@ -588,17 +588,6 @@ static void attention_scatter(bench *b, const int64_t *n) {
                        local, s->C, b->stream);
     }
 }
-static void attention_gather(bench *b, const int64_t *n) { // backward
-    const sizes *s = &b->s;
-    int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
-    for (int64_t i = 0; i < n[1]; i++) {
-        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, NULL, false, linear_all(rows),
-                     local, s->C, b->stream);
-        attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times, T, s->B, H, s->D,
-                           i == 0, b->stream);
-    }
-}
-
 static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
     if (o->heads) { // and statistics of as many heads
         fill_qkv(b);
@@ -616,9 +605,7 @@ static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
     const sizes *s = &b->s;
-    if (o->run == attention_gather && !attention_backward_by_ranges())
-        printf("%-30s %3lld always whole on this device\n", o->name, (long long)N);
-    else if (o->heads && s->H % N != 0)
+    if (o->heads && s->H % N != 0)
         printf("%-30s %3lld cannot be: %lld heads\n", o->name, (long long)N, (long long)s->H);
     else if (s->C % N != 0 || s->T < N)
         printf("%-30s %3lld cannot be: %lld channels, T %lld\n", o->name, (long long)N, (long long)s->C, (long long)s->T);
@@ -634,7 +621,6 @@ static void report_all_chunks(bench *b) {
         {"attention, attproj ▸ RS", attention_scatter, true},
         {"fc dgrad ▸ RS", fc_dgrad_scatter, false},
         {"AG ▸ fc wgrad", fc_wgrad_gather, false},
-        {"AG ▸ attproj, attention dgrad", attention_gather, true},
         {"fc wgrad by owners ▸ RS (dp)", fc_wgrad_scatter, false},
     };
     static const int64_t ranks[] = {2, 4, 5, 8};
