@@ -306,13 +306,11 @@ int main(int argc, char **argv) {
     static trainer t;
     options *opt = &t.opt;
     cf_streams_open();
-    cf_die_meet_by(cf_transport_meet);
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);
     if (*opt->predict) predict_options(opt, &t.described);
     derived_choose_program(opt, cf_dtype_name(REAL_DTYPE), OTHER_PROGRAM, argv);
     derived_check(opt);
-    cf_die_meet_by(NULL); // cf_transport_create() makes them meet
     t.transport = cf_transport_create(opt->transport, &argc, &argv, opt->timeout);
     startup_compare_options(opt, VERSION, t.transport);
     signal(SIGXFSZ, SIG_IGN); // makes a limit on file sizes a write error, which is reported and cleaned up

@@ -141,10 +141,6 @@ struct cf_transport {
 // The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies (together) if the program does not have
 // it. Also calls cf_device_open() and cf_die_setup(). timeout_s: longest wait for a peer, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
-// For ranks that meet only to report an error before they have agreed on more (cf_die_meet_by).
-static inline void cf_transport_meet(void) {
-    cf_transport_create("auto", NULL, NULL, 60);
-}
 
 // all (size, bytes) = the `bytes` bytes at `mine` of every rank, in host memory: for reports between ranks, at any time.
 // Collective. t NULL: one rank.

@@ -23,9 +23,8 @@ enum { STATUS = 1, LAST_RESORT_S = 4, RANK_0_PRINTS_S = 3, UNREAD_MS = 1000 };
 static struct {
     int rank, size;
     void (*abort_all)(int status);
-    void (*meet)(void);
     pthread_mutex_t dying;
-} self = {-1, -1, NULL, NULL, PTHREAD_MUTEX_INITIALIZER};
+} self = {-1, -1, NULL, PTHREAD_MUTEX_INITIALIZER};
 
 const char *cf_getenv(const char *name) {
     const char *text = getenv(name);
@@ -49,10 +48,6 @@ void cf_die_setup(int rank, int size, void (*abort_all)(int status)) {
     self.rank = rank;
     self.size = size;
     self.abort_all = abort_all;
-}
-
-void cf_die_meet_by(void (*meet)(void)) {
-    self.meet = meet;
 }
 
 int cf_die_rank(void) {
@@ -171,9 +166,6 @@ CF_NORETURN static void die(bool together, const char *hint, const char *format,
         longjmp(to->back, 1);
     }
     find_self();
-    void (*meet)(void) = self.meet;
-    if (together) self.meet = NULL;
-    if (together && meet && self.size > 1) meet(); // an error in there is printed instead
     // Never unlocked: the first to die prints. If that one waits for rank 0 to print, what another finds is that rank 0 has ended.
     if (pthread_mutex_trylock(&self.dying) != 0) {
         if (__atomic_load_n(&waits_for_rank_0, __ATOMIC_ACQUIRE)) _exit(STATUS);

@@ -20,9 +20,6 @@ CF_EXTERN_C_BEGIN
 // Sets rank, size and the abort hook (may be NULL). Before this call rank and size come from the launcher's environment (Open MPI,
 // MPICH, Slurm, torchrun), or are 0 of 1.
 void cf_die_setup(int rank, int size, void (*abort_all)(int status));
-// Sets the function that connects ranks. cf_die_together() calls it before it prints, because only then can rank 0 print for all
-// and end all. (Some launchers let the others run when one ends so early.) NULL: the ranks are connected from here on.
-void cf_die_meet_by(void (*meet)(void));
 int cf_die_rank(void);
 const char *cf_getenv(const char *name);   // an environment variable; NULL: not set, or empty
 void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
