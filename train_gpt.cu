@@ -87,10 +87,10 @@ static void restore_state(trainer *t, const manifest *m) {
 
 // From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, NULL};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run};
     manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);
     startup_name(m, t->run);
-    plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->opt.steps - (m ? m->step : 0));
+    plan_start(&t->report.plan, m != NULL, t->opt.steps - (m ? m->step : 0));
     if (m) {
         restore_state(t, m);
         report_resume(&t->report, m);
@@ -163,11 +163,9 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool wait) {
-    char *plan = plan_text(&t->report.plan);
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run, plan};
+    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run};
     allow_long_waits(t, true);
     bool saved = saver_begin(t->report.checkpoints, step, startup_describe(&t->opt, &facts));
-    free(plan);
     if (saved) {
         zero_finish_update(&t->model.zero);
         state_copy(&t->copy, &t->model.zero);
@@ -248,7 +246,7 @@ static int train_model(trainer *t) {
 }
 
 static int print_dry_run(trainer *t) {
-    plan_start(&t->report.plan, NULL, t->opt.steps);
+    plan_start(&t->report.plan, false, t->opt.steps);
     report_banner(&t->report);
     if (t->transport->rank == 0) dry_run(&t->step, stdout), plan_explain(&t->report.plan, stdout);
     return 0;

@@ -158,11 +158,10 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
 
 bool atomic_file_commit(atomic_file *file, problem *why) {
     bool done = file->bytes < 0 || file->written == file->bytes;
-    const bool synced = done && (file->unsynced || fsync(file->fd) == 0);
     if (!done)
         problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path, file->bytes,
                     file->written);
-    else if (!synced)
+    else if (fsync(file->fd) != 0)
         done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
     else if (renameat(file->directory, file->temporary, file->directory, last_name(file->path)) != 0) {
         if (errno == ENOENT) errno = EWOULDBLOCK;
@@ -170,7 +169,7 @@ bool atomic_file_commit(atomic_file *file, problem *why) {
     } else {
         close(file->fd);
         file->fd = -1;
-        if (!file->unsynced && !sync_directory(file->directory))
+        if (!sync_directory(file->directory))
             done = problem_set(why, "the file is complete, but may not survive a power cut",
                                "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
     }
@@ -185,10 +184,9 @@ void atomic_file_abandon(atomic_file *file) {
     file->fd = file->directory = -1;
 }
 
-bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
+bool atomic_file_replace(const char *path, const char *bytes, int64_t count, problem *why) {
     atomic_file file;
     bool created = atomic_file_create(&file, path, count, why);
-    file.unsynced = unsynced;
     bool written = created && atomic_file_append(&file, bytes, count, why) && atomic_file_commit(&file, why);
     atomic_file_abandon(&file);
     return written;

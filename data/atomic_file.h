@@ -13,7 +13,6 @@ typedef struct atomic_file {
     int64_t written;
     int fd;        // -1: not open
     int directory; // where both names are; -1: not open
-    bool unsynced; // it may be lost in a power cut
     void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
 } atomic_file;
 bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why);
@@ -21,7 +20,7 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
 bool atomic_file_commit(atomic_file *file, problem *why); // if it fails, abandons the file
 void atomic_file_abandon(atomic_file *file);              // removes the temporary file, if it is open
 // Replaces a file by bytes in memory.
-bool atomic_file_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
+bool atomic_file_replace(const char *path, const char *bytes, int64_t count, problem *why);
 
 // A lock that ends with its process. Only its owner, and with umask 002 his group, may open the file, because whoever can read it
 // can lock it. -1: see why; if another process has the lock, its number and host.

@@ -282,7 +282,7 @@ bool checkpoint_commit(const char *out, const manifest *m, problem *why) {
     int64_t size = 0;
     path_of(out, new, manifest_name, path);
     char *text = check_files(out, new, m, why) ? manifest_print(m, &size) : NULL;
-    const bool ok = text && atomic_file_replace(path, text, size, false, why) && move(out, new, FINISHED, why);
+    const bool ok = text && atomic_file_replace(path, text, size, why) && move(out, new, FINISHED, why);
     free(text);
     if (!ok) checkpoint_abandon(out, m->step);
     return ok && (atomic_file_sync_directory(out) || atomic_file_problem(why, "cannot sync", out, -1));

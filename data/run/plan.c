@@ -114,23 +114,23 @@ void plan_free(run_plan *p) {
     free(p->text);
 }
 
-void plan_start(run_plan *p, const char *saved, int64_t steps) {
+bool plan_start(run_plan *p, bool resumes, int64_t steps) {
     problem why = {"", ""};
-    if (!p->tuner) return;
-    const bool resumed = !p->given && !p->search_again && saved && apply(p, saved, "the checkpoint", false, &why);
-    p->known = resumed || (p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given, &why));
-    if (p->given && !p->known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
-    if (p->root && p->text && !p->known) cf_print(stdout, "plan      %s: not used\n", why.what);
-    cf_tuner_start(p->tuner, !p->given && !resumed && (p->search_again || steps >= PLAN_WORTH_STEPS));
+    if (!p->tuner) return false;
+    const bool known = p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
+    if (p->given && !known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
+    cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
     p->trying = cf_tuner_trying(p->tuner);
+    return known;
 }
 
 bool plan_start_whole(run_plan *p, int plan) {
     const bool there = plan == 0 || (p->tuner && !p->given && cf_tuner_take(p->tuner, plan));
-    plan_start(p, NULL, 0);
+    plan_start(p, false, 0);
     return there;
 }
 
@@ -139,10 +139,6 @@ void plan_explain(const run_plan *p, FILE *out) {
     char *text = print(p);
     cf_print(out, "\nThe plan, as --plan FILE reads it%s\n%s\n", p->trying ? "; the first steps look for a better one" : "", text);
     free(text);
-}
-
-char *plan_text(const run_plan *p) {
-    return p->tuner && p->known ? print(p) : NULL;
 }
 
 // Adds the time of every choice that was tried for an operation: "forward all-gather att.qkv ring:2_ms".
@@ -184,7 +180,7 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     fflush(stdout);
     problem why;
     char *text = *p->path ? print(p) : NULL;
-    if (text && !atomic_file_replace(p->path, text, (int64_t)strlen(text), true, &why))
+    if (text && !atomic_file_replace(p->path, text, (int64_t)strlen(text), &why))
         cf_print(stderr, "warning: %s; training continues\n", why.what);
     free(text);
 }
@@ -192,6 +188,5 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
 void plan_step(run_plan *p, logfile *log, int64_t step) {
     const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
     p->trying = trying;
-    p->known |= ended;
     if (p->root && ended) report_found(p, log, step);
 }

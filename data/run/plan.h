@@ -1,5 +1,5 @@
-// The plan of a run: the schedule of each operation, found by the tuner (commfuse/tune.h) or written by hand. --out DIR/plan.json,
-// every checkpoint and the file of --plan hold the same text:
+// The plan of a run: the schedule of each operation, found by the tuner (commfuse/tune.h) or written by hand. --out DIR/plan.json
+// and the file of --plan hold the same text:
 //
 //   { "shape": "tp 2 x dp 1, tpsp, 12 layers of 768 channels, …",   what the operations are, and the policy if it is not auto's
 //     "machine": "mpi, 2 ranks, 2 a host, …",                       where they were timed
@@ -17,7 +17,6 @@ typedef struct run_plan {
     char *text;                    // of --plan (given), else of DIR/plan.json; NULL: none
     bool given, root, trying;
     bool search_again; // --plan new
-    bool known;        // from trials or from one of the texts
 } run_plan;
 
 // Rank 0 reads the files for all ranks. Dies together if --plan cannot be read.
@@ -25,12 +24,11 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
 void plan_free(run_plan *p);
 
 enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the predicted plan
-// Uses the plan of --plan, else `saved` (the checkpoint's text, or NULL), else DIR/plan.json. With no plan, or that of DIR, trials
-// follow if enough `steps` are left. Dies together if --plan does not fit.
-void plan_start(run_plan *p, const char *saved, int64_t steps);
+// Uses the plan of --plan, else DIR/plan.json, and returns whether there was one. A run that resumes keeps that of DIR, on any
+// machine; otherwise trials follow if enough `steps` are left. Dies together if --plan does not fit.
+bool plan_start(run_plan *p, bool resumes, int64_t steps);
 // For predictions: with this whole plan (cf_tuner_take), without trials. false: there is none.
 bool plan_start_whole(run_plan *p, int plan);
 void plan_explain(const run_plan *p, FILE *out); // for --dry-run
-char *plan_text(const run_plan *p);              // for a checkpoint; the caller frees it; NULL: nothing has been found yet
 // After each step. Prints, logs and writes the plan when trials have ended.
 void plan_step(run_plan *p, logfile *log, int64_t step);

@@ -224,7 +224,7 @@ static void write_timeline(const char *path, int players, const cf_record *const
         if (!out || fclose(out) != 0) cf_die("predict fewer ranks", "no memory for %s", path);
     } else
         text = cf_trace_text(players, events, &size);
-    if (!atomic_file_replace(path, text, (int64_t)size, false, &why))
+    if (!atomic_file_replace(path, text, (int64_t)size, &why))
         cf_die(problem_hint(&why, "choose another --trace"), "--trace: %s", why.what);
     free(text);
 }

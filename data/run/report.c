@@ -232,7 +232,7 @@ static void write_trace(run_report *r, int64_t last) {
     problem why;
     char *text = cf_trace_gather(r->context->trace, r->transport, &size);
     if (!root(r)) return;
-    r->untraced = !atomic_file_replace(r->opt->trace, text, (int64_t)size, false, &why);
+    r->untraced = !atomic_file_replace(r->opt->trace, text, (int64_t)size, &why);
     free(text);
     if (!r->untraced) {
         report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->opt->trace);

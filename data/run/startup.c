@@ -125,7 +125,6 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "define", "%s", define ? define + 1 : "none");
     manifest_add(all, "run", "%s", facts->run);
-    if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
     return all;
 }
 

@@ -39,7 +39,6 @@ typedef struct run_facts {
     const gpt_shape *shape;
     const tokens *train; // NULL: none
     const char *version, *run;
-    const char *plan; // as data/run/plan.h prints it; NULL: none has been found yet
 } run_facts;
 struct cJSON *startup_describe(const options *opt, const run_facts *facts);   // the options of a manifest
 int64_t startup_number(const manifest *m, const char *name, int64_t missing); // one of them; `missing` if it is absent

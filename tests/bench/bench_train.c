@@ -197,8 +197,8 @@ static void choose_shape(bench *b) {
     o->layers = s->L, o->channels = s->C, o->heads = s->H, o->vocab = s->V;
 }
 
-// found: the text of the plan; NULL: that of --plan or --out, or it is to be found.
-static void make_model(bench *b, entrant *e, const char *found) {
+// found: the choices of an earlier tuner; NULL: those of --plan or --out, or they are to be found.
+static void make_model(bench *b, entrant *e, const cf_tuner *found) {
     const options *o = &b->o;
     gpt_setup setup = {.shape = b->shape, .T = o->seq, .B = o->micro_batch, .how = e->how};
     setup.strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, setup.recompute = strcmp(o->recompute, "1") == 0;
@@ -206,8 +206,10 @@ static void make_model(bench *b, entrant *e, const char *found) {
     gpt_step_create(&e->step, &e->model);
     if (!e->how.schedule.algorithm && b->transport->size > 1) {
         plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
-        plan_start(&e->plan, found, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);
-        if (e->plan.text && !e->plan.known)
+        for (int i = 0; found && i < cf_tuner_operations(found); i++)
+            cf_tuner_set(e->plan.tuner, cf_tuner_operation(found, i).name, cf_tuner_operation(found, i).choice);
+        const bool known = plan_start(&e->plan, false, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);
+        if (e->plan.text && !known)
             cf_die_together("remove it", "the plan in --out %s is not one of these modes, ranks and shapes", o->out);
     }
     params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
@@ -432,10 +434,11 @@ static void tune(bench *b, entrant *e) {
         plan_step(&e->plan, NULL, e->trials++);
     }
     b->last = NULL;
-    char *found = plan_text(&e->plan);
+    cf_tuner *found = e->plan.tuner;
+    e->plan.tuner = NULL;
     free_model(e);
     make_model(b, e, found);
-    free(found);
+    cf_tuner_free(found);
 }
 
 static void run(bench *b) {

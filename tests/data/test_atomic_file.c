@@ -204,7 +204,7 @@ static void test_nothing_is_removed_or_written_through_a_link(void **state) {
     scratch_write("file", "", 0);
     assert_false(atomic_file_remove_directory(scratch_path("file")));
     assert_int_equal(symlink(scratch_path("other"), scratch_path("linked")), 0); // one that the user names is followed
-    assert_true(atomic_file_replace(scratch_path("linked/new"), "new", 3, false, &why));
+    assert_true(atomic_file_replace(scratch_path("linked/new"), "new", 3, &why));
     assert_int_equal(unlink(scratch_path("other/new")), 0);
     unlink(scratch_path("linked"));
     unlink(scratch_path("file"));

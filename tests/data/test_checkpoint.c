@@ -27,7 +27,7 @@ static bool write_rank(const char *path, int64_t seed, manifest_file *file) {
     unsigned char bytes[RANK_BYTES];
     for (int64_t i = 0; i < RANK_BYTES; i++) bytes[i] = byte_at(i, seed);
     *file = (manifest_file){RANK_BYTES, XXH64(bytes, RANK_BYTES, 0)};
-    return atomic_file_replace(path, (const char *)bytes, RANK_BYTES, false, &why);
+    return atomic_file_replace(path, (const char *)bytes, RANK_BYTES, &why);
 }
 
 static char *out_path(void) {
