@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -34,25 +35,20 @@ bool atomic_file_sync_directory(const char *path) {
     return synced;
 }
 
-// The directory of a file.
-static void parent_of(const char *path, char parent[PATH_MAX]) {
-    snprintf(parent, PATH_MAX, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = 0; // "/x" is in "/"
-    else
-        memcpy(parent, ".", 2);
+static const char *parent_of(const char *path, char room[PATH_MAX]) {
+    snprintf(room, PATH_MAX, "%s", path);
+    return dirname(room);
 }
 
 bool atomic_file_make_directories(const char *path) {
-    char parent[PATH_MAX];
+    char room[PATH_MAX];
     struct stat status;
     if (stat(path, &status) == 0) {
         errno = ENOTDIR;
         return S_ISDIR(status.st_mode);
     }
     if (errno != ENOENT || !*path) return false;
-    parent_of(path, parent);
+    const char *parent = parent_of(path, room);
     if (!atomic_file_make_directories(parent)) return false;
     return mkdir(path, 0777) == 0 ? atomic_file_sync_directory(parent) : errno == EEXIST;
 }
@@ -77,11 +73,10 @@ bool atomic_file_remove_directory(const char *path) {
 
 bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes) {
     int error = errno;
-    char need[128] = "", directory[PATH_MAX];
+    char need[128] = "", room[PATH_MAX];
     struct statvfs space;
-    parent_of(path, directory);
     if (bytes >= 0) snprintf(need, sizeof need, ", which needs %ld bytes", bytes);
-    if (error == ENOSPC && bytes >= 0 && statvfs(directory, &space) == 0)
+    if (error == ENOSPC && bytes >= 0 && statvfs(parent_of(path, room), &space) == 0)
         snprintf(need, sizeof need, ", which needs %ld bytes where %lu are free", bytes, space.f_bavail * space.f_frsize);
     const char *hint = NULL;
     if (error == ENOSPC || error == EDQUOT) hint = "free space, or save elsewhere";
@@ -116,8 +111,8 @@ static void remove_temporaries(int directory, const char *name) {
 
 // Another user may have put a link in the place of a directory of ours, whose name ends in .tmp.
 static int open_parent(const char *path) {
-    char directory[PATH_MAX];
-    parent_of(path, directory);
+    char room[PATH_MAX];
+    const char *directory = parent_of(path, room);
     const size_t length = strlen(directory);
     const bool unfinished = length > 4 && strcmp(directory + length - 4, ".tmp") == 0;
     return open(directory, OPEN_DIRECTORY | (unfinished ? O_NOFOLLOW : 0));
@@ -151,17 +146,13 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
         const int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
         if (file->hash) XXH64_update(file->hash, at, (size_t)n);
         if (!atomic_file_write(file->fd, at, n)) return atomic_file_problem(why, "cannot write", file->path, file->bytes);
-        file->written += n;
     }
     return true;
 }
 
 bool atomic_file_commit(atomic_file *file, problem *why) {
-    bool done = file->bytes < 0 || file->written == file->bytes;
-    if (!done)
-        problem_set(why, NULL, "internal error: %.1500s should have %ld bytes, but %ld were written", file->path, file->bytes,
-                    file->written);
-    else if (fsync(file->fd) != 0)
+    bool done = true;
+    if (fsync(file->fd) != 0)
         done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
     else if (renameat(file->directory, file->temporary, file->directory, last_name(file->path)) != 0) {
         if (errno == ENOENT) errno = EWOULDBLOCK;

@@ -9,11 +9,10 @@
 // is not followed. False: see why.
 typedef struct atomic_file {
     char path[PATH_MAX], temporary[NAME_MAX + 32]; // temporary: a name in the directory
-    int64_t bytes;                                 // exactly as many must be written; -1: any number
-    int64_t written;
-    int fd;        // -1: not open
-    int directory; // where both names are; -1: not open
-    void *hash;    // an XXH64_state_t of the appended bytes; NULL: none
+    int64_t bytes;                                 // that it will have, for messages; -1: not known
+    int fd;                                        // -1: not open
+    int directory;                                 // where both names are; -1: not open
+    void *hash;                                    // an XXH64_state_t of the appended bytes; NULL: none
 } atomic_file;
 bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, problem *why);
 bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, problem *why);

@@ -28,4 +28,4 @@ void model_file_close(model_file *file);
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16);
 void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it
-void model_writer_commit(model_writer *writer); // dies if the number of elements is not that of the shape
+void model_writer_commit(model_writer *writer);
