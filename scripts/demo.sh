@@ -65,13 +65,13 @@ heading "4/5 a step of each overlap mode in turn"
 compare() {
     "$@" >$demo/modes.txt || fail "the comparison failed"
     cat $demo/modes.txt
-    awk '/^(none|slice|commfuse|auto)/ && !($10 <= 1e-5) { exit 1 }' $demo/modes.txt || fail "the losses of the modes disagree"
+    awk '/^(none|slice|ring|auto)/ && !($10 <= 1e-5) { exit 1 }' $demo/modes.txt || fail "the losses of the modes disagree"
 }
-compare scripts/mpirun.sh -np 2 $bench --modes none,slice,commfuse,ideal --rounds 30 --vocab 256 "${shape[@]}"
+compare scripts/mpirun.sh -np 2 $bench --modes none,slice:4,ring,ideal --rounds 30 --vocab 256 "${shape[@]}"
 echo "Over shared memory transfers are short: the modes are expected to take about the same time."
 if why=$("$python" -c 'import sys; sys.path.insert(0, "scripts"); import lab; sys.exit(lab.obstacle())' 2>&1); then
     printf '\nOver a link of 1 Gbit/s between two hosts made of this machine, with wide layers:\n'
-    compare scripts/lab.py --rate 1gbit -- $bench --modes none,slice,commfuse:4,auto,nowire,ideal --rounds 8 --tp 2 --threads 1 \
+    compare scripts/lab.py --rate 1gbit -- $bench --modes none,slice:4,ring:4,auto,nowire,ideal --rounds 8 --tp 2 --threads 1 \
         --layers 2 --heads 24 --channels 1536 --vocab 256 --seq 512 --micro-batch 1
 else
     echo "Over a slow link they differ: $why"

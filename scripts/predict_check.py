@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import sys
 
 import lab
