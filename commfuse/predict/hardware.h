@@ -29,6 +29,7 @@ typedef struct cf_link {
     double latency_s;         // of an exchange, once both ends have posted it
     double step_s;            // of one step of a native collective's ring
     double taken;             // by transfers: share of the multiprocessors, or of the cores' time
+    double far_loss;          // share that native collectives lose with each doubling of the blocks that they join, beyond four
     int copied;               // 1: copy engines move exchanges and take no multiprocessors
 } cf_link;
 

@@ -168,8 +168,10 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
             here += level == reach || g->world[i] / h->link[level].ranks == g->world[0] / h->link[level].ranks;
         if (here == together) continue;
         int size = level > 0 ? h->link[level - 1].ranks : 1;
-        mine[level] += bytes / together;
-        block[level] += bytes / together * (size < record.world ? size : record.world);
+        const double doublings = level > 0 ? log2(fmax(1, (double)here / together / 4)) : 0; // of the blocks, beyond four
+        const double moved = bytes / together / fmax(0.1, 1 - h->link[level].far_loss * doublings);
+        mine[level] += moved;
+        block[level] += moved * (size < record.world ? size : record.world);
         const bool tree = together == 1 && level > 0; // NCCL's PAT (arXiv 2506.20252), for one member a host
         const double steps = tree ? ceil(log2(g->size)) : (g->size - 1) * (1.0 / together - 1.0 / here);
         u->latency_ms += MS * h->link[level].step_s * steps;

@@ -79,7 +79,7 @@ class Predict(harness.Case):
 
     def test_auto_is_nowhere_behind(self):
         """No fixed mode is more than 2 % shorter than auto, and `slice` not shorter than `levels` where a group spans hosts, on
-        these meshes. MESHES=all: on all of tp 1 to 16 and dp 1 to 64 (six minutes)."""
+        these meshes. MESHES=all: on all of tp 1 to 16 and dp 1 to 64 (two minutes)."""
         every = os.environ.get("MESHES") == "all"
         meshes = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 4, 16))) if every else [
             (1, 64, 1), (2, 16, 4), (8, 4, 1), (16, 2, 1), (16, 1, 16)]
@@ -288,7 +288,7 @@ class Predict(harness.Case):
 
     def test_refused(self):
         for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"),
-                            (dict(tp=128, dp=1, heads=128), "--tp"),
+                            (dict(tp=100, dp=1, heads=100, channels=400, seq=200), "--tp"),  # not whole hosts
                             (dict(predict_all=True, tp=2, dp=64), "--predict-all"),
                             (dict(predict_all=True, predict_ranks="128:129"), "--predict-all")):
             result = self.ask(**{**FEW, **more})
