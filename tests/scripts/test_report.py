@@ -110,7 +110,8 @@ class ReportOfAFakeExperiment(Case):
         return subprocess.Popen(
             [sys.executable, self.folder / "driver.py", ROOT / "scripts", self.folder, "--out", self.out, "--place",
              "local", *arguments], env={**os.environ, "FAKE": str(self.folder), **environment}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background job ignores it
 
     def make(self, *arguments, status=0, **environment):
         process = self.start(*arguments, **environment)
