@@ -149,7 +149,7 @@ void log_end(logfile *log) {
     if (!written && !log->failing)
         cf_print(stderr, "\nwarning: log %s cannot be written: %s; training continues without these lines\n", log->path,
                  strerror(errno));
-    if (!written && log->regular && ftruncate(log->fd, size) != 0) errno = 0; // the line stays cut short
+    if (!written && log->regular) (void)!ftruncate(log->fd, size); // if even this fails, the line stays cut short
     if (!written) atomic_store(&log->incomplete, true);
     log->failing = !written;
     cJSON_free(text);

@@ -9,7 +9,8 @@ typedef struct logfile logfile;
 // path NULL or "": no log, NULL. Dies if the file cannot be written.
 // resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
 // Otherwise the run resumes at `step`: the log keeps steps, validation and samples before it, and other events up to it. The rest,
-// "end", "audit" and a cut line are removed, because the run writes them again. The file is replaced as a whole. If there is none, or its first "config" is of another "run": a new log.
+// "end", "audit" and a cut line are removed, because the run writes them again. The file is replaced as a whole. If there is none,
+// or its first "config" is of another "run": a new log.
 typedef struct log_resume {
     const char *run;
     int64_t step;

@@ -52,7 +52,8 @@ class Predict(harness.Case):
         """Ranks of one replica stand for all. A shard that has parts of more tensors takes a kernel more: hence the percent."""
         for machine, mesh in (("laptop", dict(tp=2, dp=2)), ("laptop", dict(tp=4, dp=4)), ("h100x8", dict(tp=4, dp=4)),
                               ("h100x8", dict(tp=1, dp=16)), ("rtx4090x8", dict(tp=2, dp=16)), ("a100x8", dict(tp=8, dp=8)),
-                              ("rtx4090x8", dict(tp=2, dp=8, strategy="up")), ("laptop", dict(tp=8, dp=8, strategy="up")), ("h100x8", dict(heads=16, tp=16, dp=4))):
+                              ("rtx4090x8", dict(tp=2, dp=8, strategy="up")), ("laptop", dict(tp=8, dp=8, strategy="up")),
+                              ("h100x8", dict(heads=16, tp=16, dp=4))):
             with self.subTest(machine=machine, **mesh):
                 some, all_of_them = (self.predicted(machine, predict_all=every, **{**FEW, **mesh}) for every in (False, True))
                 for mode in MODES:
