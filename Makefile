@@ -64,7 +64,7 @@ recorded := commfuse/predict/recorder.c layers/kernels_recorded.c
 core     := $(filter-out $(recorded),$(wildcard commfuse/*.c $(addprefix commfuse/,base/*.c cpu/*.c launch/*.c predict/*.c)))
 commfuse := $(core:%.c=$(B)/%.o)
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c data/run/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16.c $(recorded),$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16%.c $(recorded),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
 layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(recorded),$(wildcard layers/*.c)))
 program  := $(commfuse) $(layers) $(data)

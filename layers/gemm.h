@@ -18,6 +18,9 @@ void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, c
 #ifdef REAL_IS_BF16
 void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                    int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream);
+// gemm_bf16_avx512.c: the same with a transposed and b as it lies. Returns false where it is not faster: then nothing is done.
+bool gemm_transposed(int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b, int64_t ldb, accum beta, accum *c,
+                     int64_t ldc);
 #else
 #define gemm_to_accum gemm
 #endif

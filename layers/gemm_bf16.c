@@ -205,6 +205,7 @@ void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *pac
 
 void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                    int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
+    if (transpose_a && !transpose_b && gemm_transposed(m, n, k, a, lda, b, ldb, beta, c, ldc)) return;
     const product of = {transpose_a, transpose_b, m, n, k, lda, ldb, ldc, true, beta != 0, false, gemm_threads()};
     multiply(&of, a, b, NULL, c);
 }

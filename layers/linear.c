@@ -48,7 +48,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     }
 }
 
-// Of plain factors: on a Zen 4 neither packing x nor copying dyᵀ gained what it took (tests/bench/README.md).
+// Of plain factors: neither oneDNN's own layout of x nor a copy of dyᵀ gained what it took.
 void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
                   bool add, cf_stream *stream) {
     if (db) linear_bias_grad(db, dy, R, rows, stream);

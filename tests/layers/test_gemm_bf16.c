@@ -110,6 +110,8 @@ static void any_shape(void **state) {
     NEEDS_AVX512();
     check_all(1, 1, 1, 1);
     check_all(130, 67, 257, 1);
+    check_all(7, 64, 6, 1); // gemm_bf16_avx512.c: whole panels, more rows than one, more of the sum than a block
+    check_all(200, 128, 2050, 7);
     check_all(150, 140, 1 << 15, 1009);
     for (int i = 0; i < 20; i++) check_all(random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
 }
@@ -128,10 +130,28 @@ static void inside_a_parallel_region(void **state) {
     free(a), free(b), free(together);
 }
 
+static void the_same_bits_with_any_number_of_threads(void **state) {
+    (void)state;
+    NEEDS_AVX512();
+    enum { M = 250, N = 128, K = 1030 };
+    real *a = integers(K, M, M), *b = integers(K, N, N);
+    for (int i = 0; i < K * M; i++) a[i] = real_of(accum_of(a[i]) / 3.0); // no sum is exact
+    float sums[2][M * N];
+    const int threads = omp_get_max_threads();
+    for (int i = 0; i < 2; i++) {
+        omp_set_num_threads(i ? 3 : 1);
+        gemm_to_accum(true, false, M, N, K, a, M, b, N, 0, sums[i], N, NULL);
+    }
+    omp_set_num_threads(threads);
+    assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+    free(a), free(b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_shape),
         cmocka_unit_test(inside_a_parallel_region),
+        cmocka_unit_test(the_same_bits_with_any_number_of_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
