@@ -55,7 +55,7 @@ def kernels(ranks, threads):
 
 
 def wire(ranks, *launcher):
-    """Latency in µs and GB/s of one exchange, and [MB, share of that rate] of native all-gathers."""
+    """A link: latency and rate of one exchange, and share of that rate of native all-gathers."""
     text = run([*launcher, f"{BENCHES}/bench_collectives", "--rounds", 9], OMP_WAIT_POLICY="passive")
     if not text:  # rank 0 prints
         sys.exit(0)
@@ -63,18 +63,15 @@ def wire(ranks, *launcher):
     exchange, native = ([float(ms) / 1e3 for ms in re.findall(r"([\d.]+) \(", re.search(rf"^{name}.*$", text, re.M)[0])]
                         for name in ("the wire: MPI_Sendrecv", "MPI_Allgather"))
     rate = sizes[-1] / exchange[-1]
-    latency = max(1e-6, exchange[0] - sizes[0] / rate)
-    return latency * 1e6, rate / 1e9, [[size / 1e6, min(1, size / rate / s)] for size, s in zip(sizes, native)]
-
-
-def link(latency, rate, taken):
-    return {"gb_per_s": rate, "latency_us": latency + 10, "step_us": latency, "taken": taken}
+    latency = max(1e-6, exchange[0] - sizes[0] / rate) * 1e6
+    return {"gb_per_s": rate / 1e9, "latency_us": latency + 10, "step_us": latency,
+            "native_share": [[size / 1e6, min(1, size / rate / s)] for size, s in zip(sizes, native)]}
 
 
 def between_hosts():
-    """Latency and rate, where mpirun has started this script: the benchmark takes the place of its ranks. Else None."""
+    """The link, where mpirun has started this script: the benchmark takes the place of its ranks. Else None."""
     ranks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
-    found = wire(int(ranks))[:2] if ranks else None
+    found = wire(int(ranks)) if ranks else None
     for name in [name for name in os.environ if re.match("OMPI_|PMI|PRTE", name)]:
         del os.environ[name]  # what is measured within this host has an mpirun of its own
     return found
@@ -93,17 +90,17 @@ def measured(o):
     run(["make", "-s", "build/release/train_gpt", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
     cores, limit = allowed_cores()
     curves, memory, peak = kernels(o.ranks, o.threads)
-    latency, rate, share = wire(o.ranks, "scripts/mpirun.sh", "-np", o.ranks)
+    near = wire(o.ranks, "scripts/mpirun.sh", "-np", o.ranks)
     taken = min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))  # where transfers share cores with computation
     print(f"{o.out}: products at {curves['product_tflops'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
-          f"{rate:.1f} GB/s after {latency:.0f} µs; {cores} cores{limit}")
+          f"{near['gb_per_s']:.1f} GB/s after {near['step_us']:.0f} µs; {cores} cores{limit}")
     return {
         "name": os.uname().nodename[:40], "device": "cpu",
         "comment": f"{cores} cores{limit}, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
         "peak_tflops": peak, "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks,
-        "memory_gb_per_s": memory, **curves, "native_us": latency, "native_share": share,
-        "links": [{"name": "memory", "ranks": o.ranks, **link(latency, rate, taken)},
-                  {"name": "network", "ranks": 0, **link(*(network or (latency, rate)), taken)}]}
+        "memory_gb_per_s": memory, **curves, "native_us": near["step_us"],
+        "links": [{"name": "memory", "ranks": o.ranks, **near, "taken": taken},
+                  {"name": "network", "ranks": 0, **(network or near), "taken": taken}]}
 
 
 KERNEL = r"^ {8}(\S.*?) {2,}([\d.]+) +\d+% +(\d+) +[\d.]+(?: +(\d+\.\d+) +[\d.]+%)?(?: +(\d+) +[\d.]+%)?$"

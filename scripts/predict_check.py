@@ -144,15 +144,15 @@ def report(o):
         strategy, tp, dp = re.fullmatch(r"(\w+) (\d+)x(\d+)", name).groups()
         shape = dict(model="d12", vocab=8192, seq=1024, micro_batch=1, recompute=1, strategy=strategy, tp=tp, dp=dp)
         own = modes["nowire"]
-        link = dict(laptop["links"][-1], gb_per_s=middle(own, "link_bits_per_s") / 8e9, block_gb_per_s=0, taken=0)
-        share = min(1, middle(own, "line_ms") / middle(own, "native_ms"))  # the library's collectives, timed alone
+        link = dict(laptop["links"][-1], gb_per_s=middle(own, "link_bits_per_s") / 8e9, block_gb_per_s=0, taken=0,
+                    native_share=[[1, min(1, middle(own, "line_ms") / middle(own, "native_ms"))]])  # the library's, timed alone
         speed, off = 1, 1
         while abs(off) > 0.001:
             path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
             faster = {f"{kind}_tflops": [[x, y * speed] for x, y in laptop[f"{kind}_tflops"]]
                       for kind in ("product", "attention", "attention_backward")}
             faster.update({field: laptop[field] * speed for field in ("peak_tflops", "memory_gb_per_s")})
-            write_whole(path, json.dumps({**laptop, **faster, "links": [link], "native_share": [[1, share]]}))
+            write_whole(path, json.dumps({**laptop, **faster, "links": [link]}))
             off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
             speed *= 1 + off
         rows += [({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"), predict(str(path), **shape)[kind]["step"])

@@ -29,6 +29,7 @@ typedef struct cf_link {
     double latency_s;         // of an exchange, once both ends have posted it
     double step_s;            // of one step of a native collective's ring
     double taken;             // by transfers: share of the multiprocessors, or of the cores' time
+    cf_curve native;          // bytes that a rank sends in a native collective → share of the rate that this link reaches
     double far_loss;          // share that native collectives lose with each doubling of the blocks that they join, beyond four
     int copied;               // 1: copy engines move exchanges and take no multiprocessors
 } cf_link;
@@ -50,7 +51,6 @@ typedef struct cf_hardware {
     double word_s;    // host: reading and processing four bytes from the device
     double message_s; // each message of a unit but the first
     double native_s;  // a native collective, in addition to its steps
-    cf_curve native;  // bytes that a rank sends in a native collective → share of the link's rate
     int links;
     cf_link link[CF_LINKS];
 } cf_hardware;

@@ -169,7 +169,8 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
         if (here == together) continue;
         int size = level > 0 ? h->link[level - 1].ranks : 1;
         const double doublings = level > 0 ? log2(fmax(1, (double)here / together / 4)) : 0; // of the blocks, beyond four
-        const double moved = bytes / together / fmax(0.1, 1 - h->link[level].far_loss * doublings);
+        const double share = cf_curve_at(&h->link[level].native, bytes) * fmax(0.1, 1 - h->link[level].far_loss * doublings);
+        const double moved = bytes / together / share;
         mine[level] += moved;
         block[level] += moved * (size < record.world ? size : record.world);
         const bool tree = together == 1 && level > 0; // NCCL's PAT (arXiv 2506.20252), for one member a host
@@ -202,7 +203,6 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         return;
     }
     double latency_s = 0; // of messages on CPUs: a GPU's library starts them together
-    bytes /= cf_curve_at(&h->native, (g->size - 1) * bytes);
     for (int peer = 0; peer < g->size; peer++) u->sends_to |= player(g, peer);
     u->receives_from = u->sends_to;
     const bool ring = h->gpu ? r->kind != CF_REQUEST_ALLTOALL : r->kind == CF_REQUEST_ALLGATHER && r->blocking;
@@ -210,7 +210,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     for (int peer = 0; peer < g->size; peer++) {
         if (ring || peer == g->rank) continue;
         const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
-        add_bytes(g, peer - g->rank, h->links - 1, bytes, mine, block);
+        add_bytes(g, peer - g->rank, h->links - 1, bytes / cf_curve_at(&l->native, (g->size - 1) * bytes), mine, block);
         u->taken = fmax(u->taken, l->taken);
         if (!h->gpu) latency_s = fmax(latency_s, l->latency_s);
     }
@@ -289,8 +289,8 @@ static cf_costs set_threads(cf_transport *t, int threads) {
                       .network_latency_s = network->latency_s,
                       .network_bytes_per_s = fmin(network->bytes_per_s, all),
                       .shared_bytes_per_s = fmin(network->bytes_per_s, all / host),
-                      .share_1mb = cf_curve_at(&h->native, 1e6),
-                      .share_100mb = cf_curve_at(&h->native, 1e8)};
+                      .share_1mb = cf_curve_at(&network->native, 1e6),
+                      .share_100mb = cf_curve_at(&network->native, 1e8)};
 }
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {

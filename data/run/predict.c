@@ -55,9 +55,6 @@ static const field fields[] = {
     {"word_ns", NUMBER, 0, 1e6, 1e-9, 0, AT(word_s), {"2", "1.5"}},
     {"message_us", NUMBER, 0, 1e6, 1e-6, 0, AT(message_s), {"2", "1"}},
     {"native_us", NUMBER, 0, 1e6, 1e-6, 0, AT(native_s), {"20", "15"}},
-    {"native_share",
-     SHARE(native),
-     {"[[0.01, 0.2], [1, 0.8]]", "[[0.01, 0.1], [0.1, 0.25], [1, 0.5], [10, 0.8], [100, 0.95], [1000, 0.97]]"}},
 };
 #undef AT
 #define AT(member) offsetof(cf_link, member)
@@ -68,6 +65,9 @@ static const field link_fields[] = {
     {"latency_us", NUMBER, 0, 1e6, 1e-6, 0, AT(latency_s), {"100", "20"}},
     {"step_us", NUMBER, 0, 1e6, 1e-6, 0, AT(step_s), {"30", "5"}},
     {"taken", NUMBER, 0, 0.9, 1, 0, AT(taken), {"0.1", "0.1"}},
+    {"native_share",
+     SHARE(native),
+     {"[[0.01, 0.2], [1, 0.8]]", "[[0.01, 0.1], [0.1, 0.25], [1, 0.5], [10, 0.8], [100, 0.95], [1000, 0.97]]"}},
     {"far_loss", NUMBER, 0, 0.2, 1, 0, AT(far_loss), {"0", "0.055"}},
     {"copied", WHOLE, 0, 1, 1, 0, AT(copied), {"0", "0"}},
 };

@@ -70,7 +70,7 @@ def reduced_ms(machine, ranks, megabytes, part=1):
     """An all-reduce in a ring, which crosses the network at the rate of a host's `part` of it."""
     near, far = machine["links"]
     moved = 2 * (1 - 1 / ranks) * megabytes
-    share = numpy.interp(numpy.log(moved / 2 + 1e-9), *zip(*((math.log(x), y) for x, y in machine["native_share"])))
+    share = numpy.interp(numpy.log(moved / 2 + 1e-9), *zip(*((math.log(x), y) for x, y in near["native_share"])))  # far has the same
     share *= numpy.clip(1 - far["far_loss"] * numpy.log2(numpy.maximum(4, ranks / HOST) / 4), 0.1, 1)
     rate = numpy.where(ranks > HOST, numpy.minimum(near["gb_per_s"], part * far["block_gb_per_s"]), near["gb_per_s"])
     return numpy.where(ranks > 1, moved / rate / share + 2e-3 * machine["native_us"], 0)
