@@ -1,5 +1,5 @@
-// Causal multi-head attention for a RANGE of query rows against all keys before them, for Query-Split. In tiles with a running
-// softmax, so that no T × T matrix exists.
+// Causal multi-head attention for a RANGE of query rows against all keys before them, for Query-Split. No T × T matrix exists, but
+// where a GPU has no fused kernel (attention.cu): in fp32 the scores of some heads do.
 //
 // qkv (T, B, 3, H, D): for each row t·B + b the queries, keys and values of the H local heads.
 #pragma once

@@ -67,7 +67,8 @@ bool gemm_transposed(int64_t m, int64_t n, int64_t k, const real *a, int64_t lda
                      int64_t ldc) {
     static pair *packed; // (n / COLUMNS, DEPTH / 2, COLUMNS)
     static int64_t room;
-    if (n % COLUMNS != 0 || k % 2 != 0 || omp_in_parallel()) return false;
+    // In a parallel region, of one thread, too: attention has the same products with any number of threads.
+    if (n % COLUMNS != 0 || k % 2 != 0 || omp_get_level() > 0) return false;
     packed = cf_host_grow(packed, &room, n * PAIRS, sizeof *packed, "a packed factor");
     const int64_t part = smaller(PART, ceil_div(ceil_div(m, ROWS), gemm_threads()) * ROWS);
 #pragma omp parallel

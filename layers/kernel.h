@@ -106,6 +106,18 @@ static inline char *workspace_of(workspace list[STREAMS_MAX], cf_stream *stream,
     cf_die("call layers on fewer streams", "%s: more than %d streams", purpose, STREAMS_MAX);
 }
 
+// --- products by cuBLASLt (linear.cu) ---
+
+typedef struct gemm_matrix { // of several of one shape, `step` elements apart, which are read transposed or as they are
+    void *at;
+    int64_t row, step; // elements from one row to the next
+    bool transposed;
+} gemm_matrix;
+
+// Each c (m, n) = a (m, k) · b (k, n), `count` at once. All are of real; c, if it is wide, of accum.
+void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
+                    cf_stream *stream);
+
 // --- n independent elements ---
 
 enum { EACH_THREADS = 256, EACH_ITEMS = 4 }; // items of a thread

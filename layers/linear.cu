@@ -59,7 +59,7 @@ typedef struct product {
     int64_t c_type;                          // cudaDataType_t
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
-    int64_t blocks, step_a, step_c;          // products; elements from one's a and c to the next one's; all have the same b
+    int64_t blocks, step_a, step_b, step_c;  // products; elements from one's matrices to the next one's
 } product;
 
 typedef struct plan {
@@ -153,7 +153,7 @@ static void describe(plan *p, const epilogue *e) {
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
     const bool a = of->transpose_a, b = of->transpose_b; // as stored
     p->a = layout(REAL_TYPE, a ? of->m : of->k, a ? of->k : of->m, of->lda, of->step_a, of);
-    p->b = layout(REAL_TYPE, b ? of->k : of->n, b ? of->n : of->k, of->ldb, 0, of);
+    p->b = layout(REAL_TYPE, b ? of->k : of->n, b ? of->n : of->k, of->ldb, of->step_b, of);
     p->c = layout((cudaDataType_t)of->c_type, of->n, of->m, of->ldc, of->step_c, of);
 }
 
@@ -208,7 +208,7 @@ static void report_refusal(const product *of) {
     const bool batch = of->blocks > 1;
     if (!reported[batch] && cf_die_rank() == 0)
         fprintf(stderr, "note: %s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
-                batch ? "rows of several ranks by a product each, not by one for all"
+                batch ? "several products of one shape one by one, not at once"
                       : "bias or GELU by kernels of this program, not in the product's epilogue",
                 cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
     reported[batch] = true;
@@ -259,7 +259,7 @@ static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *
 // Milliseconds, and, unless sum is NULL, the checksums of what is written; negative: this algorithm cannot.
 static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t *sum) {
     const product *of = &p->of;
-    const int64_t elements = (of->blocks - 1) * of->step_c + of->m * of->n;
+    const int64_t elements = (of->blocks - 1) * of->step_c + (of->m - 1) * of->ldc + of->n;
     const bool writes_pre = of->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, sums = of->epilogue == CUBLASLT_EPILOGUE_BGRADB;
     float ms = 0;
     CF_CUDA(cudaEventRecord(blas.begin, cf_cuda_stream(x->stream)));
@@ -310,7 +310,7 @@ static bool multiply(product of, const real *a, const real *b, const void *add, 
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
     of.epilogue = e.kind;
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
-    of.aligned_b = alignment(b, 0, sizeof(real));
+    of.aligned_b = alignment(b, of.step_b, sizeof(real));
     of.aligned_c = smaller(alignment(c, of.step_c, size), alignment(add, 0, size));
     plan *p = plan_for(&of, &e);
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
@@ -346,6 +346,24 @@ static product dense(bool transpose_a, bool transpose_b, linear_rows r, int64_t 
 static __global__ void begin_sum(real *out, const real *bias, const real *add, int64_t count, int64_t OC) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < count) out[i] = (real)((bias ? (float)bias[i % OC] : 0) + (add ? (float)add[i] : 0));
+}
+
+void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
+                    cf_stream *stream) {
+    product of = {};
+    of.transpose_a = a.transposed, of.transpose_b = b.transposed;
+    of.m = m, of.n = n, of.k = k;
+    of.lda = a.row, of.ldb = b.row, of.ldc = c.row;
+    of.c_type = wide ? CUDA_R_32F : REAL_TYPE;
+    of.blocks = count;
+    if (count > 1) of.step_a = a.step, of.step_b = b.step, of.step_c = c.step;
+    if (multiply(of, (const real *)a.at, (const real *)b.at, NULL, c.at, PLAIN, stream)) return;
+    for (int64_t i = 0; i < count; i++) {
+        gemm_matrix one[] = {a, b, c};
+        for (int j = 0; j < 3; j++)
+            one[j].at = (char *)one[j].at + i * one[j].step * (int64_t)(j == 2 && wide ? sizeof(float) : sizeof(real));
+        multiply_batch(1, m, n, k, one[0], one[1], one[2], wide, stream);
+    }
 }
 
 int64_t linear_prepared_size(int64_t, int64_t) {

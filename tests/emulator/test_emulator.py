@@ -62,7 +62,7 @@ class Twins(unittest.TestCase):
                                          EMULATOR_ALGORITHMS=str(algorithms)))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(algorithms > 1, "by another algorithm" in result.stdout, result.stdout)
-        for note in "bias or GELU by kernels", "by a product each":
+        for note in "bias or GELU by kernels", "one by one, not at once":
             self.assertEqual(note in result.stderr, refuses > 0, result.stderr)
 
     def check(self, kind, *words, refuses=0, algorithms=1):
