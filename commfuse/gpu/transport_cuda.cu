@@ -284,7 +284,7 @@ static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *grou
 
 static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
     cuda_state *s = (cuda_state *)t->state;
-    char why[128] = "";
+    char why[192] = "";
     const neighbourhood n = meet_neighbours(t, group);
     const bool one_host = n.here->size == group->size, can = s->nccl && !n.one_gpu;
     cf_wire *near = s->ipc ? cf_wire_ipc(s->bootstrap, n.here, why) : NULL;

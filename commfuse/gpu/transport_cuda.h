@@ -53,6 +53,6 @@ enum { COLLECTIVE_BLOCKS = 16 }; // most of a collective's beside which products
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks);
 // For members of one host. Returns NULL on all of them, with the reason in `why`, unless every one can map the memory of every
 // other.
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[192]);
 // Of the wires of a group: near joins its members on this host, `here`, far all of them. It owns all three.
 cf_wire *cf_wire_levels(const cf_group *group, cf_group *here, cf_wire *near, cf_wire *far);

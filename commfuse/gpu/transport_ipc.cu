@@ -5,13 +5,14 @@
 //   copy message n across the link
 //   written = n                               wait until written >= n
 //
-// The counters of a pair are words of host memory that both processes share and both GPUs see; the waits and writes are operations
-// of the streams themselves. Counters wrap around: ">=" is meant cyclically. A barrier has its own counter.
+// The counters of a pair are words in the memory of the GPU that waits for them, so a wait reads no other memory, and a write takes
+// the way of the copy before it. Waits and writes are operations of the streams themselves. Counters wrap around: ">=" is meant
+// cyclically. A barrier has its own counter.
 //
 // Only the receiver knows where a message goes. When it posts, its host writes an allocation, which the sender's host maps when
-// it first sees it, and an offset into the shared memory. So the sender's host waits in meet() until its peer has come to the
-// same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes where
-// it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
+// it first sees it, and an offset into memory that the hosts share. So the sender's host waits in meet() until its peer has come to
+// the same request, and hosts run ahead of their GPUs together. No host waits for ever, even if launch queues are full: it writes
+// where it receives before it waits, all ranks post in one order, and for all earlier requests every rank has written it.
 //
 // A native collective is an exchange with every peer at the same time, and for a reduce-scatter a sum of what has arrived.
 //
@@ -55,12 +56,11 @@ typedef struct address {                     // where a message goes; the receiv
     int64_t offset, bytes;
 } address;
 
-typedef struct pair { // (sender, receiver); each word has a cache line
-    alignas(LINE) uint32_t ready;
-    alignas(LINE) uint32_t written;
+typedef struct words {              // that a peer's streams write and this rank's wait for; each has a cache line
+    alignas(LINE) uint32_t ready;   // the peer is, for so many messages from here
+    alignas(LINE) uint32_t written; // so many of the peer's messages are here
     alignas(LINE) uint32_t barrier;
-    address addresses[ADDRESSES]; // message n at n % ADDRESSES
-} pair;
+} words;
 
 typedef struct allocation { // this rank's, which peers may map, or a peer's, mapped
     const char *base;       // in its owner
@@ -76,7 +76,7 @@ typedef struct allocations {
 
 typedef struct connector { // one direction of one pair
     cf_stream *stream;
-    pair *words, *host; // the GPU's and the host's address of the same pair
+    address *addresses; // message n at n % ADDRESSES
     uint32_t messages;  // posted
     uint32_t met;       // messages whose address both hosts know
     allocations theirs; // the peer's, if it receives
@@ -86,11 +86,10 @@ typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t va
 
 typedef struct ipc_wire {
     cf_wire wire;
-    pair *shared; // [source · N + destination], mapped by all processes of the group
+    address *shared; // [source][destination][ADDRESSES], mapped by all processes of the group
     int64_t shared_bytes;
-    int file;    // member 0's: the shared memory, until all have mapped it
-    pair *words; // the GPU's address of `shared`; NULL: not registered
-    void *probe; // a little memory, to test whether peers can map it
+    int file;               // member 0's: the shared memory, until all have mapped it
+    words *of[MEMBERS_MAX]; // each rank's GPU has (N) words, by the rank that writes them; NULL: not mapped
     allocations mine;
     connector send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX];
@@ -105,7 +104,7 @@ typedef struct ipc_wire {
     double link;        // GB/s of the link that is imitated; 0: none
     uint32_t barriers;
     stream_word *wait_value, *write_value;
-    unsigned flush; // flag of a wait that makes peers' writes to this GPU visible after it; 0: not needed
+    unsigned flush; // of a wait: this GPU may reorder a copy and the word that came after it; 0: it never does
 } ipc_wire;
 
 // --- where messages go ---
@@ -148,7 +147,7 @@ static int64_t bytes_sent(const cf_request *r) {
 // False: the peer has not yet read an earlier one.
 static bool offer_place(ipc_wire *w, const cf_request *r) {
     connector *l = &w->recv[r->recv_from];
-    address *p = &l->host->addresses[l->met % ADDRESSES];
+    address *p = &l->addresses[l->met % ADDRESSES];
     if (__atomic_load_n(&p->number, __ATOMIC_ACQUIRE) != 0) return false;
     const allocation *a = holder(w, r);
     p->handle = a->handle, p->base = a->base;
@@ -160,7 +159,7 @@ static bool offer_place(ipc_wire *w, const cf_request *r) {
 // False: the peer has not yet written it.
 static bool find_place(ipc_wire *w, cf_request *r) {
     connector *l = &w->send[r->send_to];
-    address *p = &l->host->addresses[l->met % ADDRESSES];
+    address *p = &l->addresses[l->met % ADDRESSES];
     if (!cf_word_is(&p->number, 2 * l->met + 1)) return false;
     if (p->bytes != bytes_sent(r))
         cf_die(NULL, "%s: rank %d sends %lld bytes, rank %d receives %lld", r->label, r->group->world[r->group->rank],
@@ -171,6 +170,7 @@ static bool find_place(ipc_wire *w, cf_request *r) {
     return true;
 }
 
+// A stage that is too small remains: a peer may have it mapped. It grows in the first step that has a larger sum.
 static char *half_of_stage(ipc_wire *w, int64_t bytes) {
     if (bytes > w->stage_bytes) w->stage = (char *)cf_alloc(2 * (w->stage_bytes = bytes), "communication staging");
     return w->stage + w->turn * w->stage_bytes;
@@ -227,24 +227,25 @@ static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t va
 
 // A send never waits for a event that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
 static void exchange(ipc_wire *w, cf_request *r, cf_event ready, cf_event *begin) {
+    const int me = r->group->rank;
     connector *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     connector *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
-    if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
+    if (bytes_received(r) > 0) write_word(w, in->stream, &w->of[r->recv_from][me].ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
     if (!r->after[0] && !begin->number) *begin = cf_event_record((in ? in : out)->stream); // the peer may send sooner
     r->begin = r->after[0] ? r->after[0]->arrival : *begin;
     if (bytes_sent(r) > 0) {
-        await_word(w, out->stream, &out->words->ready, ++out->messages);
+        await_word(w, out->stream, &w->of[me][r->send_to].ready, ++out->messages);
         for (int i = 0; i < 2; i++)
             if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
         if (w->link > 0)
             cf_paced_copy(r->to, r->send, bytes_sent(r), w->link, out->stream);
         else
             CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
-        write_word(w, out->stream, &out->words->written, out->messages);
+        write_word(w, out->stream, &w->of[r->send_to][me].written, out->messages);
     }
-    if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
+    if (bytes_received(r) > 0) await_word(w, in->stream, &w->of[me][r->recv_from].written, in->messages);
     cf_stream_after(w->wire.stream, out ? cf_event_record_untimed(out->stream) : ready);
     if (!in) return;
     r->here = cf_event_record_untimed(in->stream);
@@ -266,13 +267,14 @@ static void complete(ipc_wire *w, const cf_request *r) {
 }
 
 static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
-    uint32_t n = ++w->barriers;
+    const uint32_t n = ++w->barriers;
+    const int me = r->group->rank;
     cf_stream_after(w->wire.stream, ready);
     r->begin = cf_event_record(w->wire.stream);
     for (int i = 0; i < r->group->size; i++)
-        if (i != r->group->rank) write_word(w, w->wire.stream, &w->send[i].words->barrier, n);
+        if (i != me) write_word(w, w->wire.stream, &w->of[i][me].barrier, n);
     for (int i = 0; i < r->group->size; i++)
-        if (i != r->group->rank) await_word(w, w->wire.stream, &w->recv[i].words->barrier, n);
+        if (i != me) await_word(w, w->wire.stream, &w->of[me][i].barrier, n);
     r->arrival = r->here = r->end = cf_event_record(w->wire.stream);
 }
 
@@ -297,37 +299,37 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
 // --- start and end ---
 
 typedef struct offer { // what a rank sends to the others of its group
-    cudaIpcMemHandle_t probe;
+    cudaIpcMemHandle_t words;
     int process, file; // member 0's: where the others find the shared memory
     uint64_t nonce;    // and what identifies it
-    char why[80];      // this rank cannot use ipc; "": it can
+    char why[160];     // this rank cannot use ipc; "": it can
 } offer;
 
-static pair *map_words(int file, int64_t bytes) {
+static address *map_addresses(int file, int64_t bytes) {
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    return memory == MAP_FAILED ? NULL : (pair *)memory;
+    return memory == MAP_FAILED ? NULL : (address *)memory;
 }
 
 // A file in memory, which others open through /proc: it has no name, so a killed start leaves nothing behind.
-static void make_words(ipc_wire *w, offer *mine) {
+static void make_addresses(ipc_wire *w, offer *mine) {
     char name[NAME_LENGTH];
     mine->process = getpid();
     bool drawn = getrandom(&mine->nonce, sizeof mine->nonce, 0) == sizeof mine->nonce;
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
     w->file = mine->file = drawn ? memfd_create(name, MFD_CLOEXEC) : -1;
     if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes; fails where memory is short
-        w->shared = map_words(w->file, w->shared_bytes);
+        w->shared = map_addresses(w->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }
 
-static void open_words(ipc_wire *w, const offer *first, offer *mine) {
+static void open_addresses(ipc_wire *w, const offer *first, offer *mine) {
     char path[NAME_LENGTH], found[NAME_LENGTH] = "", expected[NAME_LENGTH];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", first->process, first->file);
     snprintf(expected, sizeof expected, "/memfd:commfuse-%016llx (deleted)", (unsigned long long)first->nonce);
     bool same = readlink(path, found, sizeof found - 1) > 0 && strcmp(found, expected) == 0;
     int file = same ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file >= 0) {
-        w->shared = map_words(file, w->shared_bytes);
+        w->shared = map_addresses(file, w->shared_bytes);
         close(file);
     }
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or see each other's /proc)");
@@ -351,7 +353,7 @@ static bool enough_connections(int streams) {
 static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     int device = 0, can_flush = 0;
     memset(mine, 0, sizeof *mine);
-    w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(pair);
+    w->shared_bytes = (int64_t)group->size * group->size * ADDRESSES * (int64_t)sizeof(address);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
     CF_CUDA(cudaGetDevice(&device));
@@ -367,43 +369,51 @@ static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     else if (!w->wait_value || !w->write_value)
         snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
     if (*mine->why) return;
-    w->probe = cf_alloc(1, "communication staging");
-    cudaError_t code = cudaIpcGetMemHandle(&mine->probe, w->probe);
+    int64_t bytes = group->size * (int64_t)sizeof(words);
+    w->of[group->rank] = (words *)cf_alloc(bytes, "communication staging");
+    cf_memory_lend(w->of[group->rank], &bytes);
+    cudaError_t code = cudaIpcGetMemHandle(&mine->words, w->of[group->rank]);
     if (code != cudaSuccess) {
         snprintf(mine->why, sizeof mine->why, "no handle of GPU memory: %s", cudaGetErrorName(code));
         cudaGetLastError();
     }
-    if (group->rank == 0 && !*mine->why) make_words(w, mine);
+    if (group->rank == 0 && !*mine->why) make_addresses(w, mine);
 }
 
+// Maps the words of all members. A first write to each, of the 0 that is there, shows whether streams can.
 static void accept_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
-    if (group->rank != 0) open_words(w, &all[group->world[0]], mine);
+    cudaError_t code = cudaSuccess;
+    CUresult written = CUDA_SUCCESS;
+    if (group->rank != 0) open_addresses(w, &all[group->world[0]], mine);
     if (*mine->why) return;
-    void *on_device = NULL;
-    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (code == cudaSuccess) {
-        code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
-        if (code != cudaSuccess) cudaHostUnregister(w->shared);
-    }
-    w->words = code == cudaSuccess ? (pair *)on_device : NULL;
-    for (int i = 0; i < group->size && code == cudaSuccess; i++) {
+    cf_stream *stream = cf_stream_create();
+    for (int i = 0; i < group->size && written == CUDA_SUCCESS; i++) {
         if (i == group->rank) continue;
         void *mapped = NULL;
-        code = cudaIpcOpenMemHandle(&mapped, all[group->world[i]].probe, cudaIpcMemLazyEnablePeerAccess);
-        if (code == cudaSuccess) CF_CUDA(cudaIpcCloseMemHandle(mapped));
+        code = cudaIpcOpenMemHandle(&mapped, all[group->world[i]].words, cudaIpcMemLazyEnablePeerAccess);
+        if (code != cudaSuccess) break;
+        w->of[i] = (words *)mapped;
+        written = w->write_value((CUstream)cf_cuda_stream(stream), (CUdeviceptr)(uintptr_t)&w->of[i][group->rank].barrier, 0,
+                                 CU_STREAM_WRITE_VALUE_DEFAULT);
     }
-    if (code == cudaSuccess) return;
-    snprintf(mine->why, sizeof mine->why, "GPU memory cannot be mapped: %s", cudaGetErrorName(code));
+    cf_stream_sync(stream);
+    cf_stream_free(stream);
+    if (code != cudaSuccess)
+        snprintf(mine->why, sizeof mine->why,
+                 "GPU memory cannot be mapped: %s; let each rank see all GPUs of the host, e.g. without --gpus-per-task",
+                 cudaGetErrorName(code));
+    else if (written != CUDA_SUCCESS)
+        snprintf(mine->why, sizeof mine->why, "streams cannot write words of another GPU: driver error %d", (int)written);
     cudaGetLastError();
 }
 
 // Writes the first reason of a member that cannot use ipc; false: all can.
-static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all, char why[128]) {
+static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all, char why[192]) {
     bootstrap->allgather(bootstrap, mine, all, sizeof *mine);
     for (int i = 0; i < group->size && !*why; i++) {
         offer *theirs = &all[group->world[i]];
         theirs->why[sizeof theirs->why - 1] = 0;
-        if (*theirs->why) snprintf(why, 128, "rank %d: %s", group->world[i], theirs->why);
+        if (*theirs->why) snprintf(why, 192, "rank %d: %s", group->world[i], theirs->why);
     }
     return *why != 0;
 }
@@ -413,9 +423,9 @@ static void close_wire(cf_wire *wire) {
     for (int i = 0; i < MEMBERS_MAX; i++) {
         for (int64_t k = 0; k < w->send[i].theirs.count; k++) CF_CUDA(cudaIpcCloseMemHandle(w->send[i].theirs.list[k].mapped));
         free(w->send[i].theirs.list);
+        if (w->of[i] && i != wire->group->rank) CF_CUDA(cudaIpcCloseMemHandle(w->of[i]));
     }
     for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
-    if (w->words) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
     cf_free(w->stage);
     free(w->mine.list);
@@ -433,14 +443,13 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         if (i == group->rank) continue;
         w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
         w->recv[i].stream = share && w->streams > 1 ? w->stream[1] : new_stream(w);
-        int64_t out = group->rank * group->size + i, in = i * group->size + group->rank;
-        w->send[i].words = &w->words[out], w->send[i].host = &w->shared[out];
-        w->recv[i].words = &w->words[in], w->recv[i].host = &w->shared[in];
+        w->send[i].addresses = w->shared + (group->rank * group->size + i) * ADDRESSES;
+        w->recv[i].addresses = w->shared + (i * group->size + group->rank) * ADDRESSES;
     }
     w->wire.stream = new_stream(w);
 }
 
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[192]) {
     ipc_wire *w = (ipc_wire *)cf_host_alloc(1, sizeof *w, "a group");
     offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
     const char *link = cf_getenv("COMMFUSE_LINK_GBPS");
@@ -453,15 +462,14 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[12
     if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
     if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it
-    cf_free(w->probe);
     free(all);
+    w->wire.name = "ipc";
+    w->wire.group = group;
     if (refused) {
         close_wire(&w->wire);
         return NULL;
     }
     make_lanes(w, group);
-    w->wire.name = "ipc";
-    w->wire.group = group;
     w->wire.meet = meet;
     w->wire.post = post;
     w->wire.close = close_wire;

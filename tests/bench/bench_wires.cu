@@ -1,7 +1,7 @@
 // What the transports between GPUs rely on and no emulator can tell, on one GPU, within half a minute. A line for each
 // figure says what is good; each section decides something in commfuse/gpu/transport_cuda.cu or transport_ipc.cu:
 //
-//   the device      whether CUDA IPC and words of host memory can be used at all
+//   the device      whether CUDA IPC can be used at all
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way, each way once a
 //                   message. (Two take turns on one GPU: two GPUs do better, not worse.)
 //   copies          how fast; across the link one should end while a kernel holds every multiprocessor. Within the GPU
@@ -19,7 +19,6 @@
 #include "commfuse/gpu/cuda.h"
 #include <cuda.h>
 #include <errno.h>
-#include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -28,7 +27,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/statfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -58,7 +56,7 @@ typedef struct word { // on a cache line of its own
 } word;
 
 typedef struct word_set { // in host memory that the device sees
-    word gate, count, ping, pong, scratch;
+    word gate, count, scratch;
 } word_set;
 
 typedef struct board { // memory that both processes of the pair share
@@ -77,7 +75,7 @@ typedef struct bench { // what a section measures with
     uint32_t gates, chunks, turns, meetings; // so far
     cf_stream *stream;                       // of the priority that transfers have
     cudaEvent_t event;
-    char *from, *to; // BYTES_MAX
+    char *from, *to; // BYTES_MAX, and after it a word, which the other process writes
 } bench;
 
 typedef void work(bench *b, cf_stream *stream, int64_t bytes);
@@ -208,7 +206,7 @@ static void open_bench(bench *b, int rank, int processes) {
     b->stream = cf_cuda_stream_urgent();
     CF_CUDA(cudaEventCreate(&b->event));
     b->from = (char *)cf_alloc(BYTES_MAX, "benchmark");
-    b->to = (char *)cf_alloc(BYTES_MAX, "benchmark");
+    b->to = (char *)cf_alloc(BYTES_MAX + LINE, "benchmark");
     first_times(b);
 }
 
@@ -221,26 +219,14 @@ static void device_facts(void) {
            driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     figure(cf_cuda_multiprocessors(), 0, "", "", "multiprocessors");
     figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once", "copy engines");
-    figure(attribute(cudaDevAttrCanUseHostPointerForRegisteredMem), 0, "", "1: counters have one address",
-           "registered memory is where the host has it");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
            "waits can flush remote writes");
     figure(attribute(cudaDevAttrComputeMode), 0, "", "0: two processes may use this GPU", "compute mode");
 }
 
-static void shared_memory_facts(void) {
-    struct statfs shm;
-    memset(&shm, 0, sizeof shm);
-    bool found = statfs("/dev/shm", &shm) == 0;
-    double free_bytes = (double)shm.f_bavail * (double)shm.f_bsize;
-    figure(found && shm.f_type == TMPFS_MAGIC, 0, "", "1: registered pages stay", "/dev/shm is a tmpfs");
-    figure(free_bytes / (double)MIB, 0, "MiB", "1 or more", "/dev/shm has free");
-}
-
 static void measure_device(bench *b) {
     (void)b;
     device_facts();
-    shared_memory_facts();
 }
 
 // --- two processes ---
@@ -261,11 +247,11 @@ static char *map_peer(bench *b) {
 
 static void serve(bench *b, char *peer, int64_t bytes, uint32_t turn) {
     cf_copy(peer, b->from, bytes, b->stream);
-    write_word(b, b->stream, b->rank == 0 ? &b->words->ping : &b->words->pong, turn);
+    write_word(b, b->stream, (word *)(peer + BYTES_MAX), turn);
 }
 
 static void await(bench *b, uint32_t turn) {
-    wait_word(b, b->stream, b->rank == 0 ? &b->words->pong : &b->words->ping, turn);
+    wait_word(b, b->stream, (word *)(b->to + BYTES_MAX), turn);
 }
 
 static void play(bench *b, char *peer, int64_t bytes, int turns) {

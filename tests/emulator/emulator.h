@@ -107,10 +107,11 @@ inline Note note(NoteKind kind, uint64_t id = 0, uint32_t value = 0, HostCall ca
     n.kind = kind, n.call = call, n.id = id, n.value = value;
     return n;
 }
-enum { SMALL_BYTES = 4096 }; // copies up to this size move data even with the clock: the host reads them
+enum { SMALL_BYTES = 16384 }; // up to this size data moves even with the clock: the host reads it, or words begin with 0
 
 // memory.cc: the kind of memory at an address. Aborts if its allocation ends before address + bytes.
 cudaMemoryType memory_type(const void *address, size_t bytes, const char *what);
+bool is_a_peers(const void *address);
 void need_device(const void *address, size_t bytes,
                  const char *what); // aborts unless all of it is device memory
 

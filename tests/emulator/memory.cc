@@ -8,7 +8,8 @@
 // Another process maps the same pages through /proc/PID/fd: that is cudaIpcOpenMemHandle.
 //
 // Copies from pageable host memory have read it when the call returns, copies to it return when they are complete; with pinned
-// memory both happen later, in the stream. EMULATOR_MEMORY=n: MiB of device memory (8192; with the clock 81920, because nothing is
+// memory both happen later, in the stream. EMULATOR_PEERS=0: memory of other devices cannot be mapped; 1: streams cannot write words
+// there (2). EMULATOR_MEMORY=n: MiB of device memory (8192; with the clock 81920, because nothing is
 // written there).
 #include "emulator.h"
 #include "include/cuda.h"
@@ -111,7 +112,7 @@ cudaMemoryType memory_type(const void *address, size_t bytes, const char *what) 
     return a.kind == DEVICE || a.kind == PEER ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
 }
 
-static bool is_a_peers(const void *address) {
+bool is_a_peers(const void *address) {
     std::lock_guard<std::mutex> hold(state.lock);
     auto it = find(address);
     return it != state.allocations.end() && it->second.kind == PEER;
@@ -219,6 +220,7 @@ cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsig
     Handle h;
     memcpy(&h, &handle, sizeof h);
     if (h.magic != MAGIC || flags != cudaIpcMemLazyEnablePeerAccess) return remember(cudaErrorInvalidValue);
+    if (setting("EMULATOR_PEERS", 2) == 0) return remember(cudaErrorInvalidDevice);
     if (h.pid == getpid()) return remember(cudaErrorDeviceUninitialized); // a process cannot open its own memory
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.file);

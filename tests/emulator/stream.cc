@@ -310,6 +310,7 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     if (address & 3) return CUDA_ERROR_INVALID_VALUE;
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWaitValue32");
+    if (is_a_peers(word)) fail("cuStreamWaitValue32: a stream polls the memory of another device");
     bool equal = flags & CU_STREAM_WAIT_VALUE_EQ;
     auto reached = [=](uint32_t now) { return equal ? now == value : (int32_t)(now - value) >= 0; };
     Note wait = note(AWAIT, clock_runs() ? word_name(word) : 0, value);
@@ -324,6 +325,7 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     if (address & 3) return CUDA_ERROR_INVALID_VALUE;
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWriteValue32");
+    if (is_a_peers(word) && setting("EMULATOR_PEERS", 2) < 2) return CUDA_ERROR_NOT_SUPPORTED;
     enqueue(stream, "cuStreamWriteValue32", note(WRITE, clock_runs() ? word_name(word) : 0, value), [=] {
         __atomic_store_n(word, value, __ATOMIC_RELEASE);
         syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);

@@ -148,6 +148,18 @@ class Emulated(meshes.Training):
 
 
 class Trouble(harness.Case):
+    def test_a_gpu_whose_memory_or_words_others_cannot_reach(self):
+        """ipc says why and what to do; auto takes NCCL, and says the same."""
+        for reach, why in ("0", "let each rank see all GPUs of the host"), ("1", "streams cannot write words of another GPU"):
+            for transport in "ipc", "auto":
+                with self.subTest(why=why, transport=transport):
+                    result = harness.run(self.arguments(tp=2, transport=transport), 2, env={"EMULATOR_PEERS": reach})
+                    if transport == "ipc":
+                        self.assertFails(result, why, "transport auto or nccl")
+                        continue
+                    self.assertEqual(result.status, 0, str(result))
+                    self.assertRegex(result.err, f"transport tp group by nccl; not by ipc: rank [01]: .*{why}")
+
     def test_without_a_device(self):
         result = harness.run(self.arguments(), env={"EMULATOR_DEVICES": "0"})
         self.assertFails(result, "no CUDA device", "./train_gpt")
