@@ -132,6 +132,19 @@ void cf_limits_unbind(void) {
     if (limits.unbind) sched_setaffinity(0, sizeof limits.own, &limits.own);
 }
 
+void cf_limits_near(const char *list, int least) {
+    cpu_set_t own, near;
+    CPU_ZERO(&near);
+    if (sched_getaffinity(0, sizeof own, &own) != 0) return;
+    for (int first, last, read; sscanf(list, "%d%n", &first, &read) == 1; list += *list == ',') {
+        list += read, last = first;
+        if (sscanf(list, "-%d%n", &last, &read) == 1) list += read;
+        for (int i = first; i <= last && i < CPU_SETSIZE; i++)
+            if (i >= 0 && CPU_ISSET((size_t)i, &own)) CPU_SET((size_t)i, &near);
+    }
+    if (CPU_COUNT(&near) >= least) sched_setaffinity(0, sizeof near, &near);
+}
+
 int cf_limits_threads(int share) {
 #ifdef _OPENMP
     if (share == 0) return omp_get_max_threads();

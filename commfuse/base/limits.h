@@ -25,6 +25,9 @@ void cf_limits_cores(cpu_set_t *cores);
 // processes have cores of this one, so that cf_limits_unbind() frees a thread of OpenMP from the place that theirs has, too.
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared);
 void cf_limits_unbind(void);
+// This thread, and those that it starts from here on, stay on those of their cores that are in the list ("0-15,32", as /sys has
+// it), unless these are fewer than `least`.
+void cf_limits_near(const char *list, int least);
 // Compute threads of a process whose part of the cores is `share`: as many, or fewer by OMP_NUM_THREADS or OMP_THREAD_LIMIT. 0: as
 // many as OpenMP starts.
 int cf_limits_threads(int share);

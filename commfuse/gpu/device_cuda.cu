@@ -11,6 +11,7 @@
 //
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once.
 #include "transport_cuda.h"
+#include "../base/limits.h"
 #include <cuda_bf16.h>
 #include <sched.h>
 #include <stdio.h>
@@ -32,7 +33,8 @@ enum {
     REST_US = 20,
     LOOK_MS = 5, // between two calls of cf_cuda_watch()'s function
     BASE_TRIES = 3,
-    PACED_THREADS = 512
+    PACED_THREADS = 512,
+    NEAR_CORES = 8 // for the ranks of all GPUs that are near
 };
 static const double BASE_AGE_MS = 1000;
 
@@ -115,6 +117,16 @@ static void find_devices(void) {
                     code == cudaSuccess ? "0 devices" : cudaGetErrorString(code));
 }
 
+// Calls of CUDA, and words that hosts of other ranks write, take longer from another processor.
+static void stay_near_device(void) {
+    const cudaDeviceProp *p = &device.properties;
+    char path[96], cores[1024];
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/local_cpulist", p->pciDomainID, p->pciBusID, p->pciDeviceID);
+    FILE *file = fopen(path, "r");
+    if (file && fgets(cores, sizeof cores, file)) cf_limits_near(cores, NEAR_CORES);
+    if (file) fclose(file);
+}
+
 void cf_device_open(int local_rank) {
     size_t total = 0;
     find_devices();
@@ -123,7 +135,8 @@ void cf_device_open(int local_rank) {
     if (device.properties.major < MAJOR_MIN)
         cf_die("use ./train_gpt, the CPU program, or a newer GPU", "%s has compute capability %d.%d; this program needs %d.0",
                device.properties.name, device.properties.major, device.properties.minor, MAJOR_MIN);
-    CF_CUDA(cudaFree(NULL)); // initialises it
+    stay_near_device();
+    CF_CUDA(cudaFree(NULL)); // initialises it, and starts threads
     CF_CUDA(cudaMemGetInfo(&device.free, &total));
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
