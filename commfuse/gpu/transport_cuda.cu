@@ -22,11 +22,12 @@
 #include <unistd.h>
 
 enum {
-    RUN_AHEAD = 96,
-    LAUNCHES = 8,                        // of the fullest queue for one request, about, including the events around it
+    RUN_AHEAD = 128,                     // two layers forward and back on eight ranks: 2 x 8 operations of 7 exchanges, and more
+    LAUNCHES = 6,                        // of the fullest queue for an exchange, with the events around it: 5 by the emulator
     LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to hold a thousand
     // Of a pair, for NCCL's exchanges: 16 reach an NVLink's rate; each takes a multiprocessor from products beside it, and memory
-    // in NCCL. Transfers between replicas have a whole pass to hide in.
+    // in NCCL. Transfers between replicas have a whole pass to hide in. Units of all peers could do with four, but by a second
+    // communicator, as NCCL has one number for all: by the imagined clock 0 to 1.3 % of a step.
     CHANNELS = 16,
     CHANNELS_LOW_PRIORITY = 4,
     BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of one whose exchanges have low_priority
@@ -212,7 +213,8 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
     const bool unit = r->kind != CF_REQUEST_EXCHANGE && r->kind != CF_REQUEST_BARRIER; // of all peers
-    const int64_t launches = LAUNCHES * (!wire->meet ? 1 : unit ? r->group->size - 1 : count);
+    const bool several = unit || count > 1; // over NCCL one call, with what an operation has around it: 11
+    const int64_t launches = LAUNCHES * (!wire->meet ? 1 + several : unit ? r->group->size - 1 : count);
     keep_pace(s, launches);
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);

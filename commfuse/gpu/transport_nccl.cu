@@ -10,7 +10,8 @@
 // kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
 // rest. So exchanges have a communicator of their own with few blocks, and products beside them leave room for these
 // (cf_cuda_left), and for native collectives that share it. The baseline's keep the blocks that NCCL chooses. Each group has its
-// own communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start.
+// own communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start. The
+// field CTAPolicy of ncclConfig_t stays unset: it changes collectives on registered memory, not sends and receives.
 //
 // Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
 // deadlines guard these. In the steps nothing waits inside NCCL, because all pairs are connected by then.

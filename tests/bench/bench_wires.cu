@@ -485,13 +485,13 @@ static int fit_behind_wait(bench *b, work *run) {
 }
 
 static void measure_run_ahead(bench *b) {
-    static const char *const good = "768 or more: eight for each of RUN_AHEAD = 96 requests";
+    static const char *const good = "768 or more: six for each of RUN_AHEAD = 128 requests";
     printf("  (%d: as good as no limit)\n", FLOOD_MAX);
     figure(fit_behind_wait(b, kernel), 0, "", good, "kernels that fit behind a wait");
     figure(fit_behind_wait(b, record), 0, "", good, "records of an event");
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
     figure(fit_behind_wait(b, copy), 0, "", good, "copies");
-    figure(fit_behind_wait(b, chunk), 0, "", "96 or more: one for each request", "chunks (wait, copy, write)");
+    figure(fit_behind_wait(b, chunk), 0, "", "128 or more: one for each request", "chunks (wait, copy, write)");
 }
 
 // --- chunks ---
