@@ -152,6 +152,13 @@ static void add_choice(operation *o, cf_choice c, double predicted_ms) {
     o->predicted_ms[o->contest.candidates++] = predicted_ms;
 }
 
+// Native collectives that costs do not choose may still be tried.
+static cf_work work_of(const cf_fuse *fuse) {
+    cf_work work = cf_fuse_work(fuse);
+    work.native |= cf_fuse_get_config(fuse)->group->tries;
+    return work;
+}
+
 // Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
 // make trials too expensive; the simplest rounds and the baselines are always tried.
 void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
@@ -164,7 +171,7 @@ void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
     operation *o = &t->operation[t->operations++];
     snprintf(o->name, sizeof o->name, "%s", name);
     o->fuse = fuse, o->contest.repeats = CHOICE_REPEATS;
-    const cf_work work = cf_fuse_work(fuse);
+    const cf_work work = work_of(fuse);
     const cf_costs *costs = &t->context->transport->costs;
     cf_choice list[CF_CHOICES];
     double ms[CF_CHOICES], best = INFINITY;
@@ -200,7 +207,7 @@ bool cf_tuner_choice(const cf_tuner *t, int i, int k, cf_choice *choice, double 
 
 bool cf_tuner_can(const cf_tuner *t, const char *name, cf_choice c) {
     const operation *o = find(t, name);
-    return o && c.algorithm && !c.algorithm->bound && (!c.algorithm->native || cf_fuse_work(o->fuse).native);
+    return o && c.algorithm && !c.algorithm->bound && (!c.algorithm->native || work_of(o->fuse).native);
 }
 
 void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {

@@ -310,7 +310,7 @@ static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
     if (s->bootstrap->rank == 0)
         fprintf(stderr, "transport %s group by %s%s%s\n", group->name, wires[EXCHANGE]->name, *why ? "; not by ipc: " : "", why);
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && t->collectives, 0);
-    group->collectives = wires[EXCHANGE]->nccl;
+    group->collectives = wires[EXCHANGE]->nccl, group->tries = true; // costs are those of NCCL's
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {

@@ -250,6 +250,26 @@ static void whole_plans_differ(void) {
     CHECK(direct || mesh.tp == 1, "none of %d plans is direct for all", plans);
 }
 
+// Where costs do not know them, trials measure native collectives, and nothing else chooses one.
+static void native_collectives_may_be_tried_only(void) {
+    cf_group *group = &mesh.tp_group;
+    const cf_choice none = {cf_algorithm_find("none"), 1};
+    group->collectives = false;
+    for (int tries = 0; tries < 2 && group->size > 1; tries++) {
+        group->tries = tries;
+        bench b = make_bench();
+        bool first = false, any = false;
+        double ms;
+        cf_choice c;
+        for (int k = 0; cf_tuner_choice(b.tuner, 0, k, &c, &ms); k++)
+            first |= k == 0 && c.algorithm->native, any |= c.algorithm->native;
+        CHECK(!first && any == tries, "native collectives: the first choice %d, any %d", first, any);
+        CHECK(cf_tuner_can(b.tuner, cf_tuner_operation(b.tuner, 0).name, none) == tries, "a plan's choice: not %d", tries);
+        free_bench(&b);
+    }
+    group->collectives = true, group->tries = false;
+}
+
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     *transport->timeout_s = PATIENCE_S;
@@ -258,9 +278,10 @@ int main(int argc, char **argv) {
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     static const ranks_case cases[] = {
-        RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise), RANKS_CASE(a_known_plan_is_taken),
-        RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(extended_timing_counts),  RANKS_CASE(what_does_not_fit_is_left_out),
-        RANKS_CASE(whole_plans_differ),
+        RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise),
+        RANKS_CASE(a_known_plan_is_taken),    RANKS_CASE(a_known_plan_is_compared),
+        RANKS_CASE(extended_timing_counts),   RANKS_CASE(what_does_not_fit_is_left_out),
+        RANKS_CASE(whole_plans_differ),       RANKS_CASE(native_collectives_may_be_tried_only),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);

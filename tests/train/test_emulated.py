@@ -103,9 +103,11 @@ class Emulated(meshes.Training):
                 with self.subTest(strategy=strategy, mesh=mesh, overlap=overlap):
                     self.bits(*mesh, strategy=strategy, transport="ipc", overlap=overlap)
 
-    def test_native_collectives_among_exchanges_by_nccl(self):
-        """Trials take both in one step, by one communicator of a group."""
-        self.bits(2, 2, transport="nccl", overlap="auto", plan="new")
+    def test_native_collectives_among_exchanges(self):
+        """Trials take both in one step: over NCCL by one communicator of a group, over ipc made of exchanges."""
+        for transport in "nccl", "ipc":
+            with self.subTest(transport=transport):
+                self.bits(2, 2, transport=transport, overlap="auto", plan="new")
 
     def test_fewer_queues_than_pairs(self):
         # 4 ranks: two groups with 7 streams each and 3 others; with 9 queues both share a stream for each direction.
