@@ -18,7 +18,7 @@ enum { FOUND, PREDICTED, NONE, SLICE, COMMFUSE, DIRECT = COMMFUSE + 3, PLANS = C
 static const char *const plan_names[PLANS] = {"found",    "predicted",  "none",       "slice",
                                               "commfuse", "commfuse:2", "commfuse:4", "direct"};
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
-_Static_assert(WARM_STEPS + CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
+_Static_assert(2 * CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
                    CF_TRIAL_STEPS,
                "trials are bounded");
 
@@ -48,7 +48,7 @@ struct cf_tuner {
     operation operation[OPERATIONS_MAX];
     int operations;
     enum { DONE, WARM, SEARCH, COMPARE } phase;
-    int warm_steps;
+    int warm_steps; // left
     bool in_step;
     cf_event begin; // of the step
     contest plans;
@@ -278,6 +278,7 @@ bool cf_tuner_take(cf_tuner *t, int plan) {
 
 void cf_tuner_start(cf_tuner *t, bool search) {
     bool set = false;
+    t->warm_steps = WARM_STEPS;
     search &= t->operations > 0;
     cf_transport *transport = t->context->transport;
     int64_t room = 0; // half of the memory that is left: libraries take more as a run goes on
@@ -291,6 +292,8 @@ void cf_tuner_start(cf_tuner *t, bool search) {
         t->left_out += o->contest.candidates - fitting, o->contest.candidates = fitting;
         o->best = find_choice(o, best) >= 0 ? find_choice(o, best) : 0;
         cf_fuse_choose(o->fuse, o->best);
+        // On GPUs the first run of a choice times products and opens the memory of peers.
+        if (transport->in_order && o->contest.candidates > t->warm_steps) t->warm_steps = o->contest.candidates;
     }
     if (!search) return;
     t->phase = WARM;
@@ -355,7 +358,7 @@ void cf_tuner_end_step(cf_tuner *t) {
         end_compare_step(t, ms[t->operations]);
     else if (t->phase == SEARCH)
         end_search_step(t, ms);
-    else if (++t->warm_steps == WARM_STEPS)
+    else if (--t->warm_steps == 0)
         t->phase = SEARCH;
 }
 
@@ -367,7 +370,8 @@ void cf_tuner_begin_step(cf_tuner *t) {
         operation *o = &t->operation[i];
         // Operations search from different choices on, so that a slow moment, or a choice that slows others, does not always hit
         // the same choice.
-        const int next = t->phase == SEARCH ? least_measured(&o->contest, i) : -1;
+        const int warm = t->context->transport->in_order ? t->warm_steps % o->contest.candidates : -1;
+        const int next = t->phase == SEARCH ? least_measured(&o->contest, i) : t->phase == WARM ? warm : -1;
         o->current = t->phase == COMPARE ? o->planned[t->current_plan] : next >= 0 ? next : o->best;
         cf_fuse_choose(o->fuse, o->current);
     }

@@ -1,7 +1,7 @@
 // Finds the best choice (choice.h) for each operation while training. All choices of an operation compute the same, so the steps
 // that try them are ordinary training steps.
 //
-//   warm up  two steps with the predicted choices (cf_choose)
+//   warm up  two steps with the predicted choices (cf_choose); on GPUs as many as an operation has choices, which it runs in turn
 //   search   in each step every operation runs another of its choices. Once all were tried, only the predicted one and the two
 //            best others are measured twice more. Another choice replaces the predicted one if it is shorter by more than 2 % and
 //            by more than the measurements vary
@@ -19,7 +19,7 @@
 
 CF_EXTERN_C_BEGIN
 
-enum { CF_TRIAL_STEPS = 42, CF_PLANS = 8 };
+enum { CF_TRIAL_STEPS = 54, CF_PLANS = 8 };
 
 typedef struct cf_tuner cf_tuner;
 

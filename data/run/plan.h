@@ -23,7 +23,7 @@ typedef struct run_plan {
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version);
 void plan_free(run_plan *p);
 
-enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the predicted plan
+enum { PLAN_WORTH_STEPS = 210 }; // a shorter run without --plan new keeps the predicted plan
 // Uses the plan of --plan, else DIR/plan.json, and returns whether there was one. A run that resumes keeps that of DIR, on any
 // machine; otherwise trials follow if enough `steps` are left. Dies together if --plan does not fit.
 bool plan_start(run_plan *p, bool resumes, int64_t steps);

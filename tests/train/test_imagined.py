@@ -9,6 +9,7 @@ The model of the GPU is assumed; what it is held against here are its own assump
 # make: emulated-tests
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -79,6 +80,11 @@ class Imagined(unittest.TestCase):
                 fixed = measure(4, "none", "slice:1", "slice:4", "direct", **mesh)
                 auto = measure(4, "auto", **mesh)["auto"]["step_ms"]  # with the communicators that it has in training
                 self.assertLess(auto, 1.01 * min(row["step_ms"] for row in fixed.values()), fixed)
+
+    def test_no_choice_is_measured_when_it_runs_first(self):
+        """As many steps as an operation has choices go before those that are measured."""
+        text = measure_text(4, "auto", tp=4, micro_batch=8, transport="auto", **WIDE)
+        self.assertGreater(int(re.search(r"found in trials up to step (\d+)", text)[1]), 41, text)
 
     def test_replicas(self):
         for mesh in (dict(dp=4), dict(tp=2, dp=2)):
