@@ -122,6 +122,8 @@ def main():
                 done.append(name)
     except Late:
         raise Failed(f"time is over after {', '.join(done) or 'no mesh'}") from None
+    if not agree:
+        print("not all meshes agree: see DISAGREE above")
     return 0 if agree else 1
 
 

@@ -1,13 +1,15 @@
 """tests/bench/overlap.py, the stage overlap of scripts/gpu_check.py, from start to end, where the emulator is the GPU, and MPS and
-bench_wires are stand-ins that note what they are asked. A CPU does not keep the clock's times, so what is checked is that every
-mesh and mode is compared."""
-# limit: 400
+bench_wires are stand-ins that note what they are asked. A CPU does not keep the clock's times: where it computes, what is checked is
+that every mesh and mode is compared; where the clock is the GPU, too, that both agree."""
+# quick: every_mesh processes without_mps
+# limit: 600
 # make: emulated-tests
 import contextlib
 import io
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -23,7 +25,7 @@ MESHES = {name: (ranks, dict(words, micro_batch=2)) for name, (ranks, words) in 
 WIRES = """#!/bin/sh
 echo "wires $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in $CUDA_MPS_PIPE_DIRECTORY" >> {log}
 printf '  %-57s %9.0f\\n  %-57s %9.1f us\\n  %-57s %9.1f GB/s\\n' multiprocessors 33 \\
-    'ping-pong of 0 KiB, each way' {way} 'copy of 65536 KiB' 350
+    'ping-pong of 0 KiB, each way' {way} 'copy of 65536 KiB' $((CUDA_MPS_ACTIVE_THREAD_PERCENTAGE / 100 * 2450 + 350))
 """
 CONTROL = """#!/bin/sh
 if [ "$1" = -d ]; then echo "begins in $CUDA_MPS_PIPE_DIRECTORY" >> {log}; else read word; echo "$word" >> {log}; fi
@@ -31,19 +33,22 @@ if [ "$1" = -d ]; then echo "begins in $CUDA_MPS_PIPE_DIRECTORY" >> {log}; else 
 
 
 class Overlap(unittest.TestCase):
-    def stage(self, way, control=CONTROL):
+    def prepare(self, way, control=CONTROL):
+        """A folder with the stand-ins, and in it a build."""
         folder = tempfile.mkdtemp(prefix="commfuse-test-")
         self.addCleanup(shutil.rmtree, folder)
-        self.log = os.path.join(folder, "log")
-        for name, text in ("wires", WIRES), ("nvidia-cuda-mps-control", control):
+        self.log, build = os.path.join(folder, "log"), os.path.join(folder, "emulated-bf16")
+        os.makedirs(f"{build}/tests/bench")
+        os.symlink(f"{overlap.CLOCK}/tests/bench/bench_train", f"{build}/tests/bench/bench_train")
+        for name, text in ("emulated-bf16/tests/bench/bench_wires", WIRES), ("nvidia-cuda-mps-control", control):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 file.write(text.format(log=self.log, way=way))
             os.chmod(file.name, 0o755)
-        out, path = io.StringIO(), f"{folder}:{os.environ['PATH']}"
-        build = os.path.join(folder, "emulated-bf16")
-        os.makedirs(f"{build}/tests/bench")
-        shutil.move(os.path.join(folder, "wires"), f"{build}/tests/bench/bench_wires")
-        os.symlink(f"{overlap.CLOCK}/tests/bench/bench_train", f"{build}/tests/bench/bench_train")
+        return folder, build, f"{folder}:{os.environ['PATH']}"
+
+    def stage(self, way, control=CONTROL):
+        _, build, path = self.prepare(way, control)
+        out = io.StringIO()
         with contextlib.redirect_stdout(out), mock.patch.dict(os.environ, PATH=path, EMULATOR_DEVICES="1"), \
                 mock.patch.multiple(overlap, SHAPE=SMALL, MESHES=MESHES), \
                 mock.patch.object(sys, "argv", ["overlap.py", "--build", build]):
@@ -62,6 +67,21 @@ class Overlap(unittest.TestCase):
             lines = file.read().split("\n")
         place = lines[0].partition(" in ")[2]
         self.assertEqual(lines, [f"begins in {place}", *(f"wires {share} in {place}" for share in (100, 50, 25)), "quit", ""])
+
+    def test_the_whole_check_where_the_clock_is_the_gpu(self):
+        """The real shapes, by the command that a user gives: what both compute is the same, so both must agree."""
+        folder, build, path = self.prepare(3.5)
+        for kind in "fp32", "bf16":
+            for name in "train_gpt", "tests/layers/tool_twins", "tests/bench/bench_gpu":  # the stage build wants them
+                os.makedirs(os.path.dirname(f"{folder}/emulated-{kind}/{name}"), exist_ok=True)
+                os.symlink("/bin/true", f"{folder}/emulated-{kind}/{name}")
+        gpu = dict(EMULATOR_CLOCK="1", EMULATOR_MULTIPROCESSORS="33", EMULATOR_MEMORY_GBPS="700", EMULATOR_TFLOPS="192")
+        done = subprocess.run([os.path.join(ROOT, "scripts", "gpu_check.sh"), "--only", "overlap", "--out", f"{folder}/out",
+                               "--builds", f"{folder}/emulated"], env={**os.environ, **gpu, "PATH": path}, capture_output=True,
+                              text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(len(re.findall(r"^ +agree to ", done.stdout, re.M)), len(overlap.MESHES), done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^  ok +ratios to ideal agree with the imagined clock$")
 
     def test_processes_that_take_turns_are_not_measured(self):
         with self.assertRaisesRegex(Failed, "15.0 us, not less than 15"):
