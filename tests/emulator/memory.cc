@@ -34,7 +34,7 @@ namespace emulator {
 namespace {
 
 enum { PAGE = 4096, GUARD = 0xC5, POISONED = 0xFB };
-enum Kind { DEVICE, PEER, PINNED, REGISTERED };
+enum Kind { DEVICE, PEER, PINNED };
 
 struct Allocation {
     Kind kind;
@@ -88,12 +88,11 @@ std::map<uintptr_t, Allocation>::iterator find(const void *address) {
     return inside < it->second.bytes || inside == 0 ? it : state.allocations.end();
 }
 
-// Removes an allocation of one of two kinds from the table; it must begin at address.
-Allocation forget(void *address, Kind a, Kind b, const char *what) {
+// Removes an allocation of this kind from the table; it must begin at address.
+Allocation forget(void *address, Kind kind, const char *what) {
     std::lock_guard<std::mutex> hold(state.lock);
     auto it = state.allocations.find((uintptr_t)address);
-    if (it == state.allocations.end() || (it->second.kind != a && it->second.kind != b))
-        fail("%s: %p is not the start of such memory", what, address);
+    if (it == state.allocations.end() || it->second.kind != kind) fail("%s: %p is not the start of such memory", what, address);
     Allocation allocation = it->second;
     state.allocations.erase(it);
     return allocation;
@@ -164,7 +163,7 @@ static void check_guards(const char *from, const char *to, const void *memory, s
 cudaError_t cudaFree(void *memory) {
     if (!memory) return cudaSuccess;
     cudaDeviceSynchronize();
-    Allocation a = forget(memory, DEVICE, DEVICE, "cudaFree");
+    Allocation a = forget(memory, DEVICE, "cudaFree");
     UNPOISON(a.pages, a.page_bytes);
     check_guards(a.pages, (char *)memory, memory, a.bytes);
     check_guards((char *)memory + a.bytes, a.pages + a.page_bytes, memory, a.bytes);
@@ -237,7 +236,7 @@ cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsig
 
 cudaError_t cudaIpcCloseMemHandle(void *memory) {
     cudaDeviceSynchronize();
-    Allocation a = forget(memory, PEER, PEER, "cudaIpcCloseMemHandle");
+    Allocation a = forget(memory, PEER, "cudaIpcCloseMemHandle");
     munmap(a.pages, a.page_bytes + PAGE);
     return cudaSuccess;
 }
@@ -256,33 +255,8 @@ cudaError_t cudaMallocHost(void **memory, size_t bytes, unsigned) {
 cudaError_t cudaFreeHost(void *memory) {
     if (!memory) return cudaSuccess;
     cudaDeviceSynchronize();
-    forget(memory, PINNED, PINNED, "cudaFreeHost");
+    forget(memory, PINNED, "cudaFreeHost");
     free(memory);
-    return cudaSuccess;
-}
-
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
-    if (devices() == 0) return remember(cudaErrorNoDevice);
-    if (!memory || bytes == 0) return remember(cudaErrorInvalidValue);
-    std::lock_guard<std::mutex> hold(state.lock);
-    if (find(memory) != state.allocations.end()) return remember(cudaErrorHostMemoryAlreadyRegistered);
-    state.allocations[(uintptr_t)memory] = {REGISTERED, bytes, nullptr, 0, 0};
-    return cudaSuccess;
-}
-
-// The same address, because addresses are unified.
-cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned flags) {
-    std::lock_guard<std::mutex> hold(state.lock);
-    auto it = find(memory);
-    if (flags != 0 || it == state.allocations.end() || it->second.kind == DEVICE || it->second.kind == PEER)
-        return remember(cudaErrorInvalidValue);
-    *device = memory;
-    return cudaSuccess;
-}
-
-cudaError_t cudaHostUnregister(void *memory) {
-    cudaDeviceSynchronize();
-    forget(memory, REGISTERED, REGISTERED, "cudaHostUnregister");
     return cudaSuccess;
 }
 

@@ -220,9 +220,6 @@ enum {
     cudaEventWaitDefault = 0,
     cudaHostAllocDefault = 0,
     cudaHostAllocPortable = 1,
-    cudaHostRegisterDefault = 0,
-    cudaHostRegisterPortable = 1,
-    cudaHostRegisterMapped = 2,
     cudaIpcMemLazyEnablePeerAccess = 1,
     cudaEnableDefault = 0
 };
@@ -287,9 +284,6 @@ template <typename T> cudaError_t cudaMallocHost(T **memory, size_t bytes, unsig
     return cudaMallocHost((void **)memory, bytes, flags);
 }
 cudaError_t cudaFreeHost(void *memory);
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
-cudaError_t cudaHostUnregister(void *memory);
-cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned flags);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
