@@ -45,11 +45,11 @@ build/ref/%.o: %.c build/machine
 	$(call compile)
 
 # Benchmarks of the GPU alone.
-device_objects := $(addprefix commfuse/,gpu/device_cuda.cuda.o memory.o base/die.o base/streams.o)
+device_objects := $(addprefix commfuse/,gpu/device_cuda.cuda.o memory.o base/die.o base/limits.o base/streams.o)
 build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
 	@mkdir -p $(@D)
 	$(NVCC) $(nvcc_flags) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
-	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
+	$(NVCC) -Xcompiler -fopenmp -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
 # These query cuDNN about GPUs that are not here, with a replacement for the driver.
 build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
 build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
