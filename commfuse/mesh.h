@@ -15,8 +15,8 @@ typedef struct cf_group {
     int *world;        // world[i]: world rank of member i
     bool low_priority; // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
     bool collectives;  // native collectives may be chosen for it; set by cf_transport.bind
-    bool tries;        // only after trials have measured them, because costs say nothing of them; set by cf_transport.bind
     bool hierarchy;    // these send a shard to a host once, exchanges to each of several members there; set by cf_mesh_bind
+    bool tries;        // native collectives may be chosen where trials find them faster; set by cf_transport.bind
     void *native;      // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 
