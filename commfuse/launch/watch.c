@@ -1,14 +1,10 @@
-// See watch.h. All packets have one format: sender, receiver, and the sender's position.
+// See watch.h. All packets have one format: the sender and its position, which either answers a question or asks one: I have waited
+// too long and give up; where are you?
 //
-//   QUESTION    I have waited too long and give up; where are you?
-//   ANSWER      my position; repeats the question's number, which is unpredictable
-//   NO_ANSWER   you did not answer: a process that was stopped reads this when it continues
-//
-// One thread receives all packets from one socket: it answers questions and stores answers. The socket's error queue shows
+// One thread receives all packets from one socket: it answers questions and stores positions. The socket's error queue shows
 // when nobody listens at a rank's port any more: that process is dead. The thread that gives up sends questions, again and again
-// because packets may be lost, and reads the stored answers. A rank that has not answered after SILENCE_MS is frozen, or its host
-// is gone. A rank that gave up itself may have ended before it is asked; its question contained its position and counts as its
-// answer.
+// because packets may be lost, to those whose position it does not have. A rank that has not answered after SILENCE_MS is frozen, or
+// its host is gone. A rank that gave up itself is not asked: it may have ended, and its question had its position.
 //
 // The rank that another one waits for is often not to blame, because it waits itself: in a ring a standstill spreads from
 // neighbour to neighbour until every rank waits, directly or not, for the few that do not wait. So the message names those. If all
@@ -17,8 +13,8 @@
 // Each rank sends the IPv4 addresses of its host. Hosts with equal addresses are one host, and its ranks use the loopback. Of
 // another host's addresses, those that this host has too (bridges of containers) are left out.
 //
-// A packet from an unexpected address, or without the run's token, is ignored: random bytes of rank 0, which the others get at the
-// start. They keep out other runs and users, not those who read the network.
+// A packet without the run's token is ignored: random bytes of rank 0, which the others get at the start. They keep out other runs
+// and users, not those who read the network.
 #define _GNU_SOURCE
 #include "watch.h"
 #include "../device.h"
@@ -41,14 +37,12 @@
 #include <unistd.h>
 
 enum {
-    QUESTION = 1,
-    ANSWER,
-    NO_ANSWER,
     ADDRESSES_MAX = 16,
     LABEL_BYTES = 64,
     NAMED_MAX = 4, // ranks that a verdict names one by one
     POLL_MS = 5,
     REPEAT_MS = 250,  // between two questions to one rank
+    ABSENT = 4,       // questions of one rank: this one has not answered for a second
     REFUSED_MS = 100, // a rank that refuses at one address may answer at another
     SILENCE_MS = 2000,
     FOLLOW_MS = 200,  // a rank that waits, and still does so long after another rank gave up, gives up too
@@ -72,9 +66,8 @@ typedef struct token {
 
 typedef struct packet {
     token token;
-    uint64_t question;
-    int32_t kind, from, to, unused;
-    position at; // of the sender
+    int32_t from, asks; // asks: 1 wants an answer
+    position at;        // of the sender
 } packet;
 
 typedef struct contact { // how to reach a rank; on all ranks of one host only port and token differ
@@ -84,12 +77,13 @@ typedef struct contact { // how to reach a rank; on all ranks of one host only p
     token token; // rank 0's is the run's
 } contact;
 
-typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } status;
+typedef enum { UNKNOWN, ANSWERED, SILENT, DEAD } status;
 
 typedef struct rank_state { // what this rank knows about another
     status is;
-    position at; // the latest that it sent
-    bool refused, gave_up;
+    position at; // the first that it sent
+    bool refused;
+    int questions; // that it sent: it repeats them while this rank does not answer
 } rank_state;
 
 struct cf_watch {
@@ -102,10 +96,8 @@ struct cf_watch {
     position posted;      // the operation posted last
     position awaited;     // the operation waited for, while it is
     double since_ms;      // when this rank began to wait or compute
-    uint64_t question;    // number of this rank's question
     int first_to_give_up; // -1: none
     double gave_up_ms;    // when its question came
-    int unanswered;       // a rank whose question this one did not answer; -1: none
 };
 
 static atomic_bool gave_up; // this process has
@@ -202,18 +194,14 @@ static void keep_reachable(contact *c, const contact *mine) {
 
 // --- packets ---
 
-static void draw(void *random, size_t bytes) {
-    if (getrandom(random, bytes, 0) != (ssize_t)bytes) cf_die(NULL, "the system gives no random bytes: %s", strerror(errno));
-}
-
-static packet make_packet(cf_watch *w, int kind, int to, uint64_t question) {
+static packet make_packet(cf_watch *w, bool asks) {
     packet p;
     memset(&p, 0, sizeof p);
     pthread_mutex_lock(&w->lock);
     p.at = w->awaited.waits ? w->awaited : w->posted;
     p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
-    p.kind = kind, p.from = w->rank, p.to = to, p.question = question, p.token = w->token;
+    p.from = w->rank, p.asks = asks, p.token = w->token;
     return p;
 }
 
@@ -221,11 +209,9 @@ static bool is_rank(const cf_watch *w, int rank) {
     return rank >= 0 && rank < w->size;
 }
 
-static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes, const struct sockaddr_in *from) {
+static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes) {
     position *at = &p->at;
-    if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank ||
-        !has_address(&w->contacts[p->from], from->sin_addr.s_addr) || memcmp(&p->token, &w->token, sizeof p->token) != 0)
-        return false;
+    if (bytes != sizeof *p || !is_rank(w, p->from) || memcmp(&p->token, &w->token, sizeof p->token) != 0) return false;
     at->label[LABEL_BYTES - 1] = 0;
     cf_sanitize(at->label);
     return at->peer == -1 || is_rank(w, at->peer);
@@ -259,19 +245,15 @@ static void *receive(void *argument) {
         socklen_t length = sizeof from;
         const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
         if (bytes < 0) note_refusals(w);
-        if (bytes < 0 || !is_valid(w, &p, bytes, &from)) continue;
+        if (bytes < 0 || !is_valid(w, &p, bytes)) continue;
         rank_state *r = &w->ranks[p.from];
         pthread_mutex_lock(&w->lock);
-        if (p.kind == ANSWER && r->is == ASKED && p.question == w->question) r->is = ANSWERED, r->at = p.at;
-        if (p.kind == NO_ANSWER && w->unanswered < 0) w->unanswered = p.from;
-        if (p.kind == QUESTION) {
-            r->gave_up = true;
-            if (r->is != ANSWERED) r->at = p.at; // otherwise verdict() may be reading it
-            if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
-        }
+        if (r->is == UNKNOWN) r->is = ANSWERED, r->at = p.at; // otherwise verdict() may be reading it
+        r->questions += p.asks;
+        if (p.asks && w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
         pthread_mutex_unlock(&w->lock);
-        if (p.kind != QUESTION) continue;
-        p = make_packet(w, ANSWER, p.from, p.question);
+        if (!p.asks) continue;
+        p = make_packet(w, false);
         sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
     }
     return NULL;
@@ -304,8 +286,8 @@ void cf_watch_goes_on(cf_watch *w) {
 
 // --- the inquiry ---
 
-static void send_packet(cf_watch *w, int kind, int rank) {
-    const packet p = make_packet(w, kind, rank, w->question);
+static void send_question(cf_watch *w, int rank) {
+    const packet p = make_packet(w, true);
     const contact *to = &w->contacts[rank];
     for (int i = 0; i < to->addresses; i++) {
         struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
@@ -314,14 +296,10 @@ static void send_packet(cf_watch *w, int kind, int rank) {
     }
 }
 
-// Asks all other ranks until each has answered, is dead, or has been silent for too long.
+// Asks until the position of each rank is known, or it is dead, or has been silent for too long.
 static void ask(cf_watch *w) {
     const double begin_ms = cf_now_ms();
     double sent_ms = -REPEAT_MS;
-    pthread_mutex_lock(&w->lock);
-    draw(&w->question, sizeof w->question);
-    for (int rank = 0; rank < w->size; rank++) w->ranks[rank].is = rank == w->rank ? ANSWERED : ASKED;
-    pthread_mutex_unlock(&w->lock);
     for (bool open = true; open; poll(NULL, 0, POLL_MS)) {
         const bool send = cf_now_ms() - sent_ms > REPEAT_MS;
         if (send) sent_ms = cf_now_ms();
@@ -329,13 +307,12 @@ static void ask(cf_watch *w) {
         for (int rank = 0; rank < w->size; rank++) {
             rank_state *r = &w->ranks[rank];
             pthread_mutex_lock(&w->lock);
-            if (r->is == ASKED && cf_now_ms() - begin_ms > (r->refused ? REFUSED_MS : SILENCE_MS))
-                r->is = r->gave_up ? ANSWERED : r->refused ? DEAD : SILENT;
+            if (r->is == UNKNOWN && cf_now_ms() - begin_ms > (r->refused ? REFUSED_MS : SILENCE_MS))
+                r->is = r->refused ? DEAD : SILENT;
             const status is = r->is;
             pthread_mutex_unlock(&w->lock);
-            open |= is == ASKED;
-            if (send && is == ASKED) send_packet(w, QUESTION, rank);
-            if (is == SILENT) send_packet(w, NO_ANSWER, rank);
+            open |= is == UNKNOWN;
+            if (send && is == UNKNOWN) send_question(w, rank);
         }
     }
 }
@@ -347,14 +324,16 @@ CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, do
     if (w->socket >= 0) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
-        int first = w->first_to_give_up, unanswered = w->unanswered, length = 0;
+        const int first = w->first_to_give_up;
+        const bool absent = first >= 0 && w->ranks[first].questions > ABSENT;
         pthread_mutex_unlock(&w->lock);
-        if (unanswered >= 0) {
-            snprintf(found, sizeof found, "; rank %d has given up: this rank did not answer it", unanswered);
+        int length = 0;
+        if (first >= 0) length = snprintf(found, sizeof found, "; rank %d has given up", first);
+        if (absent) {
+            strcpy(found + length, ": this rank did not answer it");
             hint = "this process did not run: was it stopped, or its host asleep or swapping?";
         } else {
-            if (first >= 0) length = snprintf(found, sizeof found, "; rank %d has given up", first);
-            w->ranks[w->rank].at = make_packet(w, 0, w->rank, 0).at;
+            w->ranks[w->rank].at = make_packet(w, false).at;
             ask(w);
             hint = verdict(w->ranks, w->size, w->rank, found + length, sizeof found - (size_t)length);
         }
@@ -391,8 +370,8 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .ranks = cf_host_alloc(size, sizeof *w->ranks, "the watch"),
                     .posted = {.layer = -1, .step = -1},
                     .since_ms = cf_now_ms(),
-                    .first_to_give_up = -1,
-                    .unanswered = -1};
+                    .first_to_give_up = -1};
+    w->ranks[w->rank].is = ANSWERED;
     pthread_mutex_init(&w->lock, NULL);
     contact mine;
     memset(&mine, 0, sizeof mine);
@@ -402,7 +381,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
         if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
             mine.address[mine.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
     freeifaddrs(all);
-    draw(&mine.token, sizeof mine.token);
+    if (getrandom(&mine.token, sizeof mine.token, 0) != sizeof mine.token) cf_die(NULL, "the system gives no random bytes");
     w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
     ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
     w->token = w->contacts[0].token;
