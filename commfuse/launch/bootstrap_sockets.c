@@ -60,48 +60,38 @@ typedef struct sockets {
 
 static sockets *of_process; // for the abort hook, which has no argument
 
-static double now_s(void) {
-    return cf_now_ms() * 1e-3;
-}
-
-static double deadline_of(const sockets *s, double more_s) {
-    return s->base.timeout_s > 0 ? now_s() + s->base.timeout_s + more_s : 1e300;
-}
-
 // --- messages ---
 
 typedef enum { WHOLE, CLOSED, LATE, FOREIGN, OTHER_SIZE } outcome; // FOREIGN: not of this program
 
-// events: POLLOUT: sends; POLLIN: receives.
-static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
+// The longest wait of each call from here on; INFINITY: for ever.
+static void limit(int fd, double s) {
+    const double most = isinf(s) ? 0 : fmax(s, 1e-3);
+    const struct timeval wait = {(time_t)most, (suseconds_t)(1e6 * fmod(most, 1))};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+}
+
+static outcome move_all(int fd, void *data, int64_t bytes, bool sends) {
     for (char *at = (char *)data; bytes > 0;) {
-        ssize_t moved =
-            events == POLLIN ? recv(fd, at, (size_t)bytes, MSG_DONTWAIT) : send(fd, at, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (moved > 0)
-            at += moved, bytes -= moved;
-        else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
-            return CLOSED;
-        else {
-            double left_s = deadline_s - now_s();
-            struct pollfd look = {.fd = fd, .events = events};
-            if (left_s <= 0) return LATE;
-            poll(&look, 1, left_s < 60 ? (int)(left_s * 1e3) + 1 : 60000);
-        }
+        const ssize_t moved = sends ? send(fd, at, (size_t)bytes, MSG_NOSIGNAL) : recv(fd, at, (size_t)bytes, 0);
+        if (moved == 0 || (moved < 0 && errno != EINTR)) return moved < 0 && errno == EAGAIN ? LATE : CLOSED;
+        if (moved > 0) at += moved, bytes -= moved;
     }
     return WHOLE;
 }
 
-static outcome send_message(const sockets *s, int fd, const void *data, int64_t bytes, double deadline_s) {
+static outcome send_message(const sockets *s, int fd, const void *data, int64_t bytes) {
     head h = {MAGIC, s->base.rank, bytes};
-    outcome how = move_all(fd, &h, sizeof h, POLLOUT, deadline_s);
-    return how == WHOLE ? move_all(fd, (void *)data, bytes, POLLOUT, deadline_s) : how;
+    outcome how = move_all(fd, &h, sizeof h, true);
+    return how == WHOLE ? move_all(fd, (void *)data, bytes, true) : how;
 }
 
-static outcome receive_message(int fd, head *h, void *data, int64_t bytes, double deadline_s) {
-    outcome how = move_all(fd, h, sizeof *h, POLLIN, deadline_s);
+static outcome receive_message(int fd, head *h, void *data, int64_t bytes) {
+    outcome how = move_all(fd, h, sizeof *h, false);
     if (how == WHOLE && h->magic != MAGIC) return FOREIGN;
     if (how == WHOLE && h->bytes != bytes) return OTHER_SIZE;
-    return how == WHOLE ? move_all(fd, data, bytes, POLLIN, deadline_s) : how;
+    return how == WHOLE ? move_all(fd, data, bytes, false) : how;
 }
 
 static void set(int fd, int level, int option, int value) {
@@ -147,9 +137,9 @@ static void *watch_connections(void *argument) {
 
 // --- allgather ---
 
-static void receive(sockets *s, int from, void *to, int64_t bytes, double deadline_s) {
+static void receive(sockets *s, int from, void *to, int64_t bytes) {
     head h;
-    outcome how = receive_message(s->polled[from].fd, &h, to, bytes, deadline_s);
+    outcome how = receive_message(s->polled[from].fd, &h, to, bytes);
     if (how == CLOSED) lost(s, from);
     if (how == LATE)
         cf_die("that rank may be frozen or slow; see its messages, or allow a longer timeout",
@@ -165,13 +155,13 @@ static void receive(sockets *s, int from, void *to, int64_t bytes, double deadli
 
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     sockets *s = (sockets *)b;
-    const double deadline_s = deadline_of(s, b->rank ? RANK_0_FIRST_S : 0);
-    for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes, deadline_s);
+    const double longest_s = b->timeout_s > 0 ? b->timeout_s + (b->rank ? RANK_0_FIRST_S : 0) : INFINITY;
+    for (int i = 0; i < s->ranks; i++) limit(s->polled[i].fd, longest_s);
+    for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes);
     if (b->rank == 0) memcpy(all, mine, (size_t)bytes);
     for (int i = b->rank == 0; i < s->ranks; i++)
-        if (send_message(s, s->polled[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size, deadline_of(s, 0)) != WHOLE)
-            lost(s, i);
-    if (b->rank != 0) receive(s, 0, all, bytes * b->size, deadline_s);
+        if (send_message(s, s->polled[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size) != WHOLE) lost(s, i);
+    if (b->rank != 0) receive(s, 0, all, bytes * b->size);
 }
 
 // --- the start of rank 0 ---
@@ -180,7 +170,6 @@ static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t byte
 static void listen_at(sockets *s, const char *address) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int error = getaddrinfo(address, s->port, &want, &found);
-    if (error && !address) cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
     for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
         int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0 && errno == EAFNOSUPPORT) continue;
@@ -202,11 +191,9 @@ static void listen_at(sockets *s, const char *address) {
 // Writes why this process is no rank of this run; "": it is one.
 static void check_hello(const sockets *s, const hello *said, char reason[REASON_LENGTH]) {
     *reason = 0;
-    if (said->size != s->base.size)
+    if (said->size != s->base.size || said->rank <= 0 || said->rank >= s->base.size)
         snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
                  said->host, said->rank, said->size, s->base.size);
-    else if (said->rank <= 0 || said->rank >= s->base.size)
-        snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d", said->host, said->rank, said->size);
     else if (s->polled[said->rank].fd >= 0)
         snprintf(reason, REASON_LENGTH, "two processes are rank %d: one on %s, one on %s", said->rank, s->host[said->rank],
                  said->host);
@@ -225,13 +212,13 @@ static void accept_one(sockets *s, int listener) {
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) out_of_files(s);
     if (fd < 0) return;
     keep_alive(fd);
-    const double deadline_s = now_s() + HELLO_S;
-    bool joins = receive_message(fd, &h, &said, sizeof said, deadline_s) == WHOLE;
+    limit(fd, HELLO_S);
+    bool joins = receive_message(fd, &h, &said, sizeof said) == WHOLE;
     if (joins) {
         said.host[HOST_LENGTH - 1] = 0;
         cf_sanitize(said.host);
         check_hello(s, &said, reason);
-        joins = send_message(s, fd, reason, sizeof reason, deadline_s) == WHOLE && !*reason;
+        joins = send_message(s, fd, reason, sizeof reason) == WHOLE && !*reason;
     }
     if (!joins) {
         close(fd);
@@ -250,13 +237,13 @@ static int missing_ranks(const sockets *s, int *last) {
 }
 
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
-static void accept_ranks(sockets *s, double deadline_s) {
+static void accept_ranks(sockets *s, double deadline_ms) {
     int last = 0;
     if (s->ranks + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) out_of_files(s); // poll() would refuse so many
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     for (int count; (count = missing_ranks(s, &last)) > 0;) {
-        if (now_s() > deadline_s)
+        if (cf_now_ms() > deadline_ms)
             cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
                    "%d of %d ranks have not connected to port %s within %g s: the last is rank %d", count, s->ranks, s->port,
                    s->base.timeout_s, last);
@@ -271,21 +258,19 @@ static void accept_ranks(sockets *s, double deadline_s) {
 // --- the start of the others ---
 
 // Returns NULL if rank 0 has accepted this rank, otherwise why it has not, so far.
-static const char *join(sockets *s, const struct addrinfo *to, double deadline_s) {
+static const char *join(sockets *s, const struct addrinfo *to, double deadline_ms) {
     head h;
     char said[REASON_LENGTH];
     hello mine = {.rank = s->base.rank, .size = s->base.size};
     if (gethostname(mine.host, sizeof mine.host - 1) != 0) snprintf(mine.host, sizeof mine.host, "unknown");
-    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return strerror(errno);
     keep_alive(fd);
-    struct pollfd look = {.fd = fd, .events = POLLOUT};
-    int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 || errno == EINPROGRESS ? 0 : errno;
-    socklen_t length = sizeof error;
-    if (!error && poll(&look, 1, (int)(1e3 * fmin(fmax(deadline_s - now_s(), 0), CONNECT_S))) <= 0) error = ETIMEDOUT;
-    if (!error) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    outcome how = error ? CLOSED : send_message(s, fd, &mine, sizeof mine, deadline_s);
-    if (how == WHOLE) how = receive_message(fd, &h, said, sizeof said, deadline_s);
+    limit(fd, fmin((deadline_ms - cf_now_ms()) * 1e-3, CONNECT_S));
+    int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
+    limit(fd, (deadline_ms - cf_now_ms()) * 1e-3);
+    outcome how = error ? CLOSED : send_message(s, fd, &mine, sizeof mine);
+    if (how == WHOLE) how = receive_message(fd, &h, said, sizeof said);
     if (how == WHOLE && h.from == 0 && *said)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
                "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, REASON_LENGTH - 1, said);
@@ -294,23 +279,23 @@ static const char *join(sockets *s, const struct addrinfo *to, double deadline_s
         return NULL;
     }
     close(fd);
-    static const char *const why[] = {[CLOSED] = "it closes the connection", [LATE] = "it answers nothing"};
-    return error                          ? strerror(error)
-           : how == CLOSED || how == LATE ? why[how]
-                                          : "another program answers: choose another MASTER_PORT";
+    return error           ? strerror(error)
+           : how == CLOSED ? "it closes the connection"
+           : how == LATE   ? "it answers nothing"
+                           : "another program answers: choose another MASTER_PORT";
 }
 
-static void join_rank_0(sockets *s, double deadline_s) {
+static void join_rank_0(sockets *s, double deadline_ms) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     const char *why = "no answer";
     do { // a name, too, may be unknown until that host is up
         int error = getaddrinfo(s->address, s->port, &want, &found);
         if (error) why = gai_strerror(error);
-        for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) why = join(s, to, deadline_s);
+        for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) why = join(s, to, deadline_ms);
         if (!error) freeaddrinfo(found);
         if (!why) return;
         poll(NULL, 0, RETRY_MS);
-    } while (now_s() < deadline_s);
+    } while (cf_now_ms() < deadline_ms);
     cf_die("was rank 0 started there? can this host reach it? or allow a longer timeout",
            "rank %d cannot reach rank 0 at %s port %s within %g s: %s", s->base.rank, s->address, s->port, s->base.timeout_s, why);
 }
@@ -346,7 +331,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
         of_process = s;
         cf_die_setup(rank, size, abort_all);
         cf_limits_more_files(); // for connections, and what libraries open later
-        (rank == 0 ? accept_ranks : join_rank_0)(s, deadline_of(s, 0));
+        (rank == 0 ? accept_ranks : join_rank_0)(s, timeout_s > 0 ? cf_now_ms() + 1e3 * timeout_s : INFINITY);
         if (pthread_create(&s->thread, NULL, watch_connections, s) != 0)
             cf_die(NULL, "cannot start the thread that watches connections");
     }

@@ -381,7 +381,7 @@ class Bootstrap(unittest.TestCase):
         for rank in (-1, 0, 3, 1 << 30):
             with self.subTest(rank=rank):
                 self.port = free_port()
-                self.assertEqual(self.refused(rank, 3), f"a process on elsewhere is rank {rank} of 3")
+                self.assertIn(f"a process on elsewhere is rank {rank} of 3", self.refused(rank, 3))
 
     def test_another_size(self):
         self.assertIn("is rank 1 of 7; this run has 3 ranks", self.refused(1, 7))
