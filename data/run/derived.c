@@ -8,16 +8,11 @@
 
 enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
 
-// gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many turns,
-// some microseconds, they sleep. OpenMP reads it as a program starts, so the program starts again.
-static bool shorten_waits(void) {
-    if (cf_getenv("OMP_WAIT_POLICY") || cf_getenv("GOMP_SPINCOUNT")) return false;
-    return setenv("GOMP_SPINCOUNT", "1000", true) == 0;
-}
-
 void derived_choose_program(options *opt, const char *dtype, const char *other, char **argv) {
     char path[PATH_MAX];
-    const bool again = shorten_waits();
+    // gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many
+    // turns, some microseconds, they sleep. OpenMP reads it as a program starts, so the program starts again.
+    const bool again = !cf_getenv("OMP_WAIT_POLICY") && !cf_getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "1000", true) == 0;
     if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
     if (!*opt->predict && strcmp(opt->dtype, dtype) == 0) {
         if (again) execv("/proc/self/exe", argv);
@@ -84,15 +79,6 @@ void derived_check(options *opt) {
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
 }
 
-static void choose_batch(options *opt) {
-    int64_t pass = opt->micro_batch * opt->dp;
-    if (opt->batch == 0) opt->batch = pass;
-    if (opt->batch % pass != 0)
-        cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
-                        "--batch %ld is not a multiple of --micro-batch %ld x --dp %ld = %ld", opt->batch, opt->micro_batch,
-                        opt->dp, pass);
-}
-
 void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
     const cf_algorithm *schedule = derived_schedule(opt).algorithm;
     const int here = t->size;
@@ -102,7 +88,12 @@ void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
         cf_die_together("lower --tp or --dp", "--tp %ld x --dp %ld is more than %d ranks", opt->tp, opt->dp, RANKS_MAX);
     const int ranks = opt->dry_run && here == 1 ? (int)(opt->tp * opt->dp) : here;
     cf_mesh_init(mesh, ranks, t->rank, (int)opt->tp, (int)opt->dp);
-    choose_batch(opt);
+    const int64_t pass = opt->micro_batch * opt->dp;
+    if (opt->batch == 0) opt->batch = pass;
+    if (opt->batch % pass != 0)
+        cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
+                        "--batch %ld is not a multiple of --micro-batch %ld x --dp %ld = %ld", opt->batch, opt->micro_batch,
+                        opt->dp, pass);
     if (opt->ranks_per_host > 0 && ranks % opt->ranks_per_host != 0 && !*opt->predict)
         cf_die_together("let it divide them", "--ranks-per-host %ld with %d ranks", opt->ranks_per_host, ranks);
     if (opt->ranks_per_host > 0 || here < ranks) t->ranks_per_host = opt->ranks_per_host > 0 ? (int)opt->ranks_per_host : ranks;

@@ -30,11 +30,6 @@ CF_NORETURN static void die_unwritable(const char *path) {
            "log %s cannot be written: %s", path, strerror(errno));
 }
 
-static void join_name(char name[PATH_MAX], const char *path, const char *suffix) {
-    if (snprintf(name, PATH_MAX, "%s%s", path, suffix) >= PATH_MAX)
-        cf_die("choose a shorter --log", "the name of log %s is too long", path);
-}
-
 static void open_file(logfile *log, const char *path) {
     struct stat status;
     if (log->fd >= 0) close(log->fd); // the old file has been renamed
@@ -50,10 +45,9 @@ bool log_empty(const logfile *log) {
 
 // Renames the log to the first of FILE.1, FILE.2, … that is free.
 static void rename_old(logfile *log, const char *whose) {
-    char name[PATH_MAX], suffix[16];
+    char name[PATH_MAX + 16];
     for (int i = 1;; i++) {
-        snprintf(suffix, sizeof suffix, ".%d", i);
-        join_name(name, log->path, suffix);
+        snprintf(name, sizeof name, "%s.%d", log->path, i);
         if (access(name, F_OK) == 0) continue;
         if (rename(log->path, name) != 0) die_unwritable(name);
         cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
@@ -106,7 +100,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
     logfile *log = cf_host_alloc(1, sizeof *log, path);
     log->fd = -1;
     open_file(log, path);
-    join_name(log->path, path, "");
+    snprintf(log->path, sizeof log->path, "%s", path);    // which open() has not found too long
     if (!log->regular) return log;                        // a device or a pipe keeps no lines
     if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
     if (log_empty(log)) return log;

@@ -13,7 +13,6 @@
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
 static const char *modes[] = {"ideal", "none", "slice", "commfuse", "levels", "auto"}; // --overlap NAME takes the place of commfuse
 enum { IDEAL, NONE, SLICE, COMMFUSE, LEVELS, AUTO, MODES };
-static const double PAYS = 0.02; // the part of a step that overlap must save
 
 typedef struct forecast {
     cf_played played;
@@ -319,7 +318,6 @@ static bool set_mesh(options *opt, const options *given, int64_t ranks, int64_t 
 
 static void predict_meshes(const options *given, const cf_hardware *h, int64_t from, int64_t to, predict_record *record,
                            void *trainer, FILE *out) {
-    int64_t pays_from = 0, pays_to = 0;
     cf_print(out, "%6s %4s %6s", "ranks", "tp", "dp");
     for (int mode = 0; mode < MODES; mode++) cf_print(out, " %10s", modes[mode]);
     cf_print(out, "  %-9s %6s %7s  %s\n", "best", "MFU", "GiB", "bound by");
@@ -345,13 +343,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
                      best_rate, 100 * f[best].mfu);
         }
         cf_print(out, "%6ld best: %s; %.1f %% less than none\n", ranks, best_line, 100 * best_gain);
-        if (best_gain >= PAYS && pays_from == 0) pays_from = ranks;
-        if (best_gain >= PAYS) pays_to = ranks;
     }
-    if (pays_from == 0)
-        cf_print(out, "Overlap saves less than %.0f %% of a step everywhere\n", 100 * PAYS);
-    else
-        cf_print(out, "Overlap saves %.0f %% of a step or more from %ld to %ld ranks\n", 100 * PAYS, pays_from, pays_to);
 }
 
 // What such predictions were off by, as results/predict/predict.md says; checked by T=predict_check.

@@ -142,16 +142,11 @@ typedef struct step_times {
     bool written;               // all ranks have written their part of a checkpoint
 } step_times;
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
 // rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS], .written = true};
-    double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
+    double most = -1, *lead = cf_host_alloc(ranks, sizeof *lead, "the times of the ranks"); // minus the time of computing
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
@@ -162,12 +157,11 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
         times.written &= r[FIGURE_WRITTEN] > 0;
         if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
-        busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
-        if (busy[rank] > most) most = busy[rank], times.slowest = rank;
+        lead[rank] = r[FIGURE_EXPOSED] - r[FIGURE_MS];
+        if (-lead[rank] > most) most = -lead[rank], times.slowest = rank;
     }
-    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
-    times.lag_ms = most - busy[(ranks - 1) / 2];
-    free(busy);
+    times.lag_ms = most + cf_median(lead, ranks);
+    free(lead);
     return times;
 }
 

@@ -82,9 +82,7 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     int64_t bytes;
     uint64_t model = 0;
     if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
-    manifest_add(data, "number of samples in --train", "%ld", train ? train->samples : 0);
     manifest_add(data, "fingerprint of --train", "%lu", train ? train->fingerprint : 0);
-    manifest_add(data, "number of samples in --val", "%ld", val ? val->samples : 0);
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
     manifest_add(data, "hash of --init-from", "%lu", model);
@@ -101,26 +99,20 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",       "channels",     "heads", "vocab",        "padded-vocab", "positions",
-                                        "seq",          "batch",        "lr",    "min-lr",       "warmup",       "schedule",
-                                        "decay-steps",  "weight-decay", "beta1", "beta2",        "eps",          "clip",
-                                        "seed",         "dtype",        "steps", "reduce-dtype", "train-tokens", "train-samples",
-                                        "train-blocks", "define"};
+static const char *const must_stay[] = {"layers",      "channels",     "heads", "vocab",        "padded-vocab", "positions",
+                                        "seq",         "batch",        "lr",    "min-lr",       "warmup",       "schedule",
+                                        "decay-steps", "weight-decay", "beta1", "beta2",        "eps",          "clip",
+                                        "seed",        "dtype",        "steps", "reduce-dtype", "train-blocks", "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
-                                             {"train-tokens", "tokens of --train"},
-                                             {"train-samples", "samples of --train"},
                                              {"train-blocks", "content of --train"},
                                              {"define", "make DEFINE="}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
-    const tokens none = {0}, *t = facts->train ? facts->train : &none;
     cJSON *all = all_options(opt);
     manifest_add(all, "positions", "%ld", facts->shape->maxT);
     manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
-    manifest_add(all, "train-tokens", "%ld", t->count);
-    manifest_add(all, "train-samples", "%ld", t->samples);
-    manifest_add(all, "train-blocks", "%ld", (int64_t)t->fingerprint);
+    manifest_add(all, "train-blocks", "%ld", facts->train ? (int64_t)facts->train->fingerprint : 0);
     const char *define = strchr(facts->version, ' '); // see the Makefile
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "define", "%s", define ? define + 1 : "none");

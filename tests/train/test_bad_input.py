@@ -182,7 +182,7 @@ class Tokens(BadInput):
         long = np.resize(tokens, 10001)
         middle = long.copy()
         middle[5000] = (middle[5000] + 1) % self.shape.V
-        for name, here, there, words in (("shorter", tokens, tokens[:-self.T], "number of samples in --train than rank 0: '7', on rank 0 '8'"),
+        for name, here, there, words in (("shorter", tokens, tokens[:-self.T], "fingerprint of --train"),
                                          ("another", tokens, another, "fingerprint of --train"),
                                          ("middle", long, middle, "fingerprint of --train")):
             folder = self.fresh(name)
