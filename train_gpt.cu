@@ -37,6 +37,8 @@ typedef struct trainer {
     gpt_step step;
     vocabulary *words;
     model_file *start;
+    manifest *from;     // the checkpoint from which the run resumes, or which it exports; NULL: none
+    bool damage;        // newer ones are damaged
     rank_state copy;    // of this rank's state, while it is being saved
     char run[RUN_NAME]; // only rank 0's is used
     run_report report;
@@ -52,10 +54,19 @@ static void make_mesh(trainer *t) {
     t->how.round_gradients = strcmp(t->opt.reduce_dtype, "bf16") == 0;
 }
 
+// Reading and writing files takes longer on some ranks than on others.
+static void allow_long_waits(trainer *t, bool patient) {
+    *t->transport->timeout_s = (patient ? PATIENCE : 1) * t->opt.timeout;
+}
+
 static void make_model(trainer *t) {
     options *opt = &t->opt;
     run_report *r = &t->report;
-    const gpt_shape shape = startup_shape(opt, t->words, t->transport, &t->start); // may lower --seq
+    allow_long_waits(t, true); // until the first step
+    if (!opt->dry_run && !*opt->export_to && t->transport->rank == 0)
+        startup_open_output(opt); // nobody else saves there from here on
+    t->from = startup_checkpoint(opt, t->transport, &t->damage);
+    const gpt_shape shape = startup_shape(opt, t->words, t->from, t->transport, &t->start); // may lower --seq
     const parallel_strategy strategy = strcmp(opt->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_setup setup = {shape, strategy, opt->seq, opt->micro_batch, t->how, false, false};
     if (opt->dry_run) cf_device_reserve_only(true);
@@ -74,13 +85,8 @@ static void make_model(trainer *t) {
     r->val = startup_tokens(opt, "val", opt->val, shape.V);
 }
 
-// Reading and writing files takes longer on some ranks than on others.
-static void allow_long_waits(trainer *t, bool patient) {
-    *t->transport->timeout_s = (patient ? PATIENCE : 1) * t->opt.timeout;
-}
-
-static void restore_state(trainer *t, const manifest *m) {
-    saved_state *from = startup_open_state(&t->opt, m);
+static void restore_state(trainer *t) {
+    saved_state *from = startup_open_state(&t->opt, t->from);
     state_restore(&t->model.zero, startup_read_state, from);
     saved_state_close(from);
 }
@@ -88,13 +94,13 @@ static void restore_state(trainer *t, const manifest *m) {
 // From the newest valid checkpoint, else from --init-from, else random weights.
 static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run};
-    manifest *m = startup_checkpoint(&t->opt, &facts, t->transport, t->start);
+    const manifest *m = t->from;
+    startup_resume(&t->opt, &facts, m, t->damage);
     startup_name(m, t->run);
     plan_start(&t->report.plan, m != NULL, t->opt.steps - (m ? m->step : 0));
     if (m) {
-        restore_state(t, m);
+        restore_state(t);
         report_resume(&t->report, m);
-        manifest_free(m);
         return;
     }
     if (t->start)
@@ -217,19 +223,14 @@ static int run(trainer *t) {
 }
 
 static int export_model(trainer *t) {
-    allow_long_waits(t, true);
-    manifest *m = startup_checkpoint(&t->opt, NULL, t->transport, NULL);
-    restore_state(t, m);
-    write_model(t, m->step, t->opt.export_to);
-    manifest_free(m);
+    restore_state(t);
+    write_model(t, t->from->step, t->opt.export_to);
     return 0;
 }
 
 static int train_model(trainer *t) {
     const options *opt = &t->opt;
     run_report *r = &t->report;
-    allow_long_waits(t, true);
-    if (t->transport->rank == 0) startup_open_output(opt);
     startup_compare_data(opt, t->transport, r->train, r->val, t->words, r->V, t->start);
     load_state(t);
     report_meet(r); // with the long time limit, because some ranks read faster
@@ -263,6 +264,7 @@ static void close_model(trainer *t) {
 static void close_trainer(trainer *t) {
     report_close(&t->report);
     state_free(&t->copy);
+    manifest_free(t->from);
     model_file_close(t->start);
     vocabulary_close(t->words);
     allow_long_waits(t, true); // rank 0 may take longer, with a log or a timeline
@@ -293,7 +295,7 @@ static void record_rank(void *trainer_, const options *opt, int rank, int player
 
 static int print_prediction(trainer *t) {
     options asked = t->opt; // record_rank() overwrites t->opt
-    startup_shape(&asked, t->words, t->transport, &t->start);
+    startup_shape(&asked, t->words, NULL, t->transport, &t->start);
     ((cf_record *)t->transport->state)->hardware = &t->described;
     predict(&asked, &t->described, record_rank, t, stdout);
     close_trainer(t);

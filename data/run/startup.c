@@ -99,12 +99,14 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",      "channels",     "heads", "vocab",        "padded-vocab", "positions",
-                                        "seq",         "batch",        "lr",    "min-lr",       "warmup",       "schedule",
-                                        "decay-steps", "weight-decay", "beta1", "beta2",        "eps",          "clip",
-                                        "seed",        "dtype",        "steps", "reduce-dtype", "train-blocks", "define"};
+static const char *const must_stay[] = {"layers",    "channels",     "heads",        "vocab",        "padded-vocab",
+                                        "positions", "seq",          "batch",        "lr",           "min-lr",
+                                        "warmup",    "schedule",     "decay-steps",  "weight-decay", "beta1",
+                                        "beta2",     "eps",          "clip",         "seed",         "dtype",
+                                        "steps",     "reduce-dtype", "train-tokens", "train-blocks", "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
+                                             {"train-tokens", "tokens of --train"},
                                              {"train-blocks", "content of --train"},
                                              {"define", "make DEFINE="}};
 
@@ -112,6 +114,7 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
     manifest_add(all, "positions", "%ld", facts->shape->maxT);
     manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
+    manifest_add(all, "train-tokens", "%ld", facts->train ? facts->train->count : 0);
     manifest_add(all, "train-blocks", "%ld", facts->train ? (int64_t)facts->train->fingerprint : 0);
     const char *define = strchr(facts->version, ' '); // see the Makefile
     manifest_add(all, "version", "%s", facts->version);
@@ -190,43 +193,24 @@ static gpt_shape shape_of_options(options *opt, const vocabulary *words, const g
     return s;
 }
 
-// Rank 0 reads the checkpoint. The model file is read only if every rank can read it.
-gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *transport, model_file **start) {
-    problem why = {"", ""};
-    struct {
-        gpt_shape shape;
-        int64_t step;
-    } saved = {.step = -1}, *all;
-    if (transport->rank == 0 && *opt->out) {
-        manifest *m = opt->export_step > 0 ? checkpoint_manifest(opt->out, opt->export_step, &why) : NULL;
-        for (int64_t step = INT64_MAX; !m && opt->export_step == 0 && (step = checkpoint_newest(opt->out, step, &why)) >= 0;)
-            m = checkpoint_manifest(opt->out, step, &why);
-        if (m) {
-            saved.step = m->step;
-            saved.shape = (gpt_shape){.maxT = startup_number(m, "positions", 0),
-                                      .V = startup_number(m, "vocab", 0),
-                                      .Vp = startup_number(m, "padded-vocab", 0),
-                                      .L = startup_number(m, "layers", 0),
-                                      .H = startup_number(m, "heads", 0),
-                                      .C = startup_number(m, "channels", 0)};
-            model_shape_check(&saved.shape, "checkpoint in", opt->out);
-        } else if (*opt->export_to)
-            cf_die("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", opt->out,
-                   *why.what ? ": " : "", why.what);
-        manifest_free(m);
+// The model file is read only if every rank can read it.
+gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m, cf_transport *transport, model_file **start) {
+    gpt_shape shape = {0};
+    if (m) {
+        shape = (gpt_shape){.maxT = startup_number(m, "positions", 0),
+                            .V = startup_number(m, "vocab", 0),
+                            .Vp = startup_number(m, "padded-vocab", 0),
+                            .L = startup_number(m, "layers", 0),
+                            .H = startup_number(m, "heads", 0),
+                            .C = startup_number(m, "channels", 0)};
+        model_shape_check(&shape, "checkpoint in", opt->out);
     }
-    all = cf_allgather_alloc(transport, &saved, sizeof saved);
-    saved = all[0];
-    free(all);
-    gpt_shape shape = saved.shape;
     if (*opt->export_to) { // nothing is computed, so the smallest activations will do
-        opt->export_step = saved.step;
         opt->seq = opt->tp < shape.maxT ? opt->tp : shape.maxT;
         opt->micro_batch = 1;
     } else {
         const bool readable = cf_allreduce_min(transport, access(opt->init_from, R_OK) == 0);
-        shape =
-            *opt->init_from && (readable || shape.L == 0) ? shape_of_file(opt, start) : shape_of_options(opt, words, &saved.shape);
+        shape = *opt->init_from && (readable || shape.L == 0) ? shape_of_file(opt, start) : shape_of_options(opt, words, &shape);
     }
     opt->layers = shape.L, opt->channels = shape.C, opt->heads = shape.H, opt->vocab = shape.V;
     return shape;
@@ -253,8 +237,8 @@ static void warn_skipped(const problem *why) {
     cf_print(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
 }
 
-// The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
-// ranks read the same manifest, and each verifies some of the files. *damage, on rank 0: newer ones were damaged.
+// The newest checkpoint of a step below `below` whose files all have the right hash; for an export no older one. Rank 0 looks in the
+// directory; then all ranks read the same manifest, and each verifies some of the files, but not for a dry run.
 static manifest *find_sound(const options *opt, cf_transport *transport, int64_t below, bool *damage) {
     const bool root = transport->rank == 0;
     for (;;) {
@@ -268,7 +252,8 @@ static manifest *find_sound(const options *opt, cf_transport *transport, int64_t
             *damage = true;
         }
         if (below < 0) return NULL;
-        for (int64_t file = transport->rank, there = sound; there && file < m->ranks; file += transport->size) {
+        const bool look = sound && !opt->dry_run;
+        for (int64_t file = transport->rank; look && file < m->ranks; file += transport->size) {
             if (checkpoint_verify(opt->out, m, file, &why)) continue;
             sound = false;
             warn_skipped(&why);
@@ -276,17 +261,21 @@ static manifest *find_sound(const options *opt, cf_transport *transport, int64_t
         if (cf_allreduce_min(transport, sound)) return m;
         *damage = root;
         manifest_free(m);
+        if (*opt->export_to) return NULL;
     }
 }
 
-manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_transport *transport, const model_file *start) {
-    bool damage = false;
+manifest *startup_checkpoint(const options *opt, cf_transport *transport, bool *damage) {
+    const int64_t wanted = opt->export_step;
+    manifest *m = *opt->out ? find_sound(opt, transport, wanted > 0 ? wanted + 1 : INT64_MAX, damage) : NULL;
+    if (*opt->export_to && (!m || (wanted > 0 && m->step != wanted)))
+        cf_die_together("ls it; checkpoints are its directories step_*",
+                        "%s has no sound checkpoint of --export-step %ld (0: the newest)", opt->out, wanted);
+    return m;
+}
+
+void startup_resume(const options *opt, const run_facts *facts, const manifest *m, bool damage) {
     problem why;
-    manifest *m = *opt->out ? find_sound(opt, transport, *opt->export_to ? opt->export_step + 1 : INT64_MAX, &damage) : NULL;
-    if (*opt->export_to && m && m->step == opt->export_step) return m;
-    if (*opt->export_to)
-        cf_die_together("choose another with --export-step", "the checkpoint of step %ld in %s cannot be exported",
-                        opt->export_step, opt->out);
     if (!m && damage && !opt->force)
         cf_die("restore one from a copy; or choose another --out; or begin a new run beside them with --force",
                "no valid checkpoint in %s", opt->out);
@@ -295,10 +284,7 @@ manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_tran
     if (m && m->step > opt->steps)
         cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", opt->out, m->step,
                         opt->steps);
-    if (!m && *opt->init_from && !start)
-        cf_die_together("restore it, or choose another --out", "--init-from %s cannot be read on every host", opt->init_from);
     if (damage && !checkpoint_set_aside(opt->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
-    return m;
 }
 
 saved_state *startup_open_state(const options *opt, const manifest *m) {

@@ -12,10 +12,10 @@ vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, toke
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
-// The model's shape, from --init-from, the checkpoint in --out, or the options; with --export that of --export-step or of the
-// newest checkpoint. Also stores it in *opt. Collective. *start: the model file, or NULL if it is not read. May lower opt->seq if
-// it was not given. For an export it sets the step, and the smallest seq and micro_batch.
-gpt_shape startup_shape(options *opt, const vocabulary *words, cf_transport *transport, model_file **start);
+// The model's shape, from --init-from, the checkpoint m (NULL: none), or the options. Also stores it in *opt. Collective. *start: the
+// model file, or NULL if it is not read. May lower opt->seq if it was not given. For an export it sets the smallest seq and
+// micro_batch.
+gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m, cf_transport *transport, model_file **start);
 
 #define ORIGIN_MODEL "model.bin" // in --out, at the end
 
@@ -47,11 +47,12 @@ void startup_name(const manifest *m, char name[RUN_NAME]);
 // Dies together, naming every option that would change the run, unless opt->force. A change of the weights' shape cannot be forced.
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m);
 
-// Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins,
-// from the model file `start` if that is not NULL. Newer, damaged checkpoints are reported and renamed, so that they do not count
-// when older ones are removed. Calls startup_compare_run(). With --export: the checkpoint of --export-step, facts and start are
-// NULL.
-manifest *startup_checkpoint(const options *opt, const run_facts *facts, cf_transport *transport, const model_file *start);
+// Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins.
+// *damage, on rank 0: newer ones were damaged, which it has reported. With --export: that of --export-step, or dies together.
+manifest *startup_checkpoint(const options *opt, cf_transport *transport, bool *damage);
+// Dies unless the run may begin from the checkpoint m, or anew if that is NULL. Calls startup_compare_run(). Renames the
+// damaged checkpoints, so that they do not count when older ones are removed.
+void startup_resume(const options *opt, const run_facts *facts, const manifest *m, bool damage);
 
 // Opens a checkpoint's saved_state, and reads it for state_restore() of layers/step.h. Both die on an error.
 saved_state *startup_open_state(const options *opt, const manifest *m);

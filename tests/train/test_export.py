@@ -86,8 +86,8 @@ class Export(checkpoints.Case):
 
     def test_refusals(self):
         out = self.with_only(self.undisturbed(2, 1, strategy="tpsp", **CONSTANT)[0], 4, 7)
-        self.assertFails(self.export(out, 5, status=1), "step_00000005", out)
-        self.assertFails(self.export(self.fresh("nowhere"), status=1), "no checkpoint")
+        self.assertFails(self.export(out, 5, status=1), "--export-step 5", out)
+        self.assertFails(self.export(self.fresh("nowhere"), status=1), "no sound checkpoint")
         self.assertFails(self.export(out, 7, status=1, file=self.path("nowhere/model.bin")), "nowhere/model.bin")
         self.assertFails(self.export(out, 7, status=1, file="/dev/null"), "/dev/null", "not a regular file")
         checkpoints.damage(os.path.join(checkpoints.directory(out, 7), "rank_00001.safetensors"), 0.5)
@@ -103,7 +103,7 @@ class Export(checkpoints.Case):
                         checkpoints.directory(out, 7))
         checkpoints.damage(damaged, 0.5)
         result = self.export(out, 4, status=1)
-        self.assertFails(result, "step 4", "cannot be exported", damaged)
+        self.assertFails(result, "--export-step 4", "no sound checkpoint", damaged)
         self.assertNotIn("none of", result.err)
         self.export(out)
 

@@ -107,7 +107,7 @@ class Refusals(checkpoints.Case):
             self.assertSameEnd(out, expected)
         out = self.with_only(expected, AT)
         checkpoints.damage(os.path.join(checkpoints.directory(out, AT), "rank_00001.safetensors"), 0.5)
-        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "cannot be read on every host")
+        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "cannot be opened")
 
     def test_forced(self):
         """Goes on with the new options: what it does then is what they say."""
