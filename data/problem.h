@@ -1,5 +1,5 @@
 // An error as a value, for callers that may use another file, checkpoint or rank instead. Other callers end the run:
-// cf_die(problem_hint(why, NULL), "%s", why->what).
+// cf_die(why->hint, "%s", why->what).
 #pragma once
 #include <stdarg.h>
 #include <stdint.h>

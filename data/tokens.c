@@ -65,7 +65,7 @@ static void check_token(const tokens *t, const token_file *file, int64_t at, int
 static const uint16_t *read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
     problem why;
     if (!input_read(&file->in, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
-        cf_die(problem_hint(&why, NULL), "%s", why.what);
+        cf_die(why.hint, "%s", why.what);
     return t->piece;
 }
 

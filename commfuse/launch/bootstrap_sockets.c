@@ -188,9 +188,8 @@ static void listen_at(sockets *s, const char *address) {
     if (!error) freeaddrinfo(found);
 }
 
-// Writes why this process is no rank of this run; "": it is one.
+// Writes why this process is no rank of this run; nothing: it is one.
 static void check_hello(const sockets *s, const hello *said, char reason[REASON_LENGTH]) {
-    *reason = 0;
     if (said->size != s->base.size || said->rank <= 0 || said->rank >= s->base.size)
         snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
                  said->host, said->rank, said->size, s->base.size);

@@ -209,12 +209,9 @@ static bool is_rank(const cf_watch *w, int rank) {
     return rank >= 0 && rank < w->size;
 }
 
-static bool is_valid(const cf_watch *w, packet *p, ssize_t bytes) {
-    position *at = &p->at;
-    if (bytes != sizeof *p || !is_rank(w, p->from) || memcmp(&p->token, &w->token, sizeof p->token) != 0) return false;
-    at->label[LABEL_BYTES - 1] = 0;
-    cf_sanitize(at->label);
-    return at->peer == -1 || is_rank(w, at->peer);
+static bool is_valid(const cf_watch *w, const packet *p, ssize_t bytes) {
+    return bytes == sizeof *p && memcmp(&p->token, &w->token, sizeof p->token) == 0 && is_rank(w, p->from) &&
+           (p->at.peer == -1 || is_rank(w, p->at.peer));
 }
 
 // Reads the packets that came back because nobody listens at that address and port.
@@ -246,6 +243,8 @@ static void *receive(void *argument) {
         const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
         if (bytes < 0) note_refusals(w);
         if (bytes < 0 || !is_valid(w, &p, bytes)) continue;
+        p.at.label[LABEL_BYTES - 1] = 0;
+        cf_sanitize(p.at.label);
         rank_state *r = &w->ranks[p.from];
         pthread_mutex_lock(&w->lock);
         if (r->is == UNKNOWN) r->is = ANSWERED, r->at = p.at; // otherwise verdict() may be reading it

@@ -139,7 +139,7 @@ static void add_exposed(cf_played *sum, const char *label, double ms) {
     while (i < sum->operations && strcmp(sum->operation[i].label, label) != 0) i++;
     if (i == CF_EXPOSED) i--;
     if (i == sum->operations) snprintf(sum->operation[sum->operations++].label, sizeof sum->operation[0].label, "%s", label);
-    sum->operation[i].ms += ms, sum->exposed_ms += ms;
+    sum->operation[i].ms += ms, sum->part_ms[CF_PART_EXPOSED] += ms;
 }
 
 // The next entry of a stream; NULL: none.
@@ -177,7 +177,7 @@ static bool run_entry(playback *b, player *p, stream *s) {
     if (s->working) {
         if (!start_blocks(b, p, s, e)) return false;
         if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, s->began_ms, b->now_ms);
-        p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - s->began_ms - e->ms);
+        p->sum.part_ms[e->work] += e->ms, p->sum.part_ms[CF_PART_SLOWED] += fmax(0, b->now_ms - s->began_ms - e->ms);
         s->working = false;
         next_entry(p, s);
         return true;
@@ -276,9 +276,9 @@ static double advance(playback *b, player *p, double ms) {
         working += s->working, shares[s - p->stream] = device_share(b, p, s);
         if (s->waiting && e->unit >= 0) waits = e;
     }
-    if (ms >= 0 && working > 1) p->sum.slowed_ms -= ms; // two kernels count this time
+    if (ms >= 0 && working > 1) p->sum.part_ms[CF_PART_SLOWED] -= ms; // two kernels count this time
     if (ms >= 0 && !working && waits) add_exposed(&p->sum, p->record->unit[waits->unit].label, ms);
-    if (ms >= 0 && !working && !waits) p->sum.host_ms += ms;
+    if (ms >= 0 && !working && !waits) p->sum.part_ms[CF_PART_HOST] += ms;
     for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
         next = fmin(next, advance_stream(p, s, b->now_ms, speed, shares[s - p->stream], ms));
     double speeds[CF_LINKS][2];
@@ -334,7 +334,7 @@ static cf_played result_of(playback *b) {
                    u ? u->layer : -1);
         }
         from = fmax(from, p->step_ms[0]), to = fmax(to, p->step_ms[1]);
-        if (p == b->player || p->sum.exposed_ms > result.exposed_ms) result = p->sum;
+        if (p == b->player || p->sum.part_ms[CF_PART_EXPOSED] > result.part_ms[CF_PART_EXPOSED]) result = p->sum;
     }
     result.step_ms = to - from;
     qsort(result.operation, (size_t)result.operations, sizeof *result.operation, longest_first);

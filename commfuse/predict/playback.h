@@ -24,11 +24,13 @@ typedef struct cf_exposed {
     double ms;
 } cf_exposed;
 
+// Parts of a step: kernels of each kind, each alone; then waits for units; delays of kernels by other work, minus the time in which
+// both streams compute; waits for the host.
+enum { CF_PART_EXPOSED = CF_WORK_KINDS, CF_PART_SLOWED, CF_PART_HOST, CF_PARTS };
 typedef struct cf_played { // of the last step that begins and ends
     double step_ms;        // from the last player's begin to the last player's end
     // Of the player that waited longest:
-    double work_ms[CF_WORK_KINDS], exposed_ms, host_ms; // kernels, each alone; waits for units; waits for the host
-    double slowed_ms; // delays of kernels by other work, minus the time in which both streams compute
+    double part_ms[CF_PARTS];
     int operations;
     cf_exposed operation[CF_EXPOSED]; // exposed, by operation; the longest first
 } cf_played;

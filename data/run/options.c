@@ -114,7 +114,7 @@ bool options_try(options *opt, int argc, char **argv, problem *why) {
 
 void options_parse(options *opt, int argc, char **argv) {
     problem why;
-    if (!options_try(opt, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (!options_try(opt, argc, argv, &why)) cf_die_together(why.hint, "%s", why.what);
 }
 
 void options_value(const options *opt, const option_row *row, char *text, int64_t size) {

@@ -106,7 +106,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     p->given = *opt->plan && !p->search_again;
     const char *from = p->given ? opt->plan : *opt->plan ? "" : p->path;
     if (*from) p->text = read_shared(from, transport, *opt->predict, &why);
-    if (p->given && !p->text) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
+    if (p->given && !p->text) cf_die_together(why.hint, "--plan: %s", why.what);
 }
 
 void plan_free(run_plan *p) {
@@ -118,7 +118,7 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
     problem why = {"", ""};
     if (!p->tuner) return false;
     const bool known = p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
-    if (p->given && !known) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
+    if (p->given && !known) cf_die_together(why.hint, "%s", why.what);
     if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)

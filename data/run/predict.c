@@ -274,16 +274,11 @@ static forecast foresee(const options *opt, const cf_hardware *h, int mode, bool
 // --- output ---
 
 static const char *bound(const cf_played *p) {
-    const char *names[] = {"products", "attention", "memory", "communication", "the host", "transfers that slow kernels"};
-    const double ms[] = {p->work_ms[CF_WORK_PRODUCT],
-                         p->work_ms[CF_WORK_ATTENTION],
-                         p->work_ms[CF_WORK_MEMORY],
-                         p->exposed_ms,
-                         p->host_ms,
-                         p->slowed_ms};
+    static const char *const names[CF_PARTS] = {"products", "attention", "memory", "communication", "transfers that slow kernels",
+                                                "the host"};
     int most = 0;
-    for (int i = 1; i < 6; i++)
-        if (ms[i] > ms[most]) most = i;
+    for (int part = 1; part < CF_PARTS; part++)
+        if (p->part_ms[part] > p->part_ms[most]) most = part;
     return names[most];
 }
 
@@ -292,9 +287,9 @@ static void print_modes(const forecast *f, FILE *out) {
              "attention", "memory", "exposed", "slowed", "host", "GiB", "bound by");
     for (int mode = 0; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;
-        cf_print(out, "%-9s %10.2f %11.0f %6.1f%% | %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f | %8.1f  %s\n", modes[mode], p->step_ms,
-                 f[mode].tokens_per_s, 100 * f[mode].mfu, p->work_ms[CF_WORK_PRODUCT], p->work_ms[CF_WORK_ATTENTION],
-                 p->work_ms[CF_WORK_MEMORY], p->exposed_ms, p->slowed_ms, p->host_ms, f[mode].gib, bound(p));
+        cf_print(out, "%-9s %10.2f %11.0f %6.1f%% |", modes[mode], p->step_ms, f[mode].tokens_per_s, 100 * f[mode].mfu);
+        for (int part = 0; part < CF_PARTS; part++) cf_print(out, " %9.2f", p->part_ms[part]);
+        cf_print(out, " | %8.1f  %s\n", f[mode].gib, bound(p));
     }
     for (int mode = NONE; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;

@@ -81,7 +81,7 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
     problem why;
     int64_t bytes;
     uint64_t model = 0;
-    if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
+    if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(why.hint, "model: %s", why.what);
     manifest_add(data, "fingerprint of --train", "%lu", train ? train->fingerprint : 0);
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
@@ -284,18 +284,18 @@ void startup_resume(const options *opt, const run_facts *facts, const manifest *
     if (m && m->step > opt->steps)
         cf_die_together("raise --steps", "the run in %s has taken %ld steps already, more than --steps %ld", opt->out, m->step,
                         opt->steps);
-    if (damage && !checkpoint_set_aside(opt->out, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
+    if (damage && !checkpoint_set_aside(opt->out, m ? m->step : -1, &why)) cf_die(why.hint, "%s", why.what);
 }
 
 saved_state *startup_open_state(const options *opt, const manifest *m) {
     problem why;
     saved_state *s = saved_state_open(opt->out, m, &why);
-    if (!s) cf_die(problem_hint(&why, NULL), "%s", why.what);
+    if (!s) cf_die(why.hint, "%s", why.what);
     return s;
 }
 
 void startup_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
-        cf_die(problem_hint(&why, NULL), "this checkpoint is of another model: %s", why.what);
+        cf_die(why.hint, "this checkpoint is of another model: %s", why.what);
 }

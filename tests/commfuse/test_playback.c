@@ -67,7 +67,7 @@ static void a_kernel_hides_a_transfer(void **state) {
     await(&r, 0);
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 11);
-    assert_near(p.exposed_ms, 3);
+    assert_near(p.part_ms[CF_PART_EXPOSED], 3);
     assert_string_equal(p.operation[0].label, "urgent");
 }
 
@@ -79,7 +79,7 @@ static void taken_multiprocessors_slow_kernels(void **state) {
     await(&r, 0);
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 13); // 10 ms at half speed, then 3 ms
-    assert_near(p.slowed_ms, 5);
+    assert_near(p.part_ms[CF_PART_SLOWED], 5);
 }
 
 // A transfer takes two of four multiprocessors for 10 ms and 1 ms of latency. Meanwhile work for the whole device takes twice its
@@ -95,7 +95,7 @@ static void blocks_and_transfers_wait_for_each_other(void **state) {
         await(&r, 0);
         cf_played p = play(&r, NULL);
         assert_near(p.step_ms, asks_late ? 1 + 8 + 11 : 2 + 8 + 8);
-        assert_near(p.slowed_ms, asks_late ? 0 : 1 + 8);
+        assert_near(p.part_ms[CF_PART_SLOWED], asks_late ? 0 : 1 + 8);
     }
 }
 
@@ -119,7 +119,7 @@ static void two_streams_fill_the_waves(void **state) {
     kernel(&r, 1);
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 6 + 1);
-    assert_near(p.work_ms[CF_WORK_PRODUCT] + p.slowed_ms, 6 + 1);
+    assert_near(p.part_ms[CF_WORK_PRODUCT] + p.part_ms[CF_PART_SLOWED], 6 + 1);
 }
 
 // On a GPU two queues share a link; on a CPU bulk gives way.
@@ -146,7 +146,7 @@ static void a_transfer_waits_for_its_receiver(void **state) {
     await(&a, 0), await(&b, 0);
     cf_played p = play(&a, &b);
     assert_near(p.step_ms, 26);
-    assert_near(p.exposed_ms, 26); // rank 1's
+    assert_near(p.part_ms[CF_PART_EXPOSED], 26); // rank 1's
 }
 
 static void what_a_unit_waits_for_comes_first(void **state) {
@@ -165,7 +165,7 @@ static void a_slow_host_is_the_bound(void **state) {
     for (int i = 0; i < 10; i++) kernel(&r, 1);
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 21);
-    assert_near(p.host_ms, 11);
+    assert_near(p.part_ms[CF_PART_HOST], 11);
 }
 
 // Each rank waits for the second unit before it posts its half.
