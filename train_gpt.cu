@@ -92,10 +92,9 @@ static void restore_state(trainer *t) {
 }
 
 // From the newest valid checkpoint, else from --init-from, else random weights.
-static void load_state(trainer *t) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run};
+static void load_state(trainer *t, const run_facts *facts) {
     const manifest *m = t->from;
-    startup_resume(&t->opt, &facts, m, t->damage);
+    startup_resume(&t->opt, facts, m, t->damage);
     startup_name(m, t->run);
     plan_start(&t->report.plan, m != NULL, t->opt.steps - (m ? m->step : 0));
     if (m) {
@@ -169,9 +168,8 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool wait) {
-    const run_facts facts = {&t->model.params.shape, t->report.train, VERSION, t->run};
     allow_long_waits(t, true);
-    bool saved = saver_begin(t->report.checkpoints, step, startup_describe(&t->opt, &facts));
+    bool saved = saver_begin(t->report.checkpoints, step);
     if (saved) {
         zero_finish_update(&t->model.zero);
         state_copy(&t->copy, &t->model.zero);
@@ -231,12 +229,13 @@ static int export_model(trainer *t) {
 static int train_model(trainer *t) {
     const options *opt = &t->opt;
     run_report *r = &t->report;
+    const run_facts facts = {&t->model.params.shape, r->train, VERSION, t->run};
     startup_compare_data(opt, t->transport, r->train, r->val, t->words, r->V, t->start);
-    load_state(t);
+    load_state(t, &facts);
     report_meet(r); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
     report_open(r);
-    if (*opt->out) r->checkpoints = saver_create(t->transport, opt, r->log);
+    if (*opt->out) r->checkpoints = saver_create(t->transport, opt, r->log, startup_describe(opt, &facts));
     const double cores = (double)t->transport->local_cores / t->transport->local_size;
     r->peak = opt->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (opt->peak_tflops <= 0) r->peak = peak_flops(&r->peak_source, cores, t->transport, t->context.stream);

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #ifdef _OPENMP
@@ -16,7 +15,7 @@
 #endif
 
 enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14, STRETCH = 1024 };
-enum { STACK_MIN = 7 << 18, STACK = 8 << 20 }; // bytes; oneDNN 2.6 takes 1.1 MiB
+enum { STACK_MIN = 7 << 18 }; // bytes; oneDNN 2.6 takes 1.1 MiB
 
 struct cf_stream {
     int unused;
@@ -39,21 +38,6 @@ const char *cf_device_name(void) {
 }
 
 #ifdef _OPENMP
-// A thread that starts later gets the default, unless OMP_STACKSIZE gives OpenMP's another one.
-static void raise_stacks(void) {
-    struct rlimit limit;
-    pthread_attr_t attributes;
-    size_t bytes = STACK;
-    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < STACK) {
-        limit.rlim_cur = limit.rlim_max < STACK ? limit.rlim_max : STACK;
-        setrlimit(RLIMIT_STACK, &limit);
-    }
-    if (pthread_getattr_default_np(&attributes) != 0) return;
-    if (pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < STACK && pthread_attr_setstacksize(&attributes, STACK) == 0)
-        pthread_setattr_default_np(&attributes);
-    pthread_attr_destroy(&attributes);
-}
-
 static size_t stack_of_this_thread(void) {
     pthread_attr_t attributes;
     size_t bytes = SIZE_MAX;
@@ -68,7 +52,6 @@ static size_t stack_of_this_thread(void) {
 static void start_threads(int threads) {
     size_t least = SIZE_MAX;
     int started = 0;
-    raise_stacks();
 #pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least) reduction(+ : started)
     {
         cf_limits_unbind();

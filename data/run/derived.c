@@ -4,15 +4,21 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
+enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80, STACK = 8 << 20 };
 
 void derived_choose_program(options *opt, const char *dtype, const char *other, char **argv) {
     char path[PATH_MAX];
+    struct rlimit stack;
     // gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many
     // turns, some microseconds, they sleep. OpenMP reads it as a program starts, so the program starts again.
-    const bool again = !cf_getenv("OMP_WAIT_POLICY") && !cf_getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "1000", true) == 0;
+    bool again = !cf_getenv("OMP_WAIT_POLICY") && !cf_getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "1000", true) == 0;
+    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < STACK && stack.rlim_cur < stack.rlim_max) { // of its threads, too
+        stack.rlim_cur = stack.rlim_max < STACK ? stack.rlim_max : STACK;
+        again |= setrlimit(RLIMIT_STACK, &stack) == 0;
+    }
     if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
     if (!*opt->predict && strcmp(opt->dtype, dtype) == 0) {
         if (again) execv("/proc/self/exe", argv);

@@ -121,9 +121,8 @@ void log_add(logfile *log, const log_field *field, size_t fields) {
     char number[JSON_NUMBER_TEXT];
     for (const log_field *f = field; log && f < field + fields; f++) {
         if (!f->name) continue;
-        const cJSON *added = f->text   ? cJSON_AddStringToObject(log->line, f->name, f->text)
-                             : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
-                                       : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number));
+        const cJSON *added = f->text ? cJSON_AddStringToObject(log->line, f->name, f->text)
+                                     : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number));
         if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, f->name);
     }
 }

@@ -18,28 +18,21 @@ typedef struct log_resume {
 logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet
 
-// FIELD("loss", 3.2): a number, a text, or a bool, which is written only if it is true. Numbers keep all digits (NaN and infinity
-// become null); whole numbers are exact below 2^53. A byte that may not be printed (sanitize.h) becomes '?'. A field without a name
+// FIELD("loss", 3.2): a number or a text. Numbers keep all digits (NaN and infinity become null); whole numbers are exact below 2^53. A byte that may not be printed (sanitize.h) becomes '?'. A field without a name
 // is left out.
 typedef struct log_field {
-    const char *name, *text; // text NULL: a number or a bool
+    const char *name, *text; // text NULL: a number
     double number;
-    bool flag;
 } log_field;
 static inline log_field log_number(const char *name, double number) {
-    log_field field = {name, NULL, number, false};
+    log_field field = {name, NULL, number};
     return field;
 }
 static inline log_field log_text(const char *name, const char *text) {
-    log_field field = {name, text, 0, false};
+    log_field field = {name, text, 0};
     return field;
 }
-static inline log_field log_flag(const char *name, bool is_set) {
-    log_field field = {is_set ? name : NULL, NULL, 0, true};
-    return field;
-}
-#define FIELD(name, value)                                                                                                         \
-    _Generic((value), char * : log_text, const char * : log_text, bool : log_flag, default : log_number)(name, value)
+#define FIELD(name, value) _Generic((value), char * : log_text, const char * : log_text, default : log_number)(name, value)
 void log_begin(logfile *log, const char *event);
 void log_add(logfile *log, const log_field *field, size_t fields);
 void log_end(logfile *log); // writes the line

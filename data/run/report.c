@@ -190,7 +190,7 @@ void report_step(run_report *r, const double *all, int stride) {
     LOG_LINE(r->log, "step", FIELD("step", s->step), FIELD("loss", s->loss), FIELD("grad_norm", s->grad_norm), FIELD("lr", s->lr),
              FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
              FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
-             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
+             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD(s->trial ? "trial" : NULL, 1));
     plan_step(&r->plan, r->log, s->step);
     if (times.stop) r->stop = times.stop;
     r->last.step = -1;

@@ -26,16 +26,16 @@ struct saver {
     problem why;
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     manifest_file mine;  // this rank's
+    cJSON *options;      // of the manifest
     // On rank 0 only:
     logfile *log;
-    cJSON *options;
     double begun_ms, stall_ms;
 };
 
-saver *saver_create(cf_transport *transport, const options *opt, logfile *log) {
+saver *saver_create(cf_transport *transport, const options *opt, logfile *log, cJSON *described) {
     saver *s = cf_host_alloc(1, sizeof *s, "checkpoints");
     s->file = cf_host_alloc(transport->size, sizeof *s->file, "checkpoints");
-    s->transport = transport, s->opt = opt, s->log = log;
+    s->transport = transport, s->opt = opt, s->log = log, s->options = described;
     s->ok = true;
     return s;
 }
@@ -106,11 +106,9 @@ static void report(const saver *s) {
              FIELD("written_ms", written_ms));
 }
 
-bool saver_begin(saver *s, int64_t step, cJSON *described) {
+bool saver_begin(saver *s, int64_t step) {
     double begun = cf_now_ms();
     saver_finish(s);
-    cJSON_Delete(s->options);
-    s->options = described;
     s->step = step;
     s->begun_ms = begun;
     s->ok = !root(s) || checkpoint_begin(s->opt->out, step, &s->why);

@@ -10,12 +10,13 @@
 
 typedef struct saver saver;
 
-saver *saver_create(cf_transport *transport, const options *opt, logfile *log); // log: rank 0's, which holds the lock of --out
-void saver_free(saver *s);                                                      // after saver_finish()
+// log: rank 0's, which holds the lock of --out. described: the manifest's options, which the saver frees.
+saver *saver_create(cf_transport *transport, const options *opt, logfile *log, struct cJSON *described);
+void saver_free(saver *s); // after saver_finish()
 
-// Collective; waits for a checkpoint that is still being written, then rank 0 makes the directory. described: the manifest's
-// options, which the saver frees. False: the checkpoint could not be begun.
-bool saver_begin(saver *s, int64_t step, struct cJSON *described);
+// Collective; waits for a checkpoint that is still being written, then rank 0 makes the directory. False: the checkpoint could not
+// be begun.
+bool saver_begin(saver *s, int64_t step);
 // A thread writes the copy of this rank's state, without collectives. It must stay unchanged until the next saver_begin() has
 // returned. Training pauses for the copy, nothing else.
 void saver_write(saver *s, const rank_state *copy);
