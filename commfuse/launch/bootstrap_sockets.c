@@ -227,24 +227,19 @@ static void accept_one(sockets *s, int listener) {
     memcpy(s->host[said.rank], said.host, HOST_LENGTH);
 }
 
-// Returns how many ranks have not joined. *last: one of them.
-static int missing_ranks(const sockets *s, int *last) {
-    int missing = 0;
-    for (int i = 1; i < s->ranks; i++)
-        if (s->polled[i].fd < 0) missing++, *last = i;
-    return missing;
-}
-
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_ms) {
-    int last = 0;
     if (s->ranks + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) out_of_files(s); // poll() would refuse so many
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
-    for (int count; (count = missing_ranks(s, &last)) > 0;) {
+    for (;;) {
+        int missing = 0, last = 0;
+        for (int i = 1; i < s->ranks; i++)
+            if (s->polled[i].fd < 0) missing++, last = i;
+        if (missing == 0) break;
         if (cf_now_ms() > deadline_ms)
             cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
-                   "%d of %d ranks have not connected to port %s within %g s: the last is rank %d", count, s->ranks, s->port,
+                   "%d of %d ranks have not connected to port %s within %g s: the last is rank %d", missing, s->ranks, s->port,
                    s->base.timeout_s, last);
         poll(s->polled, (nfds_t)(s->ranks + s->listeners), RETRY_MS); // ignores those without a descriptor
         end_if_lost(s);

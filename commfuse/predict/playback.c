@@ -49,8 +49,7 @@ typedef struct playback {
 
 static void add_event(playback *b, const player *p, int row, const char *name, int layer, int64_t bytes, double begin, double end) {
     if (!b->events) return;
-    cf_trace_event e = {.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
-    e.posted_ms = begin;
+    cf_trace_event e = {begin, end, .posted_ms = begin, .row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes};
     snprintf(e.name, sizeof e.name, "%.39s", name);
     cf_trace_append(&b->events[p - b->player], e);
 }

@@ -9,7 +9,7 @@ cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
     r->entry = cf_host_grow(r->entry, &r->room[0], r->entries + 1, sizeof *r->entry, purpose);
     cf_record_entry *e = &r->entry[r->entries++];
     if (kind == CF_DO_KERNEL || kind == CF_DO_POST) r->host_ms += 1e3 * r->hardware->call_s;
-    *e = (cf_record_entry){.kind = kind, .unit = -1, .host_ms = r->host_ms};
+    *e = (cf_record_entry){.kind = kind, .unit = -1, .name = kind == CF_DO_STEP ? "step" : "", .host_ms = r->host_ms};
     return e;
 }
 
@@ -65,10 +65,7 @@ static void write_entry(const graph *g, int64_t number, int64_t synced, const in
     int64_t other = e->kind == CF_DO_AFTER ? e->after - 1 : -1; // of the other stream
     while (other >= 0 && g->record->entry[other].stream == e->stream) other--;
     fprintf(g->out, "e%d.%ld [rank=%d, stream=%d, ms=%.9g, label=\"%s\"];\n", g->rank, number, g->rank, e->stream,
-            works ? e->ms : 0,
-            e->kind == CF_DO_STEP ? "step"
-            : e->name             ? e->name
-                                  : "");
+            works ? e->ms : 0, e->name);
     if (previous[e->stream] >= 0) edge(g, 'e', g->rank, previous[e->stream], 'e', number);
     if (other >= 0) edge(g, 'e', g->rank, other, 'e', number);
     if (e->host_ms > 0) {

@@ -27,7 +27,7 @@ typedef struct cf_record_entry {
     cf_work_kind work; // KERNEL
     int stream;
     int unit;         // POST and WAIT
-    const char *name; // KERNEL; a constant
+    const char *name; // KERNEL, STEP; a constant
     double ms;        // KERNEL, if it has the device alone; EVENT
     // KERNEL: after its start-up time, blocks[i] blocks of block_ms[i] each on one multiprocessor; none: the whole device works on
     // it for `ms`
