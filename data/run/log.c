@@ -46,13 +46,11 @@ bool log_empty(const logfile *log) {
 // Renames the log to the first of FILE.1, FILE.2, … that is free.
 static void rename_old(logfile *log, const char *whose) {
     char name[PATH_MAX + 16];
-    for (int i = 1;; i++) {
-        snprintf(name, sizeof name, "%s.%d", log->path, i);
-        if (access(name, F_OK) == 0) continue;
-        if (rename(log->path, name) != 0) die_unwritable(name);
-        cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
-        return;
-    }
+    int number = 1;
+    do snprintf(name, sizeof name, "%s.%d", log->path, number++);
+    while (access(name, F_OK) == 0);
+    if (rename(log->path, name) != 0) die_unwritable(name);
+    cf_print(stdout, "log       of %s run renamed to %s\n", whose, name);
 }
 
 // --- resuming ---

@@ -228,11 +228,10 @@ static void write_trace(run_report *r, int64_t last) {
     if (!root(r)) return;
     r->untraced = !atomic_file_replace(r->opt->trace, text, (int64_t)size, &why);
     free(text);
-    if (!r->untraced) {
+    if (r->untraced)
+        cf_print(stderr, "warning: %s; training continues\n", why.what);
+    else
         report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->opt->trace);
-        return;
-    }
-    cf_print(stderr, "warning: %s; training continues\n", why.what);
 }
 
 void report_end_step(run_report *r) {
