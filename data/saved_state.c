@@ -62,7 +62,7 @@ typedef struct located_run {
 } located_run;
 
 struct saved_state {
-    int64_t parts, runs, room;
+    int64_t parts, runs;
     part *part;       // (parts)
     located_run *run; // (runs) sorted
 };
@@ -95,7 +95,6 @@ static bool read_header(part *p, problem *why) {
 static bool read_runs(saved_state *s, const part *p, problem *why) {
     state_run *run = cf_host_alloc(p->runs, sizeof *run, "runs of elements");
     bool ok = input_read(&p->in, p->runs_at, run, p->runs * RUN_BYTES, why);
-    s->run = cf_host_grow(s->run, &s->room, s->runs + p->runs, sizeof *s->run, "runs of elements");
     for (int64_t i = 0; ok && i < p->runs; i++) {
         const state_run *r = &run[i];
         const int64_t field[] = {r->tensor, r->layer, r->whole, r->count, r->at};
@@ -122,14 +121,18 @@ static bool same_tensor(const state_run *a, const state_run *b) {
 
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
     saved_state *s = cf_host_alloc(1, sizeof *s, "a checkpoint");
+    int64_t runs = 0;
     bool ok = true;
     s->part = cf_host_alloc(m->ranks, sizeof *s->part, "a checkpoint");
     for (; ok && s->parts < m->ranks; s->parts++) {
         char path[PATH_MAX];
         part *p = &s->part[s->parts];
         checkpoint_file_path(out, m->step, s->parts, false, path);
-        ok = input_open(&p->in, "checkpoint file", path, why) && read_header(p, why) && read_runs(s, p, why);
+        ok = input_open(&p->in, "checkpoint file", path, why) && read_header(p, why);
+        runs += ok ? p->runs : 0;
     }
+    s->run = cf_host_alloc(runs, sizeof *s->run, "runs of elements");
+    for (int64_t i = 0; ok && i < s->parts; i++) ok = read_runs(s, &s->part[i], why);
     if (ok && s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
     for (int64_t i = 1; ok && i < s->runs; i++) {
         const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
