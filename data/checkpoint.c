@@ -262,13 +262,27 @@ void checkpoint_abandon(const char *out, int64_t step) {
     remove_one(out, (found){step, UNFINISHED}, NULL);
 }
 
+// Checks that each file of the manifest is there and has the right size.
+static bool check_files(const char *out, found f, const manifest *m, problem *why) {
+    for (int64_t rank = 0; rank < m->ranks; rank++) {
+        char path[PATH_MAX];
+        struct stat status;
+        checkpoint_file_path(out, f.step, rank, f.stage == UNFINISHED, path);
+        if (stat(path, &status) != 0) return atomic_file_problem(why, "cannot find", path, -1);
+        if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
+        if (status.st_size != m->file[rank].bytes)
+            return problem_set(why, NULL, "%s has %ld bytes, its manifest says %ld", path, status.st_size, m->file[rank].bytes);
+    }
+    return true;
+}
+
 bool checkpoint_commit(const char *out, const manifest *m, problem *why) {
     const found new = {m->step, UNFINISHED};
     char path[PATH_MAX];
     int64_t size = 0;
     path_of(out, new, manifest_name, path);
-    char *text = manifest_print(m, &size);
-    const bool ok = atomic_file_replace(path, text, size, why) && move(out, new, FINISHED, why);
+    char *text = check_files(out, new, m, why) ? manifest_print(m, &size) : NULL;
+    const bool ok = text && atomic_file_replace(path, text, size, why) && move(out, new, FINISHED, why);
     free(text);
     if (!ok) checkpoint_abandon(out, m->step);
     return ok && (atomic_file_sync_directory(out) || atomic_file_problem(why, "cannot sync", out, -1));
@@ -295,8 +309,13 @@ bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem
     bool removed = all != NULL;
     for (found *f = all; all && f < all + count; f++) {
         if (f->stage == DAMAGED || (f->stage == UNFINISHED && kept == 0)) continue; // the newest may be being written
-        const bool stays = f->stage == FINISHED && (kept++ < keep || (keep_every > 0 && f->step % keep_every == 0));
-        if (!stays) removed &= remove_one(out, *f, why);
+        if (f->stage == FINISHED && kept < keep) {                                  // stays, but counts only if it is complete
+            manifest *m = checkpoint_manifest(out, f->step, NULL);
+            kept += m && check_files(out, *f, m, NULL);
+            manifest_free(m);
+        } else if (f->stage == UNFINISHED || keep_every == 0 || f->step % keep_every != 0) {
+            removed &= remove_one(out, *f, why);
+        }
     }
     free(all);
     return removed;

@@ -50,9 +50,9 @@ void checkpoint_abandon(const char *out, int64_t step);
 // complete, but must not count. They stay until somebody removes them.
 bool checkpoint_set_aside(const char *out, int64_t sound, problem *why);
 
-// Keeps the `keep` newest checkpoints (0: all) and the steps that are multiples of `keep_every` (0: none); removes the rest, and
-// unfinished ones that are older than the newest. False if something could not be removed: it no longer counts, and the next call
-// tries again.
+// Keeps the `keep` newest complete checkpoints (0: all), all newer ones, and the steps that are multiples of `keep_every` (0:
+// none); removes the rest, incomplete ones included. Removes nothing while fewer than `keep` are complete. False if something could
+// not be removed: it no longer counts, and the next call tries again.
 bool checkpoint_prune(const char *out, int64_t keep, int64_t keep_every, problem *why);
 
 // The step of the newest checkpoint below `below`, sound or not. -1: there is none, or they cannot be listed, which sets why.

@@ -23,16 +23,21 @@ static inline bool json_repeated(const cJSON *object, const cJSON *item) {
 
 // The object that is all of a text. NULL: see `wrong`. `name` begins the message; a zero follows the bytes.
 static inline cJSON *json_object(const char *text, int64_t bytes, const char *name, const char *hint, problem *wrong) {
-    const char *end = text;
-    int64_t line = 1;
+    static const char blanks[] = " \t\r\n";
+    const char *end = text, *line = text;
+    int64_t lines = 1, column = 1;
     cJSON *value = cJSON_ParseWithOpts(text, &end, false);
     const bool object = cJSON_IsObject(value);
-    if (object) end += strspn(end, " \t\r\n");
+    if (object) end += strspn(end, blanks);
     if (object && end == text + bytes) return value;
     if (value && !object) end = text;
-    for (const char *at = text; at < end; at++) line += *at == '\n';
-    problem_set(wrong, hint, "%s %s a JSON object: see line %ld, '%.*s'", name, object ? "has more than" : "does not begin with",
-                line, (int)fmin(30, (double)strcspn(end, "\n")), end);
+    const char *last = end > text ? end - 1 : text, *before = last; // where a name is missing, cJSON says one character too many
+    while (before > text && strchr(blanks, before[-1])) before--;
+    if (!value && before > text && strchr("{,", before[-1]) && !strchr(blanks, *last)) end = last;
+    for (const char *next; (next = strchr(line, '\n')) && next < end; lines++) line = next + 1;
+    for (; line < end; line++) column += (*line & 0xc0) != 0x80; // characters
+    problem_set(wrong, hint, "%s %s a JSON object: see line %ld, column %ld", name,
+                object ? "has more than" : "does not begin with", lines, column);
     cJSON_Delete(value);
     return NULL;
 }

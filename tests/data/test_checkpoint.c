@@ -395,10 +395,15 @@ static void test_begin_and_abandon(void **state) {
     checkpoint_abandon(out_path(), 30);
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
     manifest_file file = {.bytes = 4, .hash = 0};
-    manifest m = {.step = 30, .ranks = 1, .file = &file, .options = cJSON_CreateObject()};
+    manifest m = {.step = 30, .ranks = 1, .file = &file};
     assert_false(checkpoint_commit(out_path(), &m, &why)); // it was not begun
-    ASSERT_SAYS("cannot create", "step_00000030.tmp/manifest.json");
-    cJSON_Delete(m.options);
+    ASSERT_SAYS("cannot find", "step_00000030.tmp/rank_00000.safetensors");
+    // A file that is not what its rank says.
+    assert_true(checkpoint_begin(out_path(), 30, &why));
+    scratch_write("out/step_00000030.tmp/rank_00000.safetensors", "abc", 3);
+    assert_false(checkpoint_commit(out_path(), &m, &why));
+    ASSERT_SAYS("rank_00000.safetensors has 3 bytes, its manifest says 4");
+    assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
     assert_true(checkpoint_begin(out_path(), 30, &why));
     close(lock);
     close(lock_out()); // which removes it
@@ -440,14 +445,22 @@ static void test_prune(void **state) {
     assert_string_equal(left(), "9");
     assert_int_equal(newest_sound(), 90);
     close(lock);
-    // Unfinished ones do not count, and go when they are older than the newest: that one may be being written.
+    // Incomplete ones do not count, and go when they are older than what is kept.
     lock = nine();
-    assert_true(checkpoint_begin(out_path(), 75, &why));
-    assert_true(checkpoint_begin(out_path(), 100, &why));
+    unlink(file_in(90, "manifest.json"));
+    unlink(file_in(70, "rank_00000.safetensors"));
     assert_true(checkpoint_prune(out_path(), 2, 0, &why));
+    assert_string_equal(left(), "6789");
+    assert_int_equal(newest_sound(), 80);
+    assert_true(checkpoint_begin(out_path(), 100, &why)); // while one is being written, that one stays
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
     assert_string_equal(left(), "89");
-    assert_int_equal(access(scratch_path("out/step_00000075.tmp"), F_OK), -1);
     assert_int_equal(access(scratch_path("out/step_00000100.tmp"), F_OK), 0);
+    checkpoint_abandon(out_path(), 100);
+    // No complete one: nothing is removed.
+    unlink(file_in(80, "manifest.json"));
+    assert_true(checkpoint_prune(out_path(), 1, 0, &why));
+    assert_string_equal(left(), "89");
     close(lock);
 }
 

@@ -271,8 +271,8 @@ class Predict(harness.Case):
         refused(lambda m: m["links"][0].update(name="x" * 24), "links")
         refused(lambda m: m.update(product_tflops=[{"x": 1, "y": 2}]), "product_tflops")
         whole = json.dumps(good)
-        for text, said in (("", "line 1, ''"), ("{", "line 1, ''"), ("[1]", "line 1, '[1]'"), ("{}", '"name"'),
-                           (whole + "\n{}", "line 2, '{}'"), (whole + "\0", "has more than a JSON object"),
+        for text, said in (("", "line 1, column 1"), ("{", "line 1, column 2"), ("[1]", "line 1, column 1"), ("{}", '"name"'),
+                           (whole + "\n{}", "line 2, column 1"), (whole + "\0", "has more than a JSON object"),
                            ('{"peak_tflops": 1,' + whole[1:], '"peak_tflops" appears twice'),
                            ('{"comment": 1,' + whole[1:], '"comment" appears twice'),
                            (whole.replace('"ranks"', '"ranks": 8, "ranks"', 1), '"ranks" appears twice')):
