@@ -21,15 +21,9 @@ import struct
 import sys
 import tempfile
 
-try:
-    import numpy as np
-except ImportError as missing:
-    sys.exit(f"error: {sys.executable} has no numpy: {missing}\n"
-             'hint:  "$(scripts/find_python.sh)" data/hugging_face.py … finds a Python that has it; '
-             "scripts/install_deps.sh installs it")
-
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepare import GPT2_TOKENS, HEADER, Parser, Problem, close_synced, opened, say, status_of, sync_directory
+import numpy as np  # after prepare, whose errors name a Python that has it
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h

@@ -32,7 +32,7 @@ import tempfile
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
-from command import Parser, Problem, close_synced, note, opened, say, status_of
+from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of
 
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
@@ -399,13 +399,10 @@ def parse_arguments(arguments):
         help=f"for gpt2: documents of text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
         help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
-    add("--val-fraction", metavar="X", default=0.1, type=float, help="share of the text, at its end, for validation")
-    add("--shard-tokens", metavar="N", default=100_000_000, type=int, help="most tokens in one file")
+    add("--val-fraction", metavar="X", default=0.1, type=at_least(0, 0.999, float),
+        help="share of the text, at its end, for validation")
+    add("--shard-tokens", metavar="N", default=100_000_000, type=at_least(1, 2**31 - 1), help="most tokens in one file")
     options = parser.parse_args(arguments)
-    if not 0 <= options.val_fraction <= 0.999:
-        parser.error(f"--val-fraction {options.val_fraction} is not a fraction from 0 to 0.999")
-    if not 1 <= options.shard_tokens < 2**31:
-        parser.error(f"--shard-tokens {options.shard_tokens} is not a whole number from 1 to 2^31 - 1")
     options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
         parser.error(f"--{name} is for --encoding gpt2")

@@ -54,19 +54,13 @@ def some_of(known):
     return parse
 
 
-def at_least(least):
-    """A type of options: whole numbers from `least` on."""
+def at_least(least, most=float("inf"), kind=int):
+    """A type of options: numbers from `least` to `most`."""
     def number(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text}: at least {least}")
-        return int(text)
+        if not least <= kind(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: at least {least}, at most {most}")
+        return kind(text)
     return number
-
-
-def positive(text):
-    if not 0 < float(text) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return float(text)
 
 
 def status_of(work, where="", interrupted="interrupted"):
@@ -82,13 +76,21 @@ def status_of(work, where="", interrupted="interrupted"):
         note(f"error: {error.strerror or error}: {error.filename or where}")
     except MemoryError:
         note(f"error: no memory is left: {where}")
-    except ImportError as error:
-        note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it; "
-             f'"$(scripts/find_python.sh)" {sys.argv[0]} uses a Python that has it')
     except KeyboardInterrupt:
         note(interrupted)
         return 130
     return 1
+
+
+def say_what_is_not_installed(kind, error, trace):
+    """Of a package that an import does not find, at the top of a script too. Other errors of a script's own are shown as always."""
+    if not issubclass(kind, ImportError):
+        return sys.__excepthook__(kind, error, trace)
+    note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it; "
+         f'"$(scripts/find_python.sh)" {sys.argv[0]} uses a Python that has it')
+
+
+sys.excepthook = say_what_is_not_installed
 
 
 def opened(path, mode="rb", **more):

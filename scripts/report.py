@@ -21,16 +21,10 @@ import sys
 
 import lab
 import plots
-from command import Parser, note, positive, some_of, status_of, whole, write_whole
+from command import Parser, at_least, note, some_of, status_of, whole, write_whole
+from experiments import ablation, timeline, training
+from experiments.steps import Place
 from runner import ROOT
-
-try:  # before hours are spent, not after them
-    from experiments import ablation, timeline, training
-    from experiments.steps import Place
-    plots.pyplot()
-except ImportError as error:
-    sys.exit(f"report.py: {error}, in {sys.executable}\n  \"$(scripts/find_python.sh)\" scripts/report.py uses a Python that has it; "
-             "scripts/install_deps.sh installs it")
 
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
 CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
@@ -112,9 +106,9 @@ def options():
     parser.add_argument("--only", metavar="NAME[,NAME]", type=some_of(EXPERIMENTS), default=list(EXPERIMENTS),
                         help=f"of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
-    parser.add_argument("--patience", type=positive, default=1, metavar="X",
+    parser.add_argument("--patience", type=at_least(0.01, kind=float), default=1, metavar="X",
                         help="measure points X times as long, on a machine with other work (default: %(default)s)")
-    parser.add_argument("--ratio", type=positive, default=0.5, metavar="X",
+    parser.add_argument("--ratio", type=at_least(0.01, kind=float), default=0.5, metavar="X",
                         help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
     return parser.parse_args()
 
@@ -122,6 +116,7 @@ def options():
 def main():
     o = options()
     o.out.mkdir(parents=True, exist_ok=True)
+    plots.pyplot()  # before hours are spent, not after them
     place, done, failed = Place(o.place, o.ratio), {}, []
     conditions = conditions_of(place)
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})

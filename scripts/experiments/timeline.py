@@ -1,8 +1,8 @@
 """One transformer layer in every mode, drawn from traces of training: the paper's figure, measured.
 
-Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace but the first and
-last layer, the one of median length is drawn, the same for all ranks: an example, not a statistic. Forward and backward both start
-at zero, so that panels can be compared.
+Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace, the one of median
+length is drawn, the same for all ranks: an example, not a statistic. Forward and backward both start at zero, so that panels can be
+compared.
 """
 import json
 import tempfile
@@ -33,32 +33,29 @@ def measure(place, point):
                 steps.PROGRAM, *steps.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
                 "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{STEPS}"])
             with open(trace, encoding="utf-8") as file:
-                rows += [{"model": point["model"], "seq": point["seq"], "batch": point["batch"], "link_bits_per_s": rate,
-                          "mode": mode, **row}
-                         for row in layer_of(json.load(file)["traceEvents"])]
+                layer = layer_of(json.load(file)["traceEvents"])
+            shape = {name: point[name] for name in ("model", "seq", "batch")}
+            rows += [{**shape, "link_bits_per_s": rate, "mode": mode, **row} for row in layer]
     return rows
 
 
 def layer_of(events):
     """Rows of the median layer of a trace: the events that overlap its block, in ms from the begin of the block."""
-    events = [event for event in events if event["ph"] == "X"]
-    layers = {}  # (step, layer) → (rank, name) → the event of its block
+    layers, others, rows = {}, [], []  # layers: (step, layer) → its blocks, of every rank, forward and backward
     for event in events:
         if event["name"] in ("block forward", "block backward"):
-            layer = layers.setdefault((event["args"]["step"], event["args"]["layer"]), {})
-            layer[event["pid"], event["name"]] = event
-    last = max(layer for _, layer in layers)
-    inner = [blocks for (_, layer), blocks in layers.items() if 0 < layer < last] or list(layers.values())
-    inner.sort(key=lambda blocks: sum(block["dur"] for block in blocks.values()))
-    blocks, rows = inner[(len(inner) - 1) // 2], []
-    for (rank, name), block in sorted(blocks.items()):
-        origin = min(other["ts"] for (_, same), other in blocks.items() if same == name)
-        begin, end = block["ts"], block["ts"] + block["dur"]
-        rows += [{"direction": name.split()[1], "rank": rank, "kind": "block" if event is block else event["cat"],
+            layers.setdefault((event["args"]["step"], event["args"]["layer"]), []).append({**event, "cat": "block"})
+        elif event["ph"] == "X":
+            others.append(event)
+    by_length = sorted(layers.values(), key=lambda blocks: sum(block["dur"] for block in blocks))
+    blocks = by_length[(len(by_length) - 1) // 2]
+    for block in blocks:
+        origin, end = min(same["ts"] for same in blocks if same["name"] == block["name"]), block["ts"] + block["dur"]
+        rows += [{"direction": block["name"].split()[1], "rank": block["pid"], "kind": event["cat"],
                   "layer": block["args"]["layer"], "name": event["name"],
                   "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3}
-                 for event in events if event is block or event["pid"] == rank and not event["name"].startswith("block ")
-                 and event["ts"] < end and event["ts"] + event["dur"] > begin]
+                 for event in [block, *others] if event["pid"] == block["pid"]
+                 and event["ts"] < end and event["ts"] + event["dur"] > block["ts"]]
     return rows
 
 

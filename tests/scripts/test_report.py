@@ -172,7 +172,7 @@ class ReportOfAFakeExperiment(Case):
     def test_patience_measures_longer(self):
         self.assertIn("0 min left", self.make("--patience", "3", FAKE_POINTS="2"))
         self.assertIn("2 min left", self.make("--patience", "30", FAKE_POINTS="2"))
-        self.assertIn("not a positive number", self.make("--patience", "0", status=2))
+        self.assertIn("--patience: 0: at least 0.01", self.make("--patience", "0", status=2))
 
     def test_a_point_that_fails_is_reported_and_the_others_go_on(self):
         output = self.make(status=1, FAKE_BROKEN="1")
