@@ -91,24 +91,18 @@ def scaling(o):
     return text
 
 
-# --- steps measured by bench_train ---
-
-def measured_steps(program, shape, meshes, modes, rounds, rate=None, **environment):
-    """[mesh, mode, ms] of the shortest steps, which other work disturbs least. With a rate each rank has a host in a lab."""
-    launcher, found = ["scripts/lab.py", "--rate", rate, "--hosts"] if rate else ["scripts/mpirun.sh", "-np"], []
+def compared_steps(what, machine, program, shape, meshes, modes, rounds, launcher=("scripts/mpirun.sh", "-np"), **environment):
+    """A table of the shortest steps of bench_train, which other work disturbs least. The launcher lacks the number of ranks."""
+    rows = []
     for mesh in meshes:
         ranks = str(mesh["tp"] * mesh["dp"])
-        text = run([*launcher, ranks, *["--"][:bool(rate)], program, "--rounds", rounds, "--json", "--peak-tflops", 1,
-                    "--timeout", 600, "--modes", ",".join(modes), *words_of(**shape, **mesh)],
-                   EMULATOR_DEVICES=ranks, **environment)
-        steps = run_log.turns(text)[1]
-        found += [(mesh, mode, min(step["step_ms"] for step in steps if step["mode"] == mode)) for mode in modes]
-    return found
-
-
-def compared_steps(what, steps, shape, machine):
-    return compared(what, [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, ms,
-                            predict(str(machine), **shape, **mesh)[mode]["step"]) for mesh, mode, ms in steps])
+        steps = run_log.turns(run([*launcher, ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1, "--timeout", 600,
+                                   "--modes", ",".join(modes), *words_of(**shape, **mesh)],
+                                  EMULATOR_DEVICES=ranks, **environment))[1]
+        rows += [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode},
+                  min(step["step_ms"] for step in steps if step["mode"] == mode),
+                  predict(str(machine), **shape, **mesh)[mode]["step"]) for mode in modes]
+    return compared(what, rows)
 
 
 def here(o):
@@ -121,11 +115,11 @@ def here(o):
     described = json.loads(machine.read_text(encoding="utf-8"))
     write_whole(hosts, json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}))
     text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products.\n\n"
-            f"{compared_steps('measured', measured_steps(**options), shape, machine)}\n")
+            f"{compared_steps('measured', machine, **options)}\n")
     if obstacle := lab.obstacle():
         return f"{text}No hosts: {obstacle}\n"
-    remote = measured_steps(**options, rate=f"{HOSTS_GBIT}gbit")
-    return f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{compared_steps('measured', remote, shape, hosts)}"
+    remote = compared_steps("measured", hosts, **options, launcher=("scripts/lab.py", "--rate", f"{HOSTS_GBIT}gbit", "--hosts"))
+    return f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{remote}"
 
 
 def report(o):
@@ -134,18 +128,15 @@ def report(o):
     laptop = json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text(encoding="utf-8"))
     with open(f"{ROOT}/scripts/experiments/results/training/training.csv", encoding="utf-8") as file:
         steps = [row for row in csv.DictReader(file) if row["threads"] == "1" and row["round"] != "0"]
-
-    def middle(rows, column):
-        return statistics.median(float(row[column]) for row in rows)
-
     rows = []
     for name in dict.fromkeys(row["mesh"] for row in steps):
-        modes = {mode: [row for row in steps if (row["mesh"], row["mode"]) == (name, mode)] for mode in ("nowire", *REPORTED)}
+        def middle(column, mode="nowire"):
+            return statistics.median(float(row[column]) for row in steps if (row["mesh"], row["mode"]) == (name, mode))
+
         strategy, tp, dp = re.fullmatch(r"(\w+) (\d+)x(\d+)", name).groups()
         shape = dict(model="d12", vocab=8192, seq=1024, micro_batch=1, recompute=1, strategy=strategy, tp=tp, dp=dp)
-        own = modes["nowire"]
-        link = dict(laptop["links"][-1], gb_per_s=middle(own, "link_bits_per_s") / 8e9, block_gb_per_s=0, taken=0,
-                    native_share=[[1, min(1, middle(own, "line_ms") / middle(own, "native_ms"))]])  # the library's, timed alone
+        link = dict(laptop["links"][-1], gb_per_s=middle("link_bits_per_s") / 8e9, block_gb_per_s=0, taken=0,
+                    native_share=[[1, min(1, middle("line_ms") / middle("native_ms"))]])  # the library's, timed alone
         speed, off = 1, 1
         while abs(off) > 0.001:
             path = o.out / f"report_{strategy}_{dp}_{speed:.4f}.json"
@@ -153,9 +144,9 @@ def report(o):
                       for kind in ("product", "attention", "attention_backward")}
             faster.update({field: laptop[field] * speed for field in ("peak_tflops", "memory_gb_per_s")})
             write_whole(path, json.dumps({**laptop, **faster, "links": [link]}))
-            off = predict(str(path), **shape)["ideal"]["step"] / middle(own, "step_ms") - 1
+            off = predict(str(path), **shape)["ideal"]["step"] / middle("step_ms") - 1
             speed *= 1 + off
-        rows += [({"mesh": name, "overlap": mode}, middle(modes[mode], "step_ms"), predict(str(path), **shape)[kind]["step"])
+        rows += [({"mesh": name, "overlap": mode}, middle("step_ms", mode), predict(str(path), **shape)[kind]["step"])
                  for mode, kind in REPORTED.items()]
     return compared("measured", rows)
 
@@ -167,8 +158,8 @@ def emulated(o):
         return f"Skipped: {program} is not built (make {program})\n"
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
     meshes = dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")
-    steps = measured_steps(program, shape, meshes, MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
-    return compared_steps("emulated", steps, shape, "tests/emulator/imagined.json")
+    return compared_steps("emulated", "tests/emulator/imagined.json", program, shape, meshes, MODES[1:4], 1,
+                          EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
 
 
 PARTS = {part.__name__: part for part in (gpu, published, emulated, report, here, scaling)}

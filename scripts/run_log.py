@@ -1,7 +1,5 @@
 """One JSON object a line: the log of a run (train_gpt --log), what benchmarks print, and rows that other scripts collect."""
-import fcntl
 import json
-import os
 import statistics
 
 from command import Problem, opened
@@ -22,26 +20,6 @@ def lines(path, key="event"):
         if not isinstance(value, dict) or key not in value:
             raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
         yield value
-
-
-class Rows:
-    """A file of rows that one command at a time adds to, and that the same command continues. Each has the key."""
-
-    def __init__(self, path, key):
-        self.path, self.file = path, opened(path, "a", encoding="utf-8")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Problem(f"{path} is being written by another command", "wait for it, or choose another --out") from None
-        with opened(path, "rb+") as file:  # the last line may be cut
-            file.truncate(file.read().rfind(b"\n") + 1)
-        self.done = list(lines(path, key))
-
-    def append(self, row):
-        self.done.append(row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
 
 
 def printed(text):
