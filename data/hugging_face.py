@@ -38,17 +38,9 @@ ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "n
            "num_attention_heads": "n_head"}  # other names of fields, which take precedence in transformers
 DOWNLOAD = "hf download openai-community/gpt2 config.json model.safetensors --local-dir gpt2, for one"
 
-# In the order of a model file: Hugging Face's name of each tensor, its rows (V: tokens, T: positions) and columns as multiples of
-# the channels, and whether it is the weight of a linear layer.
-TENSORS = (
-    ("wte.weight", "V", 1, False), ("wpe.weight", "T", 1, False),
-    ("h.{}.ln_1.weight", None, 1, False), ("h.{}.ln_1.bias", None, 1, False),
-    ("h.{}.attn.c_attn.weight", 3, 1, True), ("h.{}.attn.c_attn.bias", None, 3, False),
-    ("h.{}.attn.c_proj.weight", 1, 1, True), ("h.{}.attn.c_proj.bias", None, 1, False),
-    ("h.{}.ln_2.weight", None, 1, False), ("h.{}.ln_2.bias", None, 1, False),
-    ("h.{}.mlp.c_fc.weight", 4, 1, True), ("h.{}.mlp.c_fc.bias", None, 4, False),
-    ("h.{}.mlp.c_proj.weight", 1, 4, True), ("h.{}.mlp.c_proj.bias", None, 1, False),
-    ("ln_f.weight", None, 1, False), ("ln_f.bias", None, 1, False))
+# Of a block, in the order of a model file: Hugging Face's name of each layer, and its outputs and inputs as multiples of the
+# channels; a layer norm has no inputs.
+LAYERS = (("ln_1", 1, 0), ("attn.c_attn", 3, 1), ("attn.c_proj", 1, 1), ("ln_2", 1, 0), ("mlp.c_fc", 4, 1), ("mlp.c_proj", 1, 4))
 
 
 class Shape:
@@ -66,15 +58,18 @@ class Shape:
 
     def tensors(self):
         """(name, shape in a model file without padding, whether it is transposed there), in the file's order."""
-        sizes = {"V": self.vocab_size, "T": self.n_positions}
-        for name, rows, columns, linear in TENSORS:
-            columns *= self.n_embd
-            shape = (columns,) if rows is None else (sizes.get(rows) or rows * self.n_embd, columns)
-            for layer in range(self.n_layer if "{}" in name else 1):
-                yield name.format(layer), shape, linear
+        C = self.n_embd
+        yield from (("wte.weight", (self.vocab_size, C), False), ("wpe.weight", (self.n_positions, C), False))
+        for name, outputs, inputs in LAYERS:
+            weight = (outputs * C, inputs * C) if inputs else (C,)
+            yield from ((f"h.{layer}.{name}.weight", weight, inputs > 0) for layer in range(self.n_layer))
+            yield from ((f"h.{layer}.{name}.bias", (outputs * C,), False) for layer in range(self.n_layer))
+        yield from (("ln_f.weight", (C,), False), ("ln_f.bias", (C,), False))
 
-    def elements(self):
-        return sum(math.prod(shape) for _, shape, _ in self.tensors())
+    def __str__(self):
+        elements = sum(math.prod(shape) for _, shape, _ in self.tensors())
+        return (f"GPT-2 of {self.n_layer} layers, {self.n_embd} channels, {self.n_head} heads, {self.vocab_size} tokens,"
+                f" {self.n_positions} positions: {elements / 1e6:.2f} M parameters")
 
 
 class Tensor(collections.namedtuple("Tensor", "path dtype shape at end")):
@@ -212,12 +207,7 @@ def import_model(directory, out):
             if name == "wte.weight":
                 file.write(bytes((shape.padded - shape.vocab_size) * shape.n_embd * values.itemsize))
         close_synced(file)
-    return f"{out}: {describe(shape)}, {'bf16' if bf16 else 'fp32'}"
-
-
-def describe(shape):
-    return (f"GPT-2 of {shape.n_layer} layers, {shape.n_embd} channels, {shape.n_head} heads, {shape.vocab_size} tokens,"
-            f" {shape.n_positions} positions: {shape.elements() / 1e6:.2f} M parameters")
+    return f"{out}: {shape}, {'bf16' if bf16 else 'fp32'}"
 
 
 @contextlib.contextmanager
@@ -287,7 +277,7 @@ def export_model(path, out):
             json.dump(config, file, indent=2)
             close_synced(file)
         sync_directory(directory)
-    return f"{out}: {describe(shape)}"
+    return f"{out}: {shape}"
 
 
 def main(arguments=None):

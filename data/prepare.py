@@ -42,9 +42,9 @@ GPT2_TOKENS = 50257
 BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of GPT-2's pattern; Python's has more
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
-# The first bytes of files that are not text, and their kind.
-NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
-           b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+# What files that are not text begin with, and their kind.
+NO_TEXT = {rb"\x28\xb5\x2f\xfd": "packed by zstd", rb"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
+           b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe|\xfe\xff": "UTF-16", rb"(?s).{257}ustar": "a tar archive",
            struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
@@ -194,11 +194,8 @@ class Source:
             self.packed = file.read(2) == b"\x1f\x8b"
         with about(self.name), self.open() as file:
             begin = file.read(512)
-            kinds = [kind for magic, kind in NO_TEXT.items() if begin.startswith(magic)]
-            if begin[257:262] == b"ustar":
-                kinds = ["a tar archive"]
-            if kinds:
-                raise Problem(f"it is {kinds[0]}, not text", "unpack or convert it: … | data/prepare.py --input -")
+            for kind in (kind for magic, kind in NO_TEXT.items() if re.match(magic, begin)):
+                raise Problem(f"it is {kind}, not text", "unpack or convert it: … | data/prepare.py --input -")
             self.size = file.seek(0, os.SEEK_END)
 
     def open(self):

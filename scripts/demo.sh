@@ -28,7 +28,7 @@ make --no-print-directory -s -O -j"$(nproc)" train_gpt $bench || fail "the build
 python=$(scripts/find_python.sh)
 
 heading "2/5 text and tokens"
-# Tiny Shakespeare, so that figures are comparable between machines; without a network, Python's language reference.
+# Tiny Shakespeare, so that figures are comparable between machines; without a network, this project's documents and sources.
 text=$demo/tinyshakespeare.txt
 url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 mkdir -p $demo
@@ -37,14 +37,8 @@ right || cp ../shared/data/tinyshakespeare.txt $text 2>/dev/null ||
     timeout 30 "$python" -c "import urllib.request as web; web.urlretrieve('$url', '$text')" 2>/dev/null ||
     echo "no tiny Shakespeare from $url"
 if ! right; then
-    text=$demo/documentation.txt
-    "$python" - >$text <<'END' || fail "no text to train on"
-import random, re
-from pydoc_data.topics import topics
-chapters = sorted(set(topics.values()))
-random.Random(1).shuffle(chapters)  # so that the end, for validation, is of the same kind
-print(re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", "ignore").decode())
-END
+    text=$demo/documents.txt
+    cat README.md */README.md tests/*/README.md commfuse/*.[ch] layers/*.[ch] data/*.[ch] >$text
 fi
 echo "text: $text"
 "$python" data/prepare.py --input "$text" --out $demo/tokens --encoding byte || fail "data/prepare.py failed"

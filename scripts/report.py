@@ -28,7 +28,6 @@ from runner import ROOT
 
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
 CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
-LOAD_MAX = 0.1  # of each core, from other work: above it, times change from minute to minute
 
 
 def conditions_of(place):
@@ -42,17 +41,12 @@ def conditions_of(place):
 
 def doubts(conditions):
     """Why figures are less exact on this machine; "" if no reason is known."""
-    cores, load = conditions["cores"], conditions["load"]
-    if shortage := lab.shortage(2, cores):
-        return f"In this report {lab.SHARED}: {shortage}"
-    if load > LOAD_MAX * cores:
-        return f"Other work shares these processors, so times differ from minute to minute: load {load:.2f} at the start"
-    return ""
+    shortage = lab.shortage(2, conditions["cores"])
+    return shortage and f"**{lab.SHARED}**: {shortage}"
 
 
 def caption(conditions):
-    shortage = lab.shortage(2, conditions["cores"])
-    shared = shortage and f" (**{lab.SHARED}**: {shortage})"
+    shared = doubts(conditions) and f" ({doubts(conditions)})"
     return (f"{conditions['machine']}{shared}, load {conditions['load']:.2f} at the start; {conditions['compiler']}; "
             f"{conditions['mpi']}; oneDNN {conditions['oneDNN']}; commfuse {conditions['version']}; "
             f"{'lab, link as named' if conditions['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
@@ -82,7 +76,7 @@ def problems_of(done):
 
 def write_report(folder, conditions, done, wrong, left=0):
     """done: of each experiment its rows and commands."""
-    text = [f"**{doubts(conditions)}.**", ""] if doubts(conditions) else []
+    text = [f"In this report {doubts(conditions)}.", ""] if doubts(conditions) else []
     text += ["# What overlapping brings, measured", "", f"{caption(conditions)}.", ""]
     if left:
         text += [f"**Not complete: {left} points were not measured.**", ""]
@@ -93,8 +87,7 @@ def write_report(folder, conditions, done, wrong, left=0):
              "token file (`data/prepare.py`): contents do not change times.", ""]
     if wrong:
         text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
-    cores = conditions["cores"]
-    plots.note = f"{cores} cores: {lab.SHARED}" if lab.shortage(2, cores) else ""
+    plots.note = doubts(conditions) and f"{conditions['cores']} cores: {lab.SHARED}"
     text += [section(EXPERIMENTS[name], *found, folder, caption(conditions)) for name, found in done.items()]
     write_whole(folder / "report.md", "\n".join(text))
 
@@ -121,8 +114,7 @@ def main():
     conditions = conditions_of(place)
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
-    if doubts(conditions):
-        note(doubts(conditions))
+    note(caption(conditions))
     for number, (name, point) in enumerate(points, 1):
         left = sum(point["seconds"] for _, point in points[number - 1:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]

@@ -64,10 +64,6 @@ def point_of(place, quick, mesh, size, modes, policy=(), wide=True):
             "policy": list(policy), "rounds": rounds, "seconds": seconds}
 
 
-def mesh_name(point):
-    return f"{point['strategy']} {point['tp']}x{point['dp']}"
-
-
 # --- measuring ---
 
 
@@ -110,7 +106,7 @@ def measure(place, point):
             rate = set_link(place, point, ideal_ms, bits)
             config, steps = take_turns(place, point, point["modes"], point["rounds"], "--out", folder)
             flops_of_peak = config.get("peak_tflops_all_ranks", 0) * 1e9  # in a millisecond
-            rows += [{"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "seq": point["seq"],
+            rows += [{"mesh": "{strategy} {tp}x{dp}".format(**point), "ranks": config["ranks"], "model": point["model"], "seq": point["seq"],
                       "batch": point["batch"], "parameters": config["parameters"], "mode": step["mode"],
                       "round": before + step["round"], "step_ms": step["step_ms"], "link_bits_per_s": rate,
                       "line_ms": rate and 1e3 * bits / rate, "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"],

@@ -75,16 +75,6 @@ def select(rows, **values):
     return [row for row in rows if all(row[name] == value for name, value in values.items())]
 
 
-def lanes(events):
-    """Puts transfers, which overlap, in lanes: (lane, event) of each, and the number of lanes."""
-    free, placed = [], []
-    for event in sorted(events, key=lambda event: event["begin_ms"]):
-        lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
-        free[lane:lane + 1] = [event["end_ms"]]
-        placed.append((lane, event))
-    return placed, len(free)
-
-
 def draw(axes, events, bottom, height, style):
     colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], (OTHER,)))[0] for event in events]
     spans = [(event["begin_ms"], event["end_ms"] - event["begin_ms"]) for event in events]
@@ -92,16 +82,14 @@ def draw(axes, events, bottom, height, style):
 
 
 def draw_panel(axes, rows, title):
-    """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
+    """Draws two rows for each rank: the compute thread (waiting in red) and the wire, where a transfer covers what began before."""
     ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
-        events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
+        wire, computing = i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
         ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
         for kind in "block", "compute", "wait":
-            draw(axes, select(events, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
-        placed, count = lanes(select(events, kind="comm"))
-        for lane, event in placed:
-            draw(axes, [event], wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, TRANSFER)
+            draw(axes, select(rows, rank=rank, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
+        draw(axes, select(rows, rank=rank, kind="comm"), wire, WIRE_HEIGHT, TRANSFER)
     end = max(row["end_ms"] for row in select(rows, kind="block"))
     waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)

@@ -86,7 +86,6 @@ def measure(check, model, step, tokens):
             "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
             "tokens_per_s": step.tokens / ms * 1e3, "mfu": run_log.median(timed, "mfu"),
             "memory_mib": float(memory[1]) if memory else None,
-            "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3,
             "peak_tflops": config.get("peak_tflops_all_ranks")}, result
 
 
@@ -101,7 +100,7 @@ def measure_torch(check, model, step, peak_tflops):
     row = run_log.printed(result.output)[-1]
     tflops = row["tokens_per_s"] * row["flops_per_token"] * 1e-12
     return dict(row, model=model.name, program="torch", accumulation=step.accumulation, memory_mib=row["allocated_mib"],
-                mfu=tflops / peak_tflops if peak_tflops else None, start_s=result.seconds), result
+                mfu=tflops / peak_tflops if peak_tflops else None), result
 
 
 # --- the table ---
@@ -111,7 +110,7 @@ def cells(row):
     return {"model": row["model"], "program": row["program"], "batch": row["batch"], "accum": row["accumulation"],
             "step ms": f"{row['step_ms']:.1f}", "spread": f"{100 * row['spread']:.1f} %", "tokens/s": f"{row['tokens_per_s']:.0f}",
             "MFU": f"{100 * row['mfu']:.1f} %" if row["mfu"] else "n/a",
-            "mem GiB": f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] else "n/a", "start s": f"{row['start_s']:.1f}"}
+            "mem GiB": f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] else "n/a"}
 
 
 def table(check):

@@ -430,7 +430,7 @@ class Times(Quiet):
             return None, Result(1, self.full[model.name, step.batch], 1)
         row = dict(model=model.name, program="commfuse", batch=step.batch,
                    accumulation=step.accumulation, step_ms=10.0 * step.accumulation, spread=0,
-                   tokens_per_s=1000.0 * min(step.batch, 32), mfu=0.4, memory_mib=None, start_s=1,
+                   tokens_per_s=1000.0 * min(step.batch, 32), mfu=0.4, memory_mib=None,
                    peak_tflops=1000)
         return row, Result(0, "", 1)
 
@@ -438,7 +438,7 @@ class Times(Quiet):
         self.runs.append(("torch", model.name, step))
         row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation,
                    step_ms=20.0 + 10 * step.accumulation, spread=0, tokens_per_s=1.0, mfu=0.2,
-                   memory_mib=2048, start_s=9, framework="torch 2", compiled="blocks", graphs=2)
+                   memory_mib=2048, framework="torch 2", compiled="blocks", graphs=2)
         return row, Result(0, "", 1)
 
     def stage(self):

@@ -305,12 +305,6 @@ class Timeline(Case):
         self.assertGreater((self.folder / "timeline.png").stat().st_size, 10000)
         self.assertIn("20 ms, of which 12 ms waiting", timeline.figure(rows).axes[0].get_title(loc="left"))
 
-    def test_transfers_at_the_same_time_lie_in_lanes(self):
-        spans = [(0, 10), (2, 5), (5, 8), (3, 12), (11, 13)]
-        placed, count = timeline.lanes([{"begin_ms": begin, "end_ms": end} for begin, end in spans])
-        self.assertEqual(count, 3)
-        self.assertEqual([lane for lane, _ in placed], [0, 1, 2, 1, 0])
-
 
 BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, steps.BENCH))
 
@@ -458,18 +452,15 @@ class FirstLine(Case):
     def test_says_that_cores_do_not_suffice(self):
         done = {"training": (training_rows(), ["one"])}
         lines = self.written(done, cores=2).splitlines()
-        self.assertIn(f"{laboratory.SHARED}: 2 ranks need 4 cores", lines[0])
+        self.assertIn(f"{laboratory.SHARED}**: 2 ranks need 4 cores", lines[0])
         self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
         self.assertIn(laboratory.SHARED, plots.note)
         self.assertEqual(report.problems_of(done), [])
         self.assertTrue(self.written(done).startswith("# "))
         self.assertEqual(plots.note, "")
 
-    def test_says_that_others_use_the_processors(self):
-        self.assertIn("Other work shares these processors", self.written({}, load=1.5).splitlines()[0])
-        text = self.written({})
-        self.assertTrue(text.startswith("# "))
-        self.assertIn("P, load 0.10 at the start;", text)
+    def test_says_how_much_others_use_the_processors(self):
+        self.assertIn("P, load 1.50 at the start;", self.written({}, load=1.5))
 
 
 class Reasons(unittest.TestCase):
