@@ -85,9 +85,7 @@ class GPT2:
         """Tokens, as bytes; None between two documents."""
         if part.source.lines:
             for line in part.pieces():
-                text = text_of(line, part.at, self.errors) if line.strip() else ""
-                slices = (text[i:i + PIECE_BYTES] for i in range(0, len(text), PIECE_BYTES))
-                yield from (self.tokens(words, part) for words in whole_words(slices, part))
+                yield self.tokens(text_of(line, part.at, self.errors) if line.strip() else "", part)
                 yield None
             return
         for text in whole_words(decoded(part, self.errors), part):

@@ -97,31 +97,23 @@ headers_of() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 
 
 # xxHash is one header, cJSON a header and a library. make may be missing in images with a CUDA toolkit (scripts/gpu_check.sh finds this copy), and a tree without git history does not know its version.
 # Written beside, then renamed.
-carry() {
+if want --carry; then
     to=build/deps.tmp
     rm -rf $to && mkdir -p $to/include/cjson $to/lib $to/bin &&
         cp -L "$(command -v make)" $to/bin/make &&
         { git describe --always --dirty 2>/dev/null || echo unknown; } >$to/version &&
         cp $(headers_of cjson/cJSON.h cJSON.h) $to/include/cjson/ && cp $(headers_of xxhash.h xxhash.h) $to/include/ &&
-        cp -P "$(cc -print-file-name=libcjson.so)"* $to/lib/ || return 1
-    rm -rf build/deps && mv $to build/deps
-}
-if want --carry; then
-    carry || die "error: cJSON, xxHash and make could not be copied to build/deps, see above"
+        cp -P "$(cc -print-file-name=libcjson.so)"* $to/lib/ && rm -rf build/deps && mv $to build/deps ||
+        die "error: cJSON, xxHash and make could not be copied to build/deps, see above"
     echo "build/deps holds cJSON, xxHash and make: carry it to a machine that lacks them"
 fi
 
-# Installs tiktoken into build/venv, which sees the system's numpy.
-bpe() {
-    python=build/venv/bin/python
-    $python -c "import tiktoken, numpy" 2>/dev/null && return
+python=build/venv/bin/python # sees the system's numpy
+if want --bpe && ! $python -c "import tiktoken, numpy" 2>/dev/null; then
     echo "installing tiktoken from PyPI into build/venv, for the GPT-2 encoding of data/prepare.py"
     said=$({
         "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
             $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 numpy tiktoken==0.14.0
-    } 2>&1) && return
-    printf '%s\n' "$said" "error: no tiktoken; without it everything works but the GPT-2 encoding of data/prepare.py" >&2
-    exit 3
-}
-if want --bpe; then bpe; fi
+    } 2>&1) || die "$said" "error: no tiktoken; without it everything works but the GPT-2 encoding of data/prepare.py"
+fi
 exit 0

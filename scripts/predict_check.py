@@ -172,7 +172,6 @@ def main():
     o = parser.parse_args()
     o.out = o.out.absolute()  # programs start in the root of the repository
     o.out.mkdir(parents=True, exist_ok=True)
-    plots.pyplot()  # before minutes are spent, not after them
     text = "# Predictions beside measurements\n"
     for name in o.only:
         table = PARTS[name](o)

@@ -109,7 +109,6 @@ def options():
 def main():
     o = options()
     o.out.mkdir(parents=True, exist_ok=True)
-    plots.pyplot()  # before hours are spent, not after them
     place, done, failed = Place(o.place, o.ratio), {}, []
     conditions = conditions_of(place)
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})

@@ -7,6 +7,8 @@ compared.
 import json
 import tempfile
 
+from matplotlib.patches import Patch
+
 import plots
 from tokens import write_tokens
 
@@ -102,7 +104,6 @@ def draw_panel(axes, rows, title):
 
 def figure(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
-    from matplotlib.patches import Patch
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], list(MODES)
