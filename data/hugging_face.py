@@ -27,8 +27,7 @@ import numpy as np  # after prepare, whose errors name a Python that has it
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
-MOST_TOKENS = 1 << 16
-MOST = {"n_positions": 1 << 24, "vocab_size": MOST_TOKENS, "n_layer": 1 << 12, "n_head": 1 << 17, "n_embd": 1 << 17}
+MOST = {"n_positions": 1 << 24, "vocab_size": 1 << 16, "n_layer": 1 << 12, "n_head": 1 << 17, "n_embd": 1 << 17}
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors' own
 MOST_DIMENSIONS, MOST_SIZE = 100, 1 << 100  # of a tensor: more are no tensors, and their product takes minutes
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bf16: its bits
@@ -36,7 +35,6 @@ PREFIX = "transformer."  # of the names in some files
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved
 ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
            "num_attention_heads": "n_head"}  # other names of fields, which take precedence in transformers
-DOWNLOAD = "hf download openai-community/gpt2 config.json model.safetensors --local-dir gpt2, for one"
 
 # Of a block, in the order of a model file: Hugging Face's name of each layer, and its outputs and inputs as multiples of the
 # channels; a layer norm has no inputs.
@@ -101,8 +99,6 @@ def read_object(text, path):
 
 def read_config(path):
     """The shape, if the trainer can compute this model. Missing fields have transformers' defaults."""
-    if not os.path.exists(path):
-        raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
     with opened(path) as file:
         config = read_object(file.read(), path)
     config.update({name: config[alias] for alias, name in ALIASES.items() if alias in config})
@@ -226,8 +222,6 @@ def appearing(out):
 
 def read_model(path):
     """Shape, type, and (name, Tensor, linear) in the file's order; checks the header against the file's size."""
-    if os.path.isdir(path):
-        raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
     with opened(path) as file:
         header = file.read(4 * HEADER)
     if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:

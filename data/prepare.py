@@ -160,20 +160,18 @@ def whole_words(texts, part):
     GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so a cut before that blank is exact.
     The text after the last such place waits for the next piece.
     """
-    pending, length = [], 0
-    for text in filter(None, texts):
-        before = pending[-1][-1:] if pending else ""
-        cut = last_cut(before + text) - len(before)
+    pending = ""
+    for text in texts:
+        pending += text
+        cut = last_cut(pending)
         if cut >= 0:
-            yield "".join(pending) + text[:cut]
-            pending, length, text = [], 0, text[cut:]
-        pending.append(text)
-        length += len(text)
-        if length > LONGEST_WORD:
-            raise Problem(f"the {length} characters up to about byte {part.at} are all blanks, or have no blank to cut at",
+            yield pending[:cut]
+            pending = pending[cut:]
+        if len(pending) > LONGEST_WORD:
+            raise Problem(f"the {len(pending)} characters up to about byte {part.at} are all blanks, or have no blank to cut at",
                           "put line feeds between sentences, or leave out that part")
     if pending:
-        yield "".join(pending)
+        yield pending
 
 
 def last_cut(text):
@@ -267,8 +265,6 @@ def find_sources(names, form, own):
             if not found:
                 raise Problem(f"--input {name} is a directory without files", "name the text files")
             sources += found
-        elif os.path.exists(name) and not os.path.isfile(name):
-            raise Problem(f"--input {name} is not a regular file, so it cannot be split", "… | data/prepare.py --input -")
         else:
             sources.append(Source(name, form))
     return sources

@@ -1,7 +1,4 @@
 # The GPU program: .cu twins of device, transports and layers; all other sources are the CPU program's. Included by the Makefile.
-#
-#     make cuda            ./train_gpt_cuda and ./train_gpt_cuda_fp32
-#     make bench-cuda      its benchmarks
 
 # Sets NVCC, CUDA_INCLUDES, CUDA_LIBS and CUDA_ARCH; empty unless all of CUDA, cuBLAS, cuDNN and NCCL are found.
 $(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))

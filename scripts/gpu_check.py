@@ -1,7 +1,5 @@
 """Check and measure the GPU program on a machine with one NVIDIA GPU, in stages with a time budget each.
 
-    scripts/gpu_check.sh [--out results/gpu] [--budget 540] [--only STAGE[,STAGE]]
-
     build      build the programs, the twins tool and the benchmarks for both element types, and start the programs
     device     describe GPU, driver, CUDA, cuDNN, NCCL; measure the facilities that the transports rely on
     twins      compare every kernel with the CPU's on random odd shapes, fp32 and bf16; run it twice for the same bits

@@ -126,12 +126,10 @@ def obstacle():
         return "the lab needs Linux and root, to create network namespaces and to limit their links: run this as root, or with sudo"
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
         return f"the lab needs {', '.join(missing)}: apt-get install iproute2 util-linux openmpi-bin"
-    done = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
+    done = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "mpirun", "--version"], capture_output=True, text=True)
     if done.returncode:
         return f"the lab needs namespaces, which this system refuses (a container without CAP_SYS_ADMIN?): {done.stderr.strip()}"
-    if "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout:
-        return "the lab needs Open MPI; the mpirun found is another"
-    return None
+    return None if "Open MPI" in done.stdout else "the lab needs Open MPI; the mpirun found is another"
 
 
 def quantity(units):
@@ -159,13 +157,8 @@ def main():
                         help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
                         help="latency of each packet: 0.05ms, 50us")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
+    parser.add_argument("program", nargs="+", metavar="PROGRAM", help="after --, with its arguments")
     o = parser.parse_args()
-    program = o.program[1:] if o.program[:1] == ["--"] else o.program
-    if not program:
-        parser.error("no program given")
-    if not o.rate:
-        parser.error("--rate is 0")
     if reason := obstacle():
         raise Problem(reason)
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
@@ -179,7 +172,7 @@ def main():
                    "LAB_RATE": f"{o.rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(o.rate / 8 * BURST_S))),
                    "LAB_DELAY": f"{o.delay:g}ms" if o.delay else "0", "LAB_RANK": RANK}
     first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
-                              "--uts", "sh", "-c", HUB, "lab", *program], env=environment, start_new_session=True)
+                              "--uts", "sh", "-c", HUB, "lab", *o.program], env=environment, start_new_session=True)
     try:
         return first.wait()
     finally:

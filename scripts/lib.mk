@@ -1,7 +1,4 @@
 # commfuse/ as a library for other programs (CPUs, MPI). Included by the Makefile.
-#
-#     make lib                          build/lib/libcommfuse.a and .so
-#     make install PREFIX=/usr/local    also headers, commfuse.pc, examples; DESTDIR=… for packages
 
 PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Compare the predictions of --predict with measurements; `make predict-check` writes build/predict/.
 
-    scripts/predict_check.py [--only gpu,published,emulated,report,here,scaling] [--out DIR]
-
 gpu         this program's steps on one H100 and one H200 (the reports of gpu_check.py that are committed), by the machine files
             whose kernels come from these reports (measure_machine.py); nothing is fitted to a step
 published   llm.c's published steps, nothing fitted
@@ -91,12 +89,12 @@ def scaling(o):
     return text
 
 
-def compared_steps(what, machine, program, shape, meshes, modes, rounds, launcher=("scripts/mpirun.sh", "-np"), **environment):
-    """A table of the shortest steps of bench_train, which other work disturbs least. The launcher lacks the number of ranks."""
+def compared_steps(what, machine, program, shape, meshes, modes, rounds, launcher="scripts/mpirun.sh -np {}", **environment):
+    """A table of the shortest steps of bench_train, which other work disturbs least."""
     rows = []
     for mesh in meshes:
         ranks = str(mesh["tp"] * mesh["dp"])
-        steps = run_log.turns(run([*launcher, ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1, "--timeout", 600,
+        steps = run_log.turns(run([*launcher.format(ranks).split(), program, "--rounds", rounds, "--json", "--peak-tflops", 1, "--timeout", 600,
                                    "--modes", ",".join(modes), *words_of(**shape, **mesh)],
                                   EMULATOR_DEVICES=ranks, **environment))[1]
         rows += [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode},
@@ -118,7 +116,7 @@ def here(o):
             f"{compared_steps('measured', machine, **options)}\n")
     if obstacle := lab.obstacle():
         return f"{text}No hosts: {obstacle}\n"
-    remote = compared_steps("measured", hosts, **options, launcher=("scripts/lab.py", "--rate", f"{HOSTS_GBIT}gbit", "--hosts"))
+    remote = compared_steps("measured", hosts, **options, launcher=f"scripts/lab.py --rate {HOSTS_GBIT}gbit --hosts {{}} --")
     return f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{remote}"
 
 

@@ -1,10 +1,6 @@
 #!/usr/bin/env python3
 """make report: run the experiments that fit this machine, and write a report of them.
 
-    scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick]
-    scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
-    scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
-
 DIR (build/report) gets report.md, and of each experiment a CSV of all rows and perhaps a figure. They are written again after each
 point, so an interrupted report holds what has been measured, and says so.
 

@@ -1,7 +1,5 @@
 """Run commands and groups of ranks with a time limit.
 
-    Runner().run(["make", "all"], limit=60).status
-
 Every command leads a session, so that all its children can be ended with it.
 """
 import contextlib

@@ -22,12 +22,9 @@ QUICK_MESHES = ("tpsp", 2, 1), ("tpsp", 1, 2)
 SIZE = dict(model="d12", seq=1024)  # GPT-2's sequence: attention hides as much as in a real run
 
 
-def worth_it(mode, tp, dp):
-    """Not more slices on tp 1, where buckets of gradients are not cut, nor direct on two ranks, where it is ring."""
-    return (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "direct")
-
-
 def points(place, quick):
+    """Without more slices on tp 1, where buckets of gradients are not cut, and direct on two ranks, where it is ring."""
     modes = QUICK_MODES if quick else MODES
-    return [steps.point_of(place, quick, (strategy, tp, dp), SIZE, [mode for mode in modes if worth_it(mode, tp, dp)])
+    return [steps.point_of(place, quick, (strategy, tp, dp), SIZE,
+                           [mode for mode in modes if (tp > 1 or mode != "slice:8") and (tp * dp > 2 or mode != "direct")])
             for strategy, tp, dp in (QUICK_MESHES if quick else steps.MESHES) if tp * dp <= place.ranks]

@@ -178,7 +178,7 @@ class Hosts(unittest.TestCase):
             self.assertLess(least, 2 * delay_ms + 1)
 
     def test_labs_that_cannot_be(self):
-        for options, says in ((("--rate", "0bit"), "--rate is 0"), (("--rate", "fast"), "not a number and bit, kbit"),
+        for options, says in ((("--rate", "fast"), "not a number and bit, kbit"),
                               (("--delay", "-1ms"), "--delay"), (("--hosts", "0"), "at least 1"),
                               (("--ranks-per-host", "0"), "at least 1")):
             done = in_lab("true", options=options)
