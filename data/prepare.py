@@ -387,7 +387,7 @@ def parse_arguments(arguments):
     add("--format", choices=["auto", "text", "jsonl"], default="auto",
         help="auto: files named .jsonl, .ndjson or .json are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
-        help=f"for gpt2: documents of text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
+        help=f"for gpt2: documents of plain text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
         help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
     add("--val-fraction", metavar="X", default=0.1, type=at_least(0, 0.999, float),
@@ -407,8 +407,6 @@ def prepare(options):
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
-        if lines and "documents" in options.gpt2:
-            raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave out --documents")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
         written = [write_split(own, split, encoded(parts, encoder), options.shard_tokens)

@@ -22,8 +22,6 @@ fail() { echo "error: demo: $*" >&2; exit 1; }
 
 heading "1/5 dependencies and build"
 scripts/install_deps.sh || fail "a package is missing, see above"
-[ -e ../shared/data/tinyshakespeare.txt ] || [ -e $demo/tinyshakespeare.txt ] || scripts/install_deps.sh --download ||
-    echo "going on without downloads"
 make --no-print-directory -s -O -j"$(nproc)" train_gpt $bench || fail "the build failed"
 python=$(scripts/find_python.sh)
 

@@ -6,7 +6,6 @@
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
 #     scripts/install_deps.sh --simgrid      also SimGrid, which plays predictions a second time, for a test
-#     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
@@ -18,9 +17,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --slurm | --lint | --simgrid | --download | --carry) ;;
+    --bpe | --slurm | --lint | --simgrid | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --simgrid, --carry, --download, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
     esac
 done
 options=" any $* "
@@ -32,7 +31,6 @@ die() { printf '%s\n' "$@" >&2; exit 1; }
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 program() { command -v "$1" >/dev/null 2>&1; }
 module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
-certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; }
 
 # option that wants it | package | probe | reason
 needed="\
@@ -59,8 +57,7 @@ lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known
 --slurm|munge|program munged|authentication between Slurm's daemons
 --simgrid|libsimgrid-dev|false|another simulator of networks
 --lint|clang-format|program clang-format|the format of the C sources
---lint|clang-tidy|program clang-tidy|checks of the C sources
---download|ca-certificates|certificates|downloads over https"
+--lint|clang-tidy|program clang-tidy|checks of the C sources"
 
 installed=
 program dpkg-query && installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' 2>/dev/null \

@@ -11,14 +11,14 @@ note = ""  # printed at the foot of every figure
 
 
 def panels(down, across, size):
-    """A figure and its (down, across) axes."""
-    return plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    """A figure and its (down, across) axes, of the same x."""
+    return plt.subplots(down, across, figsize=size, squeeze=False, sharex=True, layout="constrained")
 
 
 def save(figure, path):
     """As PNG."""
     if note:
-        figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
+        figure.supxlabel(note, fontsize=6, color="#b03a2e")
     with whole(path, "wb") as file:
         figure.savefig(file, format="png")
     plt.close(figure)

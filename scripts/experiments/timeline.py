@@ -103,24 +103,17 @@ def draw_panel(axes, rows, title):
 
 
 def figure(rows):
-    """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
+    """A panel for each mode and direction, forward above backward."""
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
-    row, modes = rows[0], list(MODES)
-    drawn, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
-    below = 0.5 / drawn.get_figheight()  # the share of two lines
-    drawn.get_layout_engine().set(rect=(0, below, 1, 1 - below))
-    drawn.legend(legend.values(), legend, loc="lower center", ncols=4)
+    row, panels = rows[0], [(direction, mode) for direction in ("forward", "backward") for mode in MODES]
+    drawn, axes = plots.panels(len(panels), 1, (10, PANEL_INCHES * len(panels) + REST_INCHES))
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
-    for way, direction in enumerate(("forward", "backward")):
-        panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
-        width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
-        for axis, mode in zip(panels, modes):
-            draw_panel(axis, select(now, mode=mode), MODES[mode])
-            axis.set_xlim(0, width)
-            axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
-        panels[-1].set_xlabel(f"{direction}: ms since the layer began")
+    for axis, (direction, mode) in zip(axes[:, 0], panels):
+        draw_panel(axis, select(rows, direction=direction, mode=mode), f"{direction}, {MODES[mode]}")
+    axis.set(xlim=(0, None), xlabel="ms since the layer began")
+    axis.legend(legend.values(), legend, loc="upper left", bbox_to_anchor=(0, -0.4), ncols=4)
     return drawn
 
 
