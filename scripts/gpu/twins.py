@@ -50,21 +50,19 @@ def twins(check, name, tool, words):
 
 def commands(check, sanitizer):
     """The command of each run by its name."""
-    tokens, found = check.path("tokens.bin"), {}
+    def kernels(kind, left_out):
+        return [check.program(kind, TOOL), check.path("twins.bin"), "--small", *["--round"] * (kind == "bf16"), "--except", left_out]
+
+    tokens = check.path("tokens.bin")
     write_tokens(tokens, 200, 101)
     step = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1, val_every=0)
     line = [sanitizer, "--error-exitcode", "9", "--print-limit", "5", "--launch-timeout", "60", "--tool"]
-    for tool in ("memcheck", "racecheck"):  # initcheck is blind here: all memory is zeroed, then poisoned
-        left_out = ["linear"] * (tool == "racecheck")
-        # Libraries make calls that may fail.
-        options = [tool, *["--report-api-errors", "no"] * (tool == "memcheck")]
-        for kind in TYPES:
-            bf16 = kind == "bf16"
-            found[f"{tool}, {kind} kernels"] = [*line, *options, check.program(kind, TOOL), check.path("twins.bin"), "--small",
-                                                *["--round"] * bf16, "--except", ",".join(left_out + ["attention"] * bf16)]
-            if tool == "memcheck" and not bf16:
-                found[f"{tool}, a {kind} step"] = [*line, *options, check.program(kind), *step]
-    return found
+    memory, races = [*line, "memcheck", "--report-api-errors", "no"], [*line, "racecheck"]  # libraries make calls that may fail
+    return {"memcheck, fp32 kernels": memory + kernels("fp32", ""),  # initcheck is blind: all memory is zeroed, then poisoned
+            "memcheck, a fp32 step": [*memory, check.program("fp32"), *step],
+            "memcheck, bf16 kernels": memory + kernels("bf16", "attention"),
+            "racecheck, fp32 kernels": races + kernels("fp32", "linear"),
+            "racecheck, bf16 kernels": races + kernels("bf16", "linear,attention")}
 
 
 def judge(check, name, result, late=False):

@@ -503,9 +503,9 @@ class Sweep(Case):
     def test_two_ranks_end_to_end_and_resumed(self):
         mesh = "--tp", "1,2", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,direct:2,auto"
         output = self.sweep(*mesh)
-        self.assertEqual({(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()},
-                         {(1, "tpsp", "none", "ok"), *((2, strategy, mode, "ok") for strategy in ("tpsp", "up")
-                                                       for mode in ("none", "direct:2", "auto"))})  # others of one rank are alike
+        self.assertEqual({(row["tp"], row["strategy"], row["mode"]) for row in self.rows()},
+                         {(1, "tpsp", "none"), *((2, strategy, mode) for strategy in ("tpsp", "up")
+                                                 for mode in ("none", "direct:2", "auto"))})  # others of one rank are alike
         config = next(row["config"] for row in self.rows() if row["mode"] == "direct:2")
         self.assertEqual((config["overlap"], config["gradients"]), ("direct:2", "preset"))
         alone = next(row for row in self.rows() if row["tp"] == 1)
@@ -555,7 +555,7 @@ class Sweep(Case):
 
     def test_rows_that_do_not_differ_are_marked(self):
         def runs(mode, *steps, **more):
-            return [dict(zip(mfu_sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, status="ok", repeat=repeat,
+            return [dict(zip(mfu_sweep.KEY, ("d6", 2, 1, "tpsp", mode, "p", "o")), ranks=2, repeat=repeat,
                          step_ms=ms, tokens_per_s=1, mfu_share=0.5, exposed_ms=0, **more)
                     for repeat, ms in enumerate(steps, 1)]
         rows = [*runs("ideal", 100, 101, 99), *runs("slice", 120, 118, 124), *runs("domino:2", 95, 90, 96), *runs("ring", 121, 110, 119),
@@ -566,9 +566,6 @@ class Sweep(Case):
                                    "domino:2": "**below ideal**: noise, or a wrong measurement"})
         good, = runs("direct", 100)
         self.assertIn("| direct | 100.0 | 100.0 – 100.0 | 1 |", mfu_sweep.table([good]))
-        failed = {**{name: good[name] for name in (*mfu_sweep.KEY, "ranks")}, "status": "failed", "reason": "no such nodes", "repeat": 2}
-        self.assertIn("| 100.0 |", mfu_sweep.table([good, failed]))
-        self.assertIn("**failed** no such nodes", mfu_sweep.table([failed]))
 
     def test_a_file_without_runs_is_refused(self):
         self.file.write_text("{}\n")
@@ -577,17 +574,17 @@ class Sweep(Case):
         self.assertNotIn("Traceback", done.stderr)
         self.assertNotEqual(done.returncode, 0)
 
-    def test_a_run_that_fails_is_kept_with_its_reason_and_tried_again(self):
+    def test_a_run_that_fails_is_listed_with_its_reason_and_tried_again(self):
         broken = self.folder / "launcher"
         broken.write_text('#!/bin/sh\necho "error: no such nodes"\nexit 3\n')
         broken.chmod(0o755)
         mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "ring"
         output = self.sweep(*mesh, "--repeats", "2", status=1, launcher=f"{broken} {{ranks}}")
         self.assertIn("ring, repeat 2: failed before", output)
-        self.assertIn("**failed** error: no such nodes", output)
-        self.assertEqual([row["status"] for row in self.rows()], ["failed"])
+        self.assertEqual(output.splitlines()[-1], "d6 tpsp 2x1 ring **failed**: error: no such nodes")
+        self.assertEqual(self.rows(), [])
         self.sweep(*mesh)
-        self.assertEqual([row["status"] for row in self.rows()], ["failed", "ok"])
+        self.assertEqual([row["mode"] for row in self.rows()], ["ring"])
         self.assertIn("already", self.sweep(*mesh))
 
     def test_an_end_from_outside_ends_the_run_too(self):
