@@ -1,16 +1,5 @@
 """Check and measure the GPU program on a machine with one NVIDIA GPU, in stages with a time budget each.
 
-    build      build the programs, the twins tool and the benchmarks for both element types, and start the programs
-    device     describe GPU, driver, CUDA, cuDNN, NCCL; measure the facilities that the transports rely on
-    twins      compare every kernel with the CPU's on random odd shapes, fp32 and bf16; run it twice for the same bits
-    losses     compare ten training steps with an independent reference in float64
-    ranks      2 and 4 ranks on the one GPU, every transport and schedule: losses of one rank, and the same bits when repeated
-    overlap    ranks side by side on the one GPU (MPS): steps of all modes over an imitated link, beside the imagined clock's
-    sanitizer  run compute-sanitizer over kernels and a training step
-    times      step times, MFU and memory of d12 to d48, with the best micro-batch, and with four of them a step; then the same
-               models in PyTorch, each beside a run of this program
-    kernels    the time of each kernel of a step and its share of the peak; the cost of slicing and fusing
-
 A stage that exceeds its time is cut short and reported as such; the others still run. Unused time goes to later stages. All stages
 but device imply build, which takes a second if everything is built.
 
@@ -19,6 +8,9 @@ connect the ranks, so MPI is not needed. PyTorch's compiled code is kept in buil
 
 --out gets report.txt (everything printed, as soon as it is) and commands.log (each command and its output). Failures and times are
 printed again at the end. The exit status is 1 if a check failed.
+
+The stages build (programs, tools and benchmarks, for both element types) and device (describes GPU, driver and libraries; measures
+the facilities that the transports rely on).
 """
 import collections
 import os
@@ -60,7 +52,7 @@ STAGES = {"build": (build, 100), "device": (device, 40), "twins": (twins.run, 50
 
 
 def parse(words=None):
-    parser = Parser(__doc__)
+    parser = Parser("\n".join([__doc__, *(module.__doc__ for module in (twins, losses, ranks, times))]))
     parser.add_argument("--out", default="results/gpu", help="directory for the report (default results/gpu)")
     parser.add_argument("--budget", type=float, default=540, help="seconds for everything (default 540)")
     parser.add_argument("--only", default=[name for name in STAGES if name != "overlap"], type=some_of(STAGES), metavar="STAGES",

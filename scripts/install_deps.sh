@@ -3,9 +3,7 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
-#     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
-#     scripts/install_deps.sh --lint         also clang-tidy and clang-format, for make lint and format
-#     scripts/install_deps.sh --simgrid      also SimGrid, which plays predictions a second time, for a test
+#     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid, for tests
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #

@@ -1,4 +1,5 @@
-"""The stages ranks (2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run) and overlap."""
+"""The stages ranks (2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits in every run) and overlap (they
+run side by side, under MPS: steps of all modes over an imitated link, beside the imagined clock's)."""
 import collections
 import itertools
 import os

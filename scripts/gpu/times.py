@@ -1,4 +1,4 @@
-"""The stages times and kernels; the models that are timed, and their steps.
+"""The stages times (step times, MFU and memory of models) and kernels (of each: its time, its share of the peak).
 
 Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
 larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
