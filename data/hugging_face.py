@@ -4,7 +4,7 @@
     data/hugging_face.py --import gpt2 --out gpt2_124M.bin      to start from: ./train_gpt --init-from gpt2_124M.bin
     data/hugging_face.py --export model.bin --out my-gpt2       for AutoModelForCausalLM.from_pretrained("my-gpt2")
 
-A directory holds config.json and model.safetensors, or several of these and their index. Both formats hold the same numbers in
+A directory holds config.json and model.safetensors, or several parts of it. Both formats hold the same numbers in
 different layouts: weights of linear layers are (in, out) there and (out, in) here, stacked over layers; the token table has V rows
 there, padded with zeros to a multiple of 128 here; it is also the head and is stored once. fp32 and bf16 keep every bit; fp16
 becomes fp32. Models that the trainer cannot compute are refused; dropout is ignored. Tokenizers are not converted.
@@ -116,18 +116,12 @@ def read_config(path):
 
 
 def weight_files(directory):
-    single, index = (os.path.join(directory, name) for name in ("model.safetensors", "model.safetensors.index.json"))
-    if os.path.exists(single):
-        return [single]
-    if not os.path.exists(index):
+    """The one file, or else the parts of one. Their index says nothing that their headers do not."""
+    names = sorted(name for name in os.listdir(directory) if re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors", name))
+    if not names:
         raise Problem(f"{directory} holds no model.safetensors",
                       "a model in another format is converted by save_pretrained() of a current transformers")
-    with opened(index) as file:
-        files = read_object(file.read(), index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
-                                              for name in files.values()):
-        raise Problem(f"{index}: its weight_map does not name files of its directory")
-    return [os.path.join(directory, name) for name in sorted(set(files.values()))]
+    return [os.path.join(directory, name) for name in (names[-1:] if names[-1] == "model.safetensors" else names)]
 
 
 def safetensors(path):

@@ -190,7 +190,7 @@ class Import(Case):
         self.assertImported(directory)
         os.remove(os.path.join(directory, "model-00002-of-00003.safetensors"))
         os.remove(self.path("imported.bin"))
-        self.assertIn("model-00002-of-00003.safetensors",
+        self.assertIn(f"{directory} has no tensor {names[1]}",
                       self.convert("--import", directory, "--out", self.path("imported.bin"), status=1))
 
     def test_halves(self):
@@ -307,7 +307,7 @@ class Import(Case):
         self.assertIn(r"\x1b", self.convert("--export", self.ours(), "--out", self.path(f"out{evil}")))
 
     def test_pipes_are_refused(self):
-        for name in "config.json", "model.safetensors", "model.safetensors.index.json", "model.bin":
+        for name in "config.json", "model.safetensors", "model-1-of-1.safetensors", "model.bin":
             directory = self.theirs()
             os.remove(os.path.join(directory, "config.json" if name == "config.json" else "model.safetensors"))
             os.mkfifo(os.path.join(directory, name))
@@ -334,11 +334,6 @@ class Import(Case):
         error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
         self.assertIn("holds no model.safetensors", error)
         self.assertIn("save_pretrained", error)
-        for names in ({"wte.weight": "../x.safetensors"}, {"wte.weight": 1}, {"wte.weight": ""}, {"wte.weight": ".."},
-                      {"wte.weight": "x\0.safetensors"}, {"wte.weight": "\ud800.safetensors"}, []):
-            with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
-                json.dump({"weight_map": names}, file)
-            self.assertIn("weight_map", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         with open(config, "wb") as file:
             file.write(b"\xff")
         self.assertIn("config.json is not JSON", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
