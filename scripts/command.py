@@ -74,8 +74,6 @@ def status_of(work, where="", interrupted="interrupted"):
         note(f"error: {problem}" + (f"\nhint:  {problem.hint}" if problem.hint else ""))
     except OSError as error:
         note(f"error: {error.strerror or error}: {error.filename or where}")
-    except MemoryError:
-        note(f"error: no memory is left: {where}")
     except KeyboardInterrupt:
         note(interrupted)
         return 130

@@ -83,5 +83,4 @@ report)
     line NCCL "$(version_of "${include[nccl]}/nccl.h" NCCL_)" "${include[nccl]:+${library[nccl]}}" \
         "apt install libnccl-dev, or: pip install nvidia-nccl-cu13, or set NCCL_HOME"
     line GPU "" "$(nvidia-smi -L 2>/dev/null | head -1)" "no GPU here: programs are built for sm_80 and sm_90a" ;;
-*) echo "find_cuda.sh: unknown question $1; see the top of the file" >&2; exit 2 ;;
 esac

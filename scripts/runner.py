@@ -22,8 +22,8 @@ OTHERS_S = 8   # for the other ranks to notice that one has failed
 
 
 def words_of(**options):
-    """Options of train_gpt as words of a command."""
-    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    """Options of train_gpt, but those that are None, as words of a command."""
+    return [word for name, value in options.items() if value is not None for word in ("--" + name.replace("_", "-"), str(value))]
 
 
 def shown(command):
