@@ -204,8 +204,7 @@ class Source:
         with self.open() as file:
             if self.lines:
                 file.seek(at - 1)
-                while (piece := file.readline(PIECE_BYTES)) and not piece.endswith(b"\n"):
-                    pass
+                file.readline(LONGEST_LINE)
                 return file.tell()
             file.seek(at)
             return at + re.match(rb"[\x80-\xBF]*", file.read(3)).end()

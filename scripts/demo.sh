@@ -34,10 +34,7 @@ right() { echo "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
 right || cp ../shared/data/tinyshakespeare.txt $text 2>/dev/null ||
     timeout 30 "$python" -c "import urllib.request as web; web.urlretrieve('$url', '$text')" 2>/dev/null ||
     echo "no tiny Shakespeare from $url"
-if ! right; then
-    text=$demo/documents.txt
-    cat README.md */README.md tests/*/README.md commfuse/*.[ch] layers/*.[ch] data/*.[ch] >$text
-fi
+right || { text=$demo/documents.txt && cat README.md */README.md tests/*/README.md {commfuse,layers,data}/*.[ch] >$text; }
 echo "text: $text"
 "$python" data/prepare.py --input "$text" --out $demo/tokens --encoding byte || fail "data/prepare.py failed"
 

@@ -88,7 +88,7 @@ def write_report(folder, conditions, done, wrong, left=0):
     write_whole(folder / "report.md", "\n".join(text))
 
 
-def options():
+def main():
     parser = Parser(__doc__)
     parser.add_argument("--out", default="build/report", type=pathlib.Path, help="folder of the report (default: build/report)")
     parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
@@ -99,11 +99,7 @@ def options():
                         help="measure points X times as long, on a machine with other work (default: %(default)s)")
     parser.add_argument("--ratio", type=at_least(0.01, kind=float), default=0.5, metavar="X",
                         help="training and ablation in the lab: transfers over the ideal step (default: %(default)s)")
-    return parser.parse_args()
-
-
-def main():
-    o = options()
+    o = parser.parse_args()
     o.out.mkdir(parents=True, exist_ok=True)
     place, done, failed = Place(o.place, o.ratio), {}, []
     conditions = conditions_of(place)

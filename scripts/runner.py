@@ -144,8 +144,7 @@ class Runner:
         """The output of a command that must succeed; of copies that run at the same time, that of the first comes first."""
         result = self.ranks([command] * copies, [environment] * copies, limit)
         if result.status:
-            why = (f"ran past {limit:g} s" if result.ended else "killed, perhaps out of memory" if result.status == 137 else
-                   f"exit status {result.status}")
+            why = f"ran past {limit:g} s" if result.ended else f"exit status {result.status}"
             raise Failed(f"{why}: {shown(command)}\n{result.output[-4000:]}")
         return result.output
 

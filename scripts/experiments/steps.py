@@ -66,10 +66,9 @@ def point_of(place, quick, mesh, size, modes, policy=(), wide=True):
 
 
 def model_options(point):
-    layers, channels, heads = SHAPES[point["model"]]
-    return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
-            point["seq"], "--strategy", point["strategy"], "--tp", point["tp"], "--dp", point["dp"], "--micro-batch",
-            point["batch"] // point["dp"], "--threads", 1, *point.get("policy", ())]
+    shape = dict(zip(("layers", "channels", "heads"), SHAPES[point["model"]]))
+    shape |= {name: point[name] for name in ("vocab", "seq", "strategy", "tp", "dp")}
+    return [*runner.words_of(**shape, micro_batch=point["batch"] // point["dp"], threads=1), *point.get("policy", ())]
 
 
 def take_turns(place, point, modes, rounds, *options):

@@ -39,8 +39,7 @@ class Step:
 
     @property
     def name(self):
-        several = f"{self.accumulation} micro-batches of {self.batch}"
-        return f"micro-batch {self.batch}" if self.accumulation == 1 else several
+        return f"{'micro-batch' if self.accumulation == 1 else f'{self.accumulation} micro-batches of'} {self.batch}"
 
     @property
     def tokens(self):
