@@ -44,8 +44,9 @@ DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text":
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
 # What files that are not text begin with, and their kind.
 NO_TEXT = {rb"\x28\xb5\x2f\xfd": "packed by zstd", rb"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
-           b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe|\xfe\xff": "UTF-16", rb"(?s).{257}ustar": "a tar archive",
-           struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
+           b"PK\3\4": "a zip archive", rb"(?s).{257}ustar": "a tar archive", b"PAR1": "a Parquet file",
+           b"\xff\xfe|\xfe\xff": "UTF-16", struct.pack("<I", TOKENS_MAGIC): "a token file",
+           struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory

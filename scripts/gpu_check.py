@@ -111,7 +111,6 @@ def main():
             run_stage(check, stage, first_share(stages[i:], check.begin + options.budget - time.monotonic()))
     finally:  # also after a signal
         check.say(summary(check))
-        check.close()
     verdicts = {row[2] for row in check.rows}
     return 1 if FAIL in verdicts or OK not in verdicts else 0
 

@@ -94,9 +94,9 @@ def compared_steps(what, machine, program, shape, meshes, modes, rounds, launche
     rows = []
     for mesh in meshes:
         ranks = str(mesh["tp"] * mesh["dp"])
-        steps = run_log.turns(run([*launcher.format(ranks).split(), program, "--rounds", rounds, "--json", "--peak-tflops", 1, "--timeout", 600,
-                                   "--modes", ",".join(modes), *words_of(**shape, **mesh)],
-                                  EMULATOR_DEVICES=ranks, **environment))[1]
+        command = [*launcher.format(ranks).split(), program, "--modes", ",".join(modes), "--json",
+                   *words_of(rounds=rounds, peak_tflops=1, timeout=600, **shape, **mesh)]
+        steps = run_log.turns(run(command, EMULATOR_DEVICES=ranks, **environment))[1]
         rows += [({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode},
                   min(step["step_ms"] for step in steps if step["mode"] == mode),
                   predict(str(machine), **shape, **mesh)[mode]["step"]) for mode in modes]

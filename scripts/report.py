@@ -20,10 +20,9 @@ import plots
 from command import Parser, at_least, note, some_of, status_of, whole, write_whole
 from experiments import ablation, timeline, training
 from experiments.steps import Place
-from runner import ROOT
 
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
-CONFIG = "machine", "compiler", "mpi", "oneDNN"  # of make config
+CONFIG = "machine", "compiler", "mpi", "oneDNN", "build"  # of make config
 
 
 def conditions_of(place):
@@ -31,7 +30,6 @@ def conditions_of(place):
     config = place.runner.output(["make", "-s", "config"])
     lines = dict(line.split(maxsplit=1) for line in config.splitlines())
     return {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
-            "version": pathlib.Path(ROOT, "build/release/version").read_text(encoding="utf-8").strip(),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
@@ -44,7 +42,7 @@ def doubts(conditions):
 def caption(conditions):
     shared = doubts(conditions) and f" ({doubts(conditions)})"
     return (f"{conditions['machine']}{shared}, load {conditions['load']:.2f} at the start; {conditions['compiler']}; "
-            f"{conditions['mpi']}; oneDNN {conditions['oneDNN']}; commfuse {conditions['version']}; "
+            f"{conditions['mpi']}; oneDNN {conditions['oneDNN']}; {conditions['build']}; "
             f"{'lab, link as named' if conditions['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
 
 

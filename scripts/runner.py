@@ -60,11 +60,7 @@ class Result:
 
 
 class Late(Exception):
-    """The runner's deadline has passed. result: of the command so far."""
-
-    def __init__(self, result=None):
-        super().__init__()
-        self.result = result or Result(0, "", 0, True)
+    """The runner's deadline has passed. Its argument: the Result of the command so far."""
 
 
 class Runner:
@@ -110,7 +106,7 @@ class Runner:
     def ranks(self, commands, environments, limit=None):
         """One process per command."""
         if self.left() <= 0:
-            raise Late
+            raise Late(Result(0, "", 0, True))
         begin, processes = time.monotonic(), []
         with contextlib.ExitStack() as stack:
             files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in ("output", "errors")] for _ in commands]

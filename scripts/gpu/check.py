@@ -56,13 +56,8 @@ class Check:
         return os.path.join(ROOT, self.build[kind], name)
 
     def path(self, name):
-        """Of a temporary file."""
+        """Of a temporary file, which goes when the program ends."""
         return os.path.join(tempfile.mkdtemp(dir=self.scratch.name), name)
-
-    def close(self):
-        self.scratch.cleanup()
-        self.report.close()
-        self.log.close()
 
 
 def relative(found, expected):
@@ -73,9 +68,8 @@ def relative(found, expected):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 # NCCL accepts several ranks on one GPU only if it takes them for different hosts, which use sockets on the loopback device. Each

@@ -24,9 +24,8 @@ def at_once(check, commands):
 
 
 def run(check):
-    works = [(kind, which, 1) for which in (KERNELS, ATTENTION) for kind in TYPES]
-    works.append(("bf16", ATTENTION, 2))  # cuDNN refuses odd addresses, those of every second case: with this seed, of the others
-    for kind, which, seed in works:
+    # cuDNN refuses odd addresses, those of every second case: with another seed, of the others.
+    for kind, which, seed in [*((kind, which, 1) for which in (KERNELS, ATTENTION) for kind in TYPES), ("bf16", ATTENTION, 2)]:
         twins(check, f"{kind} {'kernels' if which == KERNELS else 'attention'}, seed {seed}", check.program(kind, TOOL),
               ["--seed", seed, *["--round"] * (kind == "bf16"), *which])
 
@@ -51,7 +50,8 @@ def twins(check, name, tool, words):
 def commands(check, sanitizer):
     """The command of each run by its name."""
     def kernels(kind, left_out):
-        return [check.program(kind, TOOL), check.path("twins.bin"), "--small", *["--round"] * (kind == "bf16"), "--except", left_out]
+        words = ["--round"] * (kind == "bf16")
+        return [check.program(kind, TOOL), check.path("twins.bin"), "--small", *words, "--except", left_out]
 
     tokens = check.path("tokens.bin")
     write_tokens(tokens, 200, 101)
@@ -86,4 +86,4 @@ def sanitize(check):
         try:
             judge(check, name, future.result())
         except Late as late:
-            judge(check, name, late.result, late=True)
+            judge(check, name, late.args[0], late=True)

@@ -54,7 +54,7 @@ class Quiet(unittest.TestCase):
         silence.__enter__()
         self.addCleanup(silence.__exit__, None, None, None)
         self.check = Check(gpu_check.parse(["--out", self.folder]))
-        self.addCleanup(self.check.close)
+        self.addCleanup(self.check.scratch.cleanup)
         self.check.stage = "test"
 
     def script(self, name, text):
@@ -257,7 +257,7 @@ class Running(unittest.TestCase):
         self.runner.deadline = time.monotonic() + 5
         with self.assertRaises(Late) as late:
             self.runner.run(["sh", "-c", "echo a finding; sleep 60"])
-        self.assertIn("a finding", late.exception.result.output)
+        self.assertIn("a finding", late.exception.args[0].output)
 
     def test_ranks_know_each_other(self):
         for transport in "nccl", "auto":

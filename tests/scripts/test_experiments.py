@@ -125,10 +125,6 @@ class AblationTest(unittest.TestCase):
         self.assertEqual(alike["auto"], "**below ideal**: noise, or a wrong measurement")
         self.assertFalse(set(alike) & {"none", "slice:4", "ideal", "ring:4+end", "ring:4+rows", "ring:4+ahead0"}, alike)
 
-    def test_four_ranks_that_are_missing_are_named(self):
-        self.assertIn("tp 2 x dp 2 is not measured: four ranks need 8 cores", ablation.shown(self.rows()))
-        self.assertNotIn("not measured", ablation.shown(self.rows(ranks=4)))
-
 
 class BenchTest(unittest.TestCase):
     """The program itself, two ranks on this machine; its times do not matter here."""

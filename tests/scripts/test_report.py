@@ -445,7 +445,7 @@ class Measured(Case):
 class FirstLine(Case):
     def written(self, done, cores=4, load=0.1):
         self.out.mkdir(exist_ok=True)
-        report.write_report(self.out, {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "version": "v",
+        report.write_report(self.out, {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "build": "v",
                                        "place": "local", "date": "today", "load": load}, done, [])
         return (self.out / "report.md").read_text()
 
