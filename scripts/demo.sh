@@ -40,8 +40,7 @@ echo "text: $text"
 
 heading "3/5 training: $steps steps on two ranks, --overlap commfuse"
 # Small matrices gain nothing from many threads.
-threads=$(($(nproc) / 2))
-threads=$((threads < 1 ? 1 : threads > 4 ? 4 : threads))
+threads=$(($(nproc) < 4 ? 1 : $(nproc) > 8 ? 4 : $(nproc) / 2))
 shape=(--tp 2 --threads $threads --layers 4 --heads 6 --channels 192 --seq 64 --micro-batch 16)
 scripts/mpirun.sh -np 2 ./train_gpt "${shape[@]}" --steps "$steps" --overlap commfuse \
     --train "$demo/tokens/train_*.bin" --val "$demo/tokens/val_*.bin" --lr 3e-3 --min-lr 3e-4 --warmup 100 --beta2 0.99 \

@@ -27,8 +27,7 @@ CONFIG = "machine", "compiler", "mpi", "oneDNN", "build"  # of make config
 
 def conditions_of(place):
     """Of what is measured from now on."""
-    config = place.runner.output(["make", "-s", "config"])
-    lines = dict(line.split(maxsplit=1) for line in config.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in place.runner.output(["make", "-s", "config"]).splitlines())
     return {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 

@@ -9,17 +9,16 @@ def lines(path, key="event"):
     """The objects of a file, as far as it is written; each has the key. A cut last line is ignored: its writer may have been
     killed, or not be done. If only its end is missing, it counts."""
     with opened(path) as file:
-        found = file.readlines()  # bytes, because a cut may split a character
-    for number, line in enumerate(found, 1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            if not line.endswith(b"\n"):
-                return
-            value = None
-        if not isinstance(value, dict) or key not in value:
-            raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
-        yield value
+        for number, line in enumerate(file, 1):  # bytes, because a cut may split a character
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                if not line.endswith(b"\n"):
+                    return
+                value = None
+            if not isinstance(value, dict) or key not in value:
+                raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
+            yield value
 
 
 def printed(text):

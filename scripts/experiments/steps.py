@@ -204,7 +204,4 @@ def describe_mesh(modes):
 
 def shown(rows, _=None):
     """Markdown of the rows."""
-    text = []
-    for mesh, modes in by_mesh(rows).items():
-        text += [f"### {mesh}", "", describe_mesh(modes), "", table(modes)]
-    return "\n".join(text)
+    return "\n".join(f"### {mesh}\n\n{describe_mesh(modes)}\n\n{table(modes)}" for mesh, modes in by_mesh(rows).items())

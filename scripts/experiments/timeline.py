@@ -67,10 +67,8 @@ def layer_of(events):
 PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
           "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
 KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "waiting: exposed communication")}
-OTHER = "#c8ccd0"
 COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
 COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
-PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
 def select(rows, **values):
@@ -78,7 +76,7 @@ def select(rows, **values):
 
 
 def draw(axes, events, bottom, height, style):
-    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], (OTHER,)))[0] for event in events]
+    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], ("#c8ccd0",)))[0] for event in events]
     spans = [(event["begin_ms"], event["end_ms"] - event["begin_ms"]) for event in events]
     axes.broken_barh(spans, (bottom, height), facecolors=colours, **style)
 
@@ -107,7 +105,7 @@ def figure(rows):
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, panels = rows[0], [(direction, mode) for direction in ("forward", "backward") for mode in MODES]
-    drawn, axes = plots.panels(len(panels), 1, (10, PANEL_INCHES * len(panels) + REST_INCHES))
+    drawn, axes = plots.panels(len(panels), 1, (10, 1.4 * len(panels) + 2))
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for axis, (direction, mode) in zip(axes[:, 0], panels):
