@@ -10,7 +10,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OTHERS = {  # options of programs that are not ours
-    "--cflags", "--hostfile", "--libs", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
+    "--cflags", "--hostfile", "--libs", "--local-dir", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
     "--gpus-per-node", "--ntasks", "--ntasks-per-node", "--tasks",
     "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", 
     "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
