@@ -38,7 +38,7 @@ typedef struct trainer {
     vocabulary *words;
     model_file *start;
     manifest *from;     // the checkpoint from which the run resumes, or which it exports; NULL: none
-    bool damage;        // newer ones are damaged
+    bool damage;        // on rank 0: newer ones are damaged
     rank_state copy;    // of this rank's state, while it is being saved
     char run[RUN_NAME]; // only rank 0's is used
     run_report report;
