@@ -1,13 +1,11 @@
 """One transformer layer in every mode, drawn from traces of training: the paper's figure, measured.
 
-Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace, the one of median
-length is drawn, the same for all ranks: an example, not a statistic. Forward and backward both start at zero, so that panels can be
-compared.
+Two ranks, and a link whose transfers take half as long as the computation. Among all steps and layers of a trace but the first and
+last layer, the one of median length is drawn, the same for all ranks: an example, not a statistic. Forward and backward both start
+at zero, so that panels can be compared.
 """
 import json
 import tempfile
-
-from matplotlib.patches import Patch
 
 import plots
 from tokens import write_tokens
@@ -35,29 +33,32 @@ def measure(place, point):
                 steps.PROGRAM, *steps.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
                 "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{STEPS}"])
             with open(trace, encoding="utf-8") as file:
-                layer = layer_of(json.load(file)["traceEvents"])
-            shape = {name: point[name] for name in ("model", "seq", "batch")}
-            rows += [{**shape, "link_bits_per_s": rate, "mode": mode, **row} for row in layer]
+                rows += [{"model": point["model"], "seq": point["seq"], "batch": point["batch"], "link_bits_per_s": rate,
+                          "mode": mode, **row}
+                         for row in layer_of(json.load(file)["traceEvents"])]
     return rows
 
 
 def layer_of(events):
     """Rows of the median layer of a trace: the events that overlap its block, in ms from the begin of the block."""
-    layers, others, rows = {}, [], []  # layers: (step, layer) → its blocks, of every rank, forward and backward
+    events = [event for event in events if event["ph"] == "X"]
+    layers = {}  # (step, layer) → (rank, name) → the event of its block
     for event in events:
         if event["name"] in ("block forward", "block backward"):
-            layers.setdefault((event["args"]["step"], event["args"]["layer"]), []).append({**event, "cat": "block"})
-        elif event["ph"] == "X":
-            others.append(event)
-    by_length = sorted(layers.values(), key=lambda blocks: sum(block["dur"] for block in blocks))
-    blocks = by_length[(len(by_length) - 1) // 2]
-    for block in blocks:
-        origin, end = min(same["ts"] for same in blocks if same["name"] == block["name"]), block["ts"] + block["dur"]
-        rows += [{"direction": block["name"].split()[1], "rank": block["pid"], "kind": event["cat"],
+            layer = layers.setdefault((event["args"]["step"], event["args"]["layer"]), {})
+            layer[event["pid"], event["name"]] = event
+    last = max(layer for _, layer in layers)
+    inner = [blocks for (_, layer), blocks in layers.items() if 0 < layer < last] or list(layers.values())
+    inner.sort(key=lambda blocks: sum(block["dur"] for block in blocks.values()))
+    blocks, rows = inner[(len(inner) - 1) // 2], []
+    for (rank, name), block in sorted(blocks.items()):
+        origin = min(other["ts"] for (_, same), other in blocks.items() if same == name)
+        begin, end = block["ts"], block["ts"] + block["dur"]
+        rows += [{"direction": name.split()[1], "rank": rank, "kind": "block" if event is block else event["cat"],
                   "layer": block["args"]["layer"], "name": event["name"],
                   "begin_ms": (event["ts"] - origin) / 1e3, "end_ms": (event["ts"] + event["dur"] - origin) / 1e3}
-                 for event in [block, *others] if event["pid"] == block["pid"]
-                 and event["ts"] < end and event["ts"] + event["dur"] > block["ts"]]
+                 for event in events if event is block or event["pid"] == rank and not event["name"].startswith("block ")
+                 and event["ts"] < end and event["ts"] + event["dur"] > begin]
     return rows
 
 
@@ -67,29 +68,43 @@ def layer_of(events):
 PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
           "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
 KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "waiting: exposed communication")}
+OTHER = "#c8ccd0"
 COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
 COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
+PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
 def select(rows, **values):
     return [row for row in rows if all(row[name] == value for name, value in values.items())]
 
 
+def lanes(events):
+    """Puts transfers, which overlap, in lanes: (lane, event) of each, and the number of lanes."""
+    free, placed = [], []
+    for event in sorted(events, key=lambda event: event["begin_ms"]):
+        lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
+        free[lane:lane + 1] = [event["end_ms"]]
+        placed.append((lane, event))
+    return placed, len(free)
+
+
 def draw(axes, events, bottom, height, style):
-    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], ("#c8ccd0",)))[0] for event in events]
+    colours = [KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], (OTHER,)))[0] for event in events]
     spans = [(event["begin_ms"], event["end_ms"] - event["begin_ms"]) for event in events]
     axes.broken_barh(spans, (bottom, height), facecolors=colours, **style)
 
 
 def draw_panel(axes, rows, title):
-    """Draws two rows for each rank: the compute thread (waiting in red) and the wire, where a transfer covers what began before."""
+    """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
     ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
-        wire, computing = i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
+        events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
         ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
         for kind in "block", "compute", "wait":
-            draw(axes, select(rows, rank=rank, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
-        draw(axes, select(rows, rank=rank, kind="comm"), wire, WIRE_HEIGHT, TRANSFER)
+            draw(axes, select(events, kind=kind), computing, COMPUTE_HEIGHT, COMPUTING)
+        placed, count = lanes(select(events, kind="comm"))
+        for lane, event in placed:
+            draw(axes, [event], wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, TRANSFER)
     end = max(row["end_ms"] for row in select(rows, kind="block"))
     waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
@@ -101,17 +116,25 @@ def draw_panel(axes, rows, title):
 
 
 def figure(rows):
-    """A panel for each mode and direction, forward above backward."""
+    """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
+    from matplotlib.patches import Patch
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
-    row, panels = rows[0], [(direction, mode) for direction in ("forward", "backward") for mode in MODES]
-    drawn, axes = plots.panels(len(panels), 1, (10, 1.4 * len(panels) + 2))
+    row, modes = rows[0], list(MODES)
+    drawn, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
+    below = 0.5 / drawn.get_figheight()  # the share of two lines
+    drawn.get_layout_engine().set(rect=(0, below, 1, 1 - below))
+    drawn.legend(legend.values(), legend, loc="lower center", ncols=4)
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
-    for axis, (direction, mode) in zip(axes[:, 0], panels):
-        draw_panel(axis, select(rows, direction=direction, mode=mode), f"{direction}, {MODES[mode]}")
-    axis.set(xlim=(0, None), xlabel="ms since the layer began")
-    axis.legend(legend.values(), legend, loc="upper left", bbox_to_anchor=(0, -0.4), ncols=4)
+    for way, direction in enumerate(("forward", "backward")):
+        panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
+        width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
+        for axis, mode in zip(panels, modes):
+            draw_panel(axis, select(now, mode=mode), MODES[mode])
+            axis.set_xlim(0, width)
+            axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
+        panels[-1].set_xlabel(f"{direction}: ms since the layer began")
     return drawn
 
 

@@ -305,6 +305,12 @@ class Timeline(Case):
         self.assertGreater((self.folder / "timeline.png").stat().st_size, 10000)
         self.assertIn("20 ms, of which 12 ms waiting", timeline.figure(rows).axes[0].get_title(loc="left"))
 
+    def test_transfers_at_the_same_time_lie_in_lanes(self):
+        spans = [(0, 10), (2, 5), (5, 8), (3, 12), (11, 13)]
+        placed, count = timeline.lanes([{"begin_ms": begin, "end_ms": end} for begin, end in spans])
+        self.assertEqual(count, 3)
+        self.assertEqual([lane for lane, _ in placed], [0, 1, 2, 1, 0])
+
 
 BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, steps.BENCH))
 
