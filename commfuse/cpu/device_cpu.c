@@ -8,13 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-enum { ALIGNMENT = 256, PARALLEL_MIN = 1 << 14, STRETCH = 1024 };
+enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20, PARALLEL_MIN = 1 << 14, STRETCH = 1024 };
 enum { STACK_MIN = 7 << 18 }; // bytes; oneDNN 2.6 takes 1.1 MiB
 
 struct cf_stream {
@@ -165,7 +166,8 @@ void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count
 void *cf_device_malloc(int64_t bytes) {
     void *address = NULL;
     int64_t rounded = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT; // at least one byte
-    if (posix_memalign(&address, ALIGNMENT, (size_t)rounded) != 0) return NULL;
+    if (posix_memalign(&address, rounded < HUGE_PAGE ? ALIGNMENT : HUGE_PAGE, (size_t)rounded) != 0) return NULL;
+    if (rounded >= HUGE_PAGE) madvise(address, (size_t)rounded, MADV_HUGEPAGE); // many systems give them only who asks
     memset(address, 0, (size_t)rounded);
     return address;
 }
