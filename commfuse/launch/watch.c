@@ -46,7 +46,7 @@ enum {
     REFUSED_MS = 100, // a rank that refuses at one address may answer at another
     SILENCE_MS = 2000,
     FOLLOW_MS = 200,  // a rank that waits, and still does so long after another rank gave up, gives up too
-    LINGER_MS = 1500, // after the message: the others have received the question, and now ask and print
+    LINGER_MS = 2500, // after the message: the others have received the question, and now ask and print
     DEADLINE_POLL_MS = 50,
     DEADLINE_MORE_MS = 1000 // beyond the time-out, so that ranks that know more print first
 };
