@@ -80,9 +80,7 @@ static __global__ void softmax_rows(real *p, float *lse, const float *score, hea
     float highest = -INFINITY, sum = 0;
     p += row * s.keys, score += row * s.keys;
     for (int64_t c = lane(); c <= query; c += WARP) highest = fmaxf(highest, s.scale * score[c]);
-#pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-        highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
+    highest = warp_max(highest);
     for (int64_t c = lane(); c <= query; c += WARP) sum += expf(s.scale * score[c] - highest);
     sum = warp_sum(sum);
     for (int64_t c = lane(); c < s.keys; c += WARP) p[c] = (real)(c <= query ? expf(s.scale * score[c] - highest) / sum : 0);
@@ -123,11 +121,11 @@ static __global__ void softmax_backward_rows(real *p, real *dscore, const float 
                                              const float *delta, heads h, shape s) {
     const int64_t row = row_of_warp(), query = row % s.n, pair = h.first + row / s.n * h.step;
     if (row >= h.count * s.n) return;
-    const float of_row = lse[pair * s.T + query], mean = delta[query * s.pairs + pair];
+    const float row_lse = lse[pair * s.T + query], row_delta = delta[query * s.pairs + pair];
     for (int64_t c = row * s.keys + lane(), seen = row * s.keys + query, end = (row + 1) * s.keys; c < end; c += WARP) {
-        const float e = c <= seen ? expf(s.scale * score[c] - of_row) : 0;
+        const float e = c <= seen ? expf(s.scale * score[c] - row_lse) : 0;
         p[c] = (real)e;
-        dscore[c] = (real)(e * (dp[c] - mean) * s.scale);
+        dscore[c] = (real)(e * (dp[c] - row_delta) * s.scale);
     }
 }
 

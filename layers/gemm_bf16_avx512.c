@@ -6,7 +6,6 @@
 // stays in the first cache, one of b and a thread's part of a in the second. Each sum is in the order of k, whatever the threads.
 #include "gemm.h"
 #include "../commfuse/memory.h"
-#include <string.h>
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__) && defined(_OPENMP)
 #include <immintrin.h>

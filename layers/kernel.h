@@ -185,6 +185,13 @@ template <typename T> static __device__ inline T warp_sum(T x) {
     return x;
 }
 
+// NaN is ignored.
+static __device__ inline float warp_max(float x) {
+#pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
 // N sums at once.
 template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) {
     __shared__ T of_warp[WARP][N];
@@ -206,8 +213,7 @@ template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) 
 static __device__ inline float block_max(float x) {
     __shared__ float of_warp[WARP];
     int warps = (int)blockDim.x / WARP;
-#pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    x = warp_max(x);
     __syncthreads();
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
     __syncthreads();
