@@ -47,6 +47,13 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // to[i] = ((from[i] + from[stride + i]) + …) + to[i], i < count: `parts` parts in this order, elements of dtype (not CF_BYTE), bf16
 // added in float and rounded after each addition. If `to` is the first part, it is not added again.
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream);
+// An addition, as of cf_add, that is left to the kernel that reads the sum: it need not be written and read. 0 parts: `to` is it.
+typedef struct cf_sum {
+    void *to;         // the kernel may make the sum here
+    const void *from; // `parts` parts
+    int parts;
+    int64_t stride; // elements
+} cf_sum;
 
 // For memory.c alone: zeroed device memory, 256-byte aligned; NULL: out of memory.
 void *cf_device_malloc(int64_t bytes);

@@ -62,9 +62,14 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+// Of its schedules: those of a reduce-scatter do not know what reads its sums.
+static cf_side schedule_side(const cf_fuse_config *p) {
+    return p->operation == CF_REDUCE_SCATTER && p->side == CF_COMPUTE_BOTH ? CF_COMPUTE_BEFORE : p->side;
+}
+
 cf_work cf_fuse_work(const cf_fuse *f) {
     return (cf_work){.operation = f->config.operation,
-                     .side = f->config.side,
+                     .side = schedule_side(&f->config),
                      .ranks = f->config.group->size,
                      .hosts = f->config.group->hosts,
                      .bytes = (double)(f->config.capacity * cf_dtype_size(f->config.dtype)),
@@ -98,7 +103,7 @@ static void release(cf_fuse *f) {
 static cf_schedule *create_schedule(const cf_fuse_config *p, cf_choice c, int rank) {
     cf_boundary *boundary = cf_boundary_swap(NULL);
     cf_schedule *s =
-        cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, p->group->hosts, rank, c.slices, p->folds);
+        cf_schedule_create(p->operation, schedule_side(p), c.algorithm, p->group->size, p->group->hosts, rank, c.slices, p->folds);
     cf_boundary_swap(boundary);
     if (!s) cf_die(NULL, "%s: %s", p->name, cf_error());
     return s;
@@ -340,8 +345,46 @@ static void wait_if_needed(cf_fuse *f, int index) {
     if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_transfer(f, index, CF_ARRIVED);
 }
 
+static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) {
+    cf_event begin = cf_trace_begin(f->context->trace, stream);
+    cf_boundary *boundary = cf_boundary_swap(NULL);
+    f->compute(f->argument, span, stream);
+    cf_boundary_swap(boundary);
+    cf_trace_end(f->context->trace, f->config.name, f->layer, slice, begin, stream);
+}
+
+// Own slice k of a reduce-scatter with computation on both sides. add: its last addition; NULL: it is complete.
+static void use_sum(cf_fuse *f, int k, const cf_step *add, cf_stream *stream) {
+    const int slice = f->schedule->rank * f->schedule->slices + k;
+    cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};
+    cf_span span = {.side = CF_COMPUTE_AFTER,
+                    .row = f->schedule->rank * f->rows + offset_of(f, k),
+                    .rows = rows_of(f, k),
+                    .blocks = 1,
+                    .row_stride = f->rows,
+                    .data = place_of(f, at)};
+    span.sum.to = span.data;
+    if (add) span.sum = (cf_sum){span.data, place_of(f, add->from), add->count, f->rows * f->row_elements};
+    if (span.rows > 0) call(f, &span, slice, stream);
+}
+
+// The step that completes own slice k of a reduce-scatter is this addition. NULL: it is another step.
+static const cf_step *last_addition(const cf_fuse *f, int k) {
+    const cf_schedule *s = f->schedule;
+    const cf_step *step = s->step + s->count;
+    while (--step >= s->step)
+        if (!cf_is_transfer(step) && step->at.buffer == s->result.buffer && step->at.slot == s->result.slot + k) break;
+    return step >= s->step && step->kind == CF_ADD ? step : NULL;
+}
+
+static bool both_sides(const cf_fuse *f) {
+    return f->config.side != schedule_side(&f->config);
+}
+
 static void run_add(cf_fuse *f, const cf_step *step) {
-    int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
+    const int k = step->at.slot % f->schedule->slices;
+    if (both_sides(f) && step == last_addition(f, k)) return use_sum(f, k, step, stream_of(f, f->current));
+    int64_t elements = rows_of(f, k) * f->row_elements;
     cf_stream *stream = stream_of(f, f->current);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
@@ -409,13 +452,7 @@ static void run_step(cf_fuse *f) {
         sync_streams(f);
     for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_if_needed(f, wait);
     cf_stream *stream = stream_of(f, f->current);
-    if (compute) {
-        cf_event begin = cf_trace_begin(f->context->trace, stream);
-        cf_boundary *boundary = cf_boundary_swap(NULL);
-        f->compute(f->argument, &span, stream);
-        cf_boundary_swap(boundary);
-        cf_trace_end(f->context->trace, f->config.name, f->layer, step->first, begin, stream);
-    }
+    if (compute) call(f, &span, step->first, stream);
     if (step->kind == CF_ADD) run_add(f, step);
     if (step->kind == CF_COPY)
         cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
@@ -492,6 +529,8 @@ void *cf_fuse_finish(cf_fuse *f) {
     if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
+    for (int k = 0; k < f->schedule->slices && both_sides(f); k++)
+        if (!last_addition(f, k)) use_sum(f, k, NULL, f->context->stream);
     f->inside_call = false;
     if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;

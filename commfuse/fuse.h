@@ -21,6 +21,8 @@ CF_EXTERN_C_BEGIN
 // The part of the payload that one call of the callback works on: `blocks` blocks of `rows` rows each. Block i is rows
 // [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload, at data + i · data_stride bytes.
 // CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate (only for operations with `folds`), add to it.
+// A reduce-scatter with CF_COMPUTE_BOTH calls with CF_COMPUTE_AFTER for each slice of the own shard as soon as nothing is left but
+// its last addition, which it leaves to the callback: the slice is `sum`.
 typedef struct cf_span {
     cf_side side;
     bool accumulate;
@@ -29,6 +31,7 @@ typedef struct cf_span {
     int64_t row_stride; // rows between the starts of two blocks
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
+    cf_sum sum;          // reduce-scatter, CF_COMPUTE_AFTER; to: data
 } cf_span;
 // begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. The callback enqueues
 // all its work on `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations
@@ -88,7 +91,7 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 // rows_per_rank may be smaller than the number of slices. false on an error; wrong arguments are refused before anything is done.
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
-// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by source (with compute after, the
+// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (not with CF_COMPUTE_BOTH); all-to-all: slices by source (with compute after, the
 // own ones stay in full unless a native collective moves them); all-gather: full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);
 // begin and finish. NULL on an error.

@@ -15,10 +15,10 @@ void activation_backward(real *dx, const real *dy, const real *x, int64_t count,
     for (int64_t i = 0; i < count; i++) dx[i] = real_of(accum_of(dy[i]) * activation_slope(accum_of(x[i])));
 }
 
-void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
+void residual_forward(real *out, const real *x, cf_sum y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
 #pragma omp parallel for if (R * C >= PARALLEL_MIN)
     for (int64_t r = 0; r < R; r++) {
-        const real *x_row = x + r * C, *y_row = y + r * C;
+        const real *x_row = x + r * C, *y_row = summed_row(y, r, C);
         real *out_row = out + r * C;
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) out_row[c] = real_of(accum_of(x_row[c]) + accum_of(y_row[c]) + accum_of(bias[c]));

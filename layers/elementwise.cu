@@ -27,19 +27,20 @@ void activation_backward(real *dx, const real *dy, const real *x, int64_t count,
 }
 
 struct residual_map {
-    const real *x, *y, *bias;
+    const real *x, *bias;
+    cf_sum y;
     int64_t C;
 
     template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
         values<W> sum = load<W>(x + r * C + c);
-        sum += load<W>(y + r * C + c);
+        sum += values_of(load_sum<W>(y, r * C + c));
         sum += load<W>(bias + c);
         return sum;
     }
 };
 
-void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
-    each_row(out, residual_map{x, y, bias, C}, R, C, packable(C, out, x, y, bias), stream);
+void residual_forward(real *out, const real *x, cf_sum y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
+    each_row(out, residual_map{x, bias, y, C}, R, C, packable(C, out, x, bias) && packable(y), stream);
 }
 
 template <typename To, typename From> struct convert_map {

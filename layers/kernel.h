@@ -62,6 +62,18 @@ template <int W, typename T> static __device__ inline values<W> load(const T *fr
     return values_of(load_raw<W>(from));
 }
 
+// A sum of parts as cf_add would round it.
+template <int W> static __device__ inline raw<W, real> load_sum(const cf_sum &sum, int64_t i) {
+    const real *from = (const real *)sum.from + i, *last = (const real *)sum.to + i;
+    raw<W, real> total = load_raw<W>(sum.parts > 0 ? from : last);
+    for (int p = 1; p <= sum.parts; p++) {
+        const raw<W, real> next = load_raw<W>(p < sum.parts ? from + p * sum.stride : last);
+#pragma unroll
+        for (int k = 0; k < W; k++) total.at[k] = (real)((float)total.at[k] + (float)next.at[k]);
+    }
+    return total;
+}
+
 template <int W, typename T> static __device__ inline void store(T *to, const values<W> &x) {
     if constexpr (W == 1) {
         *to = (T)x.at[0];
@@ -79,6 +91,10 @@ template <int W, typename T> static __device__ inline void store(T *to, const va
 // May packs be used at these addresses (NULL is allowed) and at whole rows after them?
 template <typename... T> static inline bool packable(int64_t row, const T *...addresses) {
     return row % PACK == 0 && (((uintptr_t)addresses | ...) % 16) == 0;
+}
+
+static inline bool packable(const cf_sum &sum) {
+    return packable(sum.parts > 0 ? sum.stride : 0, (const real *)sum.to, (const real *)(sum.parts > 0 ? sum.from : NULL));
 }
 
 // --- scratch memory: one for each stream, which grows ---

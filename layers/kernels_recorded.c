@@ -86,10 +86,10 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 
 #define RECORDED_layernorm_forward          moves("layer norm", R * C, 2 * E)
 #define RECORDED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 3 * C
-#define RECORDED_layernorm_backward         moves("layer norm backward", R * C, 4 * E)
+#define RECORDED_layernorm_backward         moves("layer norm backward", R * C, (4 + dy.parts) * E)
 #define RECORDED_activation_forward         moves("GELU", count, 2 * E)
 #define RECORDED_activation_backward        moves("GELU backward", count, 3 * E)
-#define RECORDED_residual_forward           moves("residual", R * C, 3 * E)
+#define RECORDED_residual_forward           moves("residual", R * C, (3 + y.parts) * E)
 #define RECORDED_convert_to_real            moves("gradients, rounded", count, E + P)
 #define RECORDED_convert_to_accum           moves("gradients, widened", count, E + P)
 #define RECORDED_embedding_forward          moves("lookup", R * C, 2 * E)

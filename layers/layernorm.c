@@ -54,8 +54,8 @@ static void backward_row(real *restrict dx, accum *restrict sums, const real *re
     }
 }
 
-void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w,
-                        const accum *mean, const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean,
+                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
     accum *to[SUMS] = {dw, db, dbias};
     int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)
@@ -63,7 +63,7 @@ void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real
         accum *sums = scratch + i * SUMS * C;
         memset(sums, 0, (size_t)(SUMS * C) * sizeof(accum));
         for (int64_t r = i * block; r < smaller((i + 1) * block, R); r++)
-            backward_row(dx + r * C, sums, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
+            backward_row(dx + r * C, sums, summed_row(dy, r, C), x + r * C, w, mean[r], rstd[r], C);
     }
     for (int64_t i = 0; i < BLOCKS && i * block < R; i++)
         for (int64_t k = 0; k < (dbias ? SUMS : SUMS - 1); k++)

@@ -109,7 +109,7 @@ template <int W> struct rows_read {
 // partial (stretches, SUMS, C): dw, db and dbias of each stretch of rows.
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
-    backward_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w, const accum *mean, const accum *rstd,
+    backward_kernel(real *dx, accum *partial, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
                     int64_t stretch, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, begin = blockIdx.x * stretch;
     int64_t end = begin + stretch < R ? begin + stretch : R;
@@ -122,7 +122,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 #pragma unroll
         for (int k = 0; k < ROWS_BACKWARD; k++) {
             int64_t r = first + k < end ? first + k : end - 1;
-            next.x[k] = load_raw<W>(x + r * C + at), next.dy[k] = load_raw<W>(dy + r * C + at);
+            next.x[k] = load_raw<W>(x + r * C + at), next.dy[k] = load_sum<W>(dy, r * C + at);
             next.dx[k] = load_raw<W>(dx + r * C + at);
             next.mean[k] = mean[r], next.rstd[k] = rstd[r];
         }
@@ -167,15 +167,17 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 }
 
 // The same for long rows: one thread adds up each element of dw, db and dbias in the scratch.
-static __global__ void backward_long_kernel(real *dx, accum *partial, const real *dy, const real *x, const real *w,
-                                            const accum *mean, const accum *rstd, int64_t stretch, int64_t R, int64_t C) {
+static __global__ void backward_long_kernel(real *dx, accum *partial, cf_sum dy, const real *x, const real *w, const accum *mean,
+                                            const accum *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;
     accum *dw = partial + blockIdx.x * SUMS * C, *db = dw + C, *dbias = db + C;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = dbias[c] = 0;
     for (int64_t r = begin; r < end; r++) {
         float m = mean[r], s = rstd[r], sum[2] = {0, 0};
+        real *dy_row = (real *)dy.to + r * C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
-            float d = (float)dy[r * C + c], g = d * (float)w[c], h = ((float)x[r * C + c] - m) * s;
+            if (dy.parts > 0) dy_row[c] = load_sum<1>(dy, r * C + c).at[0];
+            float d = (float)dy_row[c], g = d * (float)w[c], h = ((float)x[r * C + c] - m) * s;
             dw[c] += d * h;
             db[c] += d;
             sum[0] += g;
@@ -184,7 +186,7 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, const real
         block_sum(sum);
         float mean_g = sum[0] / (float)C, mean_gh = sum[1] / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
-            float g = (float)dy[r * C + c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;
+            float g = (float)dy_row[c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;
             float changed = (float)dx[r * C + c] + s * (g - mean_g - h * mean_gh);
             dbias[c] += changed;
             dx[r * C + c] = (real)changed;
@@ -192,9 +194,9 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, const real
     }
 }
 
-void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w,
-                        const accum *mean, const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
-    bool packed = packable(C, dx, dy, x, w, scratch);
+void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean,
+                        const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
+    bool packed = packable(C, dx, x, w, scratch) && packable(dy);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);
     auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;

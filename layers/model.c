@@ -293,16 +293,24 @@ real *gpt_norm_again(gpt *g, int64_t n) {
     return g->setup.recompute ? norm_forward(g, n) : g->norm[n];
 }
 
+typedef struct norm_use {
+    gpt *g;
+    int64_t n;
+} norm_use;
+
 // g->dx += the gradient of the norm's input, to which the half before it has added a bias: the gradient of that is the sum of its
 // rows.
-static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
+static void norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream) {
+    const norm_use *norm = (const norm_use *)argument;
+    gpt *g = norm->g;
     const parameters *p = &g->params;
+    const int64_t n = norm->n, C = p->shape.C, first = t0 * g->pass.B;
     int64_t layer = 0;
     const int w = norm_tensor(g, n, &layer);
     accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
-    layernorm_backward(g->dx, params_grad(p, w, layer), params_grad(p, w + 1, layer), bias, dnorm, g->x[n],
-                       params_weight(p, w, layer), g->mean[n], g->rstd[n], g->norm_scratch, g->pass.Ts * g->pass.B, p->shape.C,
-                       g->context->stream);
+    layernorm_backward(g->dx + first * C, params_grad(p, w, layer), params_grad(p, w + 1, layer), bias, dnorm, g->x[n] + first * C,
+                       params_weight(p, w, layer), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
+                       stream);
 }
 
 // --- computed inside operations: time steps [t0, t0 + n) ---
@@ -369,7 +377,7 @@ void gpt_forward(gpt *g, double scale) {
         real *norm = norm_forward(g, attention);
         if (is_up(g)) {
             const real *sum = up_forward(g, l, norm); // (Ts, B, C)
-            residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
+            residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, ATTPROJB, l), rows, C, stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
             row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.heads[l], gpt_attend, g);
@@ -391,9 +399,8 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_event begin = trace_begin(g);
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
-    const real *dnorm = column_backward(&g->head, -1, g->sums, g->logits, norm);
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
-    norm_backward(g, 2 * L, dnorm);
+    column_backward(&g->head, -1, g->sums, g->logits, norm, norm_backward, &(norm_use){g, 2 * L});
     column_gradient_after(&g->head, -1, g->logits, norm);
     if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
@@ -409,20 +416,20 @@ void gpt_backward(gpt *g, bool first, bool last) {
         column_begin_gather(&g->fc, l, norm, g->dhidden);
         row_finish_backward(&g->fcproj, l);
         if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
-        norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
+        column_backward(&g->fc, l, g->sums, g->dhidden, norm, norm_backward, &(norm_use){g, mlp});
         column_gradient_after(&g->fc, l, g->dhidden, norm); // unless column_backward() has computed it
         g->dqkv_begun = false;
+        norm_use before = {g, attention};
         if (is_up(g)) {
-            dnorm = up_backward(g, l, dx);
+            norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
         } else {
             job = (linear_job){.x = g->acts.heads[l], .rows = attention_backward_by_ranges() ? gpt_attend_backward : NULL};
             job.argument = g;
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             gpt_attend_backward_whole(g, l);
-            dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
+            column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention], norm_backward, &before);
         }
-        norm_backward(g, attention, dnorm);
         zero_reduce(&g->zero, l); // what is complete so far
         if (l == 0) embed_backward(g);
         if (is_up(g))

@@ -23,8 +23,8 @@ static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation 
                        double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_config p =
-        overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
-    p.flops = flops, p.early = early, p.folds = sums, p.independent = independent;
+        overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BOTH : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
+    p.flops = flops, p.early = early, p.folds = false, p.independent = independent;
     return cf_fuse_create(l->pass->context, p);
 }
 
@@ -83,9 +83,15 @@ static void column_wgrad_rows(void *argument, const cf_span *span, cf_stream *st
                             (const real *)(span->data + i * span->data_stride), r.rows, stream);
 }
 
+// The first time step of this rank's shard.
+static int64_t own_step(const linear_job *j) {
+    return j->linear->group->rank * j->linear->pass->Ts;
+}
+
 static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
+    if (span->side == CF_COMPUTE_AFTER) return j->use(j->argument, span->sum, span->row - own_step(j), span->rows, stream);
     const real *dy = j->in + span->row * l->pass->B * l->OC;
     linear_dgrad((real *)span->data, dy, l->ready, NULL, span->accumulate, rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
@@ -93,12 +99,17 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
+    const real *bias = params_weight(l->pass->params, l->bias, j->layer);
+    const bool alone = l->group->size == 1; // then the product adds
+    const int64_t shard = (span->row - own_step(j)) * l->pass->B * l->OC;
+    if (span->side == CF_COMPUTE_AFTER && !alone)
+        residual_forward(j->out + shard, j->residual + shard, span->sum, bias, span->rows * l->pass->B, l->OC, stream);
+    if (span->side == CF_COMPUTE_AFTER) return;
     const real *x = j->in + span->row * l->pass->B * l->IC, *before = span->accumulate ? (const real *)span->data : NULL;
     for (int i = 0; j->rows && i < span->blocks; i++)
         j->rows(j->argument, j->layer, (real *)j->in, span->row + i * span->row_stride, span->rows, stream);
-    linear_forward((real *)span->data, NULL, x, l->ready, j->residual ? params_weight(l->pass->params, l->bias, j->layer) : NULL,
-                   j->residual ? j->residual + span->row * l->pass->B * l->OC : before, rows_of(j, span, l->OC), l->IC, l->OC,
-                   stream);
+    linear_forward((real *)span->data, NULL, x, l->ready, alone ? bias : NULL, alone ? j->residual + shard : before,
+                   rows_of(j, span, l->OC), l->IC, l->OC, stream);
 }
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
@@ -146,17 +157,17 @@ void column_gradient_after(parallel_linear *l, int layer, const real *dy, const 
     if (zero_place(l->pass->zero, l->w, layer) >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
 }
 
-real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
+void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
     if (l->bias >= 0 && zero_place(pass->zero, l->w, layer) >= GRADIENT_AFTER)
         linear_bias_grad(params_grad(pass->params, l->bias, layer), dy, l->group->size * pass->Ts * pass->B, l->OC,
                          pass->context->stream);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
-    l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy};
+    l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy, .use = use, .argument = argument};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
     if (zero_place(pass->zero, l->w, layer) < GRADIENT_AFTER) column_gradient(l, layer, dy, x);
-    return (real *)cf_fuse_finish(l->backward);
+    cf_fuse_finish(l->backward);
 }
 
 // --- the row-parallel layer ---
@@ -166,14 +177,10 @@ void row_forward(parallel_linear *l, int layer, real *out, const real *residual,
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
     const bool alone = l->group->size == 1;
-    linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument};
-    j.residual = alone ? residual : NULL;
+    linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument, .out = out, .residual = residual};
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream);
     cf_fuse_begin(l->forward, alone ? out : sums, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
-    const real *sum = (const real *)cf_fuse_finish(l->forward); // (Ts, B, OC)
-    if (!alone)
-        residual_forward(out, residual, sum, params_weight(pass->params, l->bias, layer), pass->Ts * pass->B, l->OC,
-                         pass->context->stream);
+    cf_fuse_finish(l->forward);
 }
 
 void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job) {

@@ -22,6 +22,8 @@ typedef struct model_pass {
 
 // Called before time steps [t0, t0 + n) of the whole sequence are read from x, or after they are written to it.
 typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t n, cf_stream *stream);
+// Called with rows of this rank's shard of a sum, t0 counted within it.
+typedef void sum_steps(void *argument, cf_sum sum, int64_t t0, int64_t n, cf_stream *stream);
 
 // The product of an operation in progress.
 typedef struct linear_job {
@@ -32,9 +34,10 @@ typedef struct linear_job {
     real *pre;            // GELU's input: column forward: (T·B, OC), out is GELU's output; row backward: (T·B, IC). NULL: no GELU
     const real *dy, *x;   // row backward: (T·B, OC), (T·B, IC) for the weight gradient
     matrix_gradient dw;   // added to slice by slice; at NULL: computed elsewhere
-    const real *residual; // row forward on one rank: is added, and the bias; NULL: both are added elsewhere
+    const real *residual; // row forward: is added, and the bias
     time_steps *rows;     // row layers: computes x, or uses dx; NULL: none
-    void *argument;       // of rows
+    sum_steps *use;       // column backward: of the result
+    void *argument;       // of rows or use
     bool begun;           // row backward: an earlier slice was enqueued:
     cf_event rows_done, added; // when it has run rows, and added to the weight gradient
 } linear_job;
@@ -64,9 +67,9 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
-// Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC): scratch. x: as gathered, or whole. Computes the
-// gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
-real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
+// Calls use(argument, …) with each part of this rank's shard of dy · w, as it is complete. dx (T, B, IC): scratch. x: as gathered,
+// or whole. Computes the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
+void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument);
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // out (Ts, B, OC) = residual (Ts, B, OC) + this rank's shard of x · wᵀ + bias, x (T·B, IC). sums (T, B, OC): scratch of several

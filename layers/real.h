@@ -54,6 +54,22 @@ static inline real real_of(double x) {
 }
 #endif
 
+// --- sums that a kernel makes when it reads them ---
+
+static inline cf_sum whole_sum(const real *complete) {
+    cf_sum sum = {(void *)complete, NULL, 0, 0};
+    return sum;
+}
+
+#ifndef __CUDACC__
+// Row r of (R, C), made in place.
+static inline const real *summed_row(cf_sum sum, int64_t r, int64_t C) {
+    real *row = (real *)sum.to + r * C;
+    if (sum.parts > 0) cf_add(row, (const real *)sum.from + r * C, sum.parts, sum.stride, C, REAL_DTYPE, NULL);
+    return row;
+}
+#endif
+
 // --- sizes ---
 
 static inline int64_t smaller(int64_t a, int64_t b) {

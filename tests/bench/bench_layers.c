@@ -125,7 +125,7 @@ static void run_layernorm_forward(bench *b) {
     layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C, b->s.R, b->s.C, NULL);
 }
 static void run_layernorm_backward(bench *b) {
-    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, NULL, b->narrow2, b->narrow, b->bias, b->row_stats,
+    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, NULL, whole_sum(b->narrow2), b->narrow, b->bias, b->row_stats,
                        b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
 }
 
@@ -136,7 +136,7 @@ static void run_gelu_backward(bench *b) {
     activation_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
 }
 static void run_residual(bench *b) {
-    residual_forward(b->narrow3, b->narrow, b->narrow2, b->bias, b->s.R, b->s.C, NULL);
+    residual_forward(b->narrow3, b->narrow, whole_sum(b->narrow2), b->bias, b->s.R, b->s.C, NULL);
 }
 
 static void run_embedding_forward(bench *b) {

@@ -44,11 +44,9 @@ typedef struct computing {
     cf_operation operation;
     cf_side side;
 } computing;
-static const computing every_computing[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},
-                                            {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
-                                            {CF_ALLTOALL, CF_COMPUTE_BEFORE},
-                                            {CF_ALLTOALL, CF_COMPUTE_AFTER},
-                                            {CF_ALLTOALL, CF_COMPUTE_BOTH}};
+static const computing every_computing[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},     {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+                                            {CF_REDUCE_SCATTER, CF_COMPUTE_BOTH}, {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+                                            {CF_ALLTOALL, CF_COMPUTE_AFTER},      {CF_ALLTOALL, CF_COMPUTE_BOTH}};
 enum { COMPUTINGS = sizeof every_computing / sizeof every_computing[0] };
 
 static bool computes(const job *j, cf_side side) {
@@ -254,6 +252,19 @@ static void check_reduced(const job *j, const char *data, int64_t row) {
 
 // ------------------------------------------------------------------------------------------------ jobs
 
+static bool uses_sums(const job *j) {
+    return j->plan.operation == CF_REDUCE_SCATTER && j->plan.side == CF_COMPUTE_BOTH;
+}
+
+// A row of the own shard whose last addition is left to the callback.
+static void use_sum(const job *j, const cf_span *span, int64_t row, cf_stream *stream) {
+    char *data = span->data + (row - span->row) * row_bytes(j);
+    const char *from = (const char *)span->sum.from + (row - span->row) * row_bytes(j);
+    CHECK(span->sum.to == span->data && span->blocks == 1, "%s: the sum is not at the data", describe(j));
+    if (span->sum.parts > 0) cf_add(data, from, span->sum.parts, span->sum.stride, j->elements, j->plan.dtype, stream);
+    if (!is_bound(j)) check_reduced(j, data, row);
+}
+
 static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = argument;
     cf_stream_sync(stream);
@@ -263,9 +274,10 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     CHECK(span->blocks >= 1 && span->rows >= 0 && span->row >= 0, "%s: span of %d blocks of %lld rows from %lld", describe(j),
           span->blocks, (long long)span->rows, (long long)span->row);
     const bool other = j->plan.independent && j->on[span->side] == context.stream;
-    CHECK(span->accumulate || stream == (other ? context.second : context.stream), "%s: slices do not take turns on two streams",
-          describe(j));
-    if (!span->accumulate) j->on[span->side] = stream;
+    const bool sums = uses_sums(j) && span->side == CF_COMPUTE_AFTER;
+    CHECK(span->accumulate || sums || stream == (other ? context.second : context.stream),
+          "%s: slices do not take turns on two streams", describe(j));
+    if (!span->accumulate && !sums) j->on[span->side] = stream;
     for (int i = 0; i < span->blocks; i++)
         for (int64_t k = 0; k < span->rows; k++) {
             int64_t row = span->row + i * span->row_stride + k;
@@ -274,7 +286,10 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
             j->covered[span->side][row]++;
             if (span->side == CF_COMPUTE_AFTER) {
                 if (j->first_worked < 0) j->first_worked = row;
-                if (!is_bound(j)) check_arrived(j, data, row);
+                if (sums)
+                    use_sum(j, span, row, stream);
+                else if (!is_bound(j))
+                    check_arrived(j, data, row);
                 continue;
             }
             j->last_computed = row;
@@ -316,19 +331,28 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
     return (job){.plan = *cf_fuse_get_config(fuse), .fuse = fuse};
 }
 
-// A reduce-scatter whose computation can add to existing values.
-static job job_create_folding(const cf_algorithm *row, int slices, cf_dtype dtype) {
+// A reduce-scatter whose computation can add to existing values, or whose sums a computation uses.
+static job job_create_sums(const cf_algorithm *row, cf_side side, bool folds, int slices, cf_dtype dtype) {
     cf_fuse_config plan = {.name = "test.place",
                            .group = &mesh.tp_group,
                            .operation = CF_REDUCE_SCATTER,
-                           .side = CF_COMPUTE_BEFORE,
+                           .side = side,
                            .algorithm = row,
                            .slices = slices,
                            .dtype = dtype,
                            .capacity = 22 * 31,
-                           .folds = true,
+                           .folds = folds,
                            .independent = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
+}
+static job job_create_folding(const cf_algorithm *row, int slices, cf_dtype dtype) {
+    return job_create_sums(row, CF_COMPUTE_BEFORE, true, slices, dtype);
+}
+static job job_create_used(const cf_algorithm *row, int slices, cf_dtype dtype) {
+    return job_create_sums(row, CF_COMPUTE_BOTH, false, slices, dtype);
+}
+static job job_create_folding_used(const cf_algorithm *row, int slices, cf_dtype dtype) {
+    return job_create_sums(row, CF_COMPUTE_BOTH, true, slices, dtype);
 }
 
 // An all-to-all whose result goes to a place given by the job, another one in every run.
@@ -395,12 +419,17 @@ static void check_result(const job *j) {
     }
 }
 
+// Sums of others' rows are used elsewhere.
+static bool computes_row(const job *j, cf_side side, int64_t row) {
+    return computes(j, side) && (side == CF_COMPUTE_BEFORE || !uses_sums(j) || row / j->rows == j->plan.group->rank);
+}
+
 // Each row once on each side on which the operation computes, own rows last before and first after.
 static void check_coverage(const job *j) {
     const cf_group *g = j->plan.group;
     for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
         for (int64_t row = 0; row < g->size * j->rows; row++)
-            CHECK(j->covered[side][row] == computes(j, side), "%s: row %lld computed %d times on side %d", describe(j),
+            CHECK(j->covered[side][row] == computes_row(j, side, row), "%s: row %lld computed %d times on side %d", describe(j),
                   (long long)row, j->covered[side][row], side);
     if (!row_of(j)->tail_free || j->rows < j->plan.slices) return;
     if (computes(j, CF_COMPUTE_BEFORE))
@@ -571,6 +600,16 @@ static void fold_then_reduce_scatter(void) {
                   describe(&j));
             cf_fuse_free(j.fuse);
             reduce_every_size(job_create_folding, row, slices, turn, false);
+        }
+}
+
+// The computation that uses the sums makes the last additions: in the same order.
+static void reduce_scatter_between_computes(void) {
+    int turn = 0;
+    for (EVERY_ROW(row))
+        for (int slices = 1; slices <= 4 && row_is_own(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++) {
+            reduce_every_size(job_create_used, row, slices, turn, false);
+            reduce_every_size(job_create_folding_used, row, slices, turn, false);
         }
 }
 
@@ -895,6 +934,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(result_in_given_memory),
         RANKS_CASE(accumulate_then_reduce_scatter),
         RANKS_CASE(fold_then_reduce_scatter),
+        RANKS_CASE(reduce_scatter_between_computes),
         RANKS_CASE(every_type),
         RANKS_CASE(megabytes),
         RANKS_CASE(several_in_flight),

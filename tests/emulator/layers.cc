@@ -74,12 +74,12 @@ static bool takes_time_to_move(double bytes, cf_stream *stream) {
 MOVES(layernorm_forward, R *C * 2 * E,
       (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C, cf_stream *stream),
       out, mean, rstd, x, w, b, R, C, stream)
-MOVES(layernorm_backward, R *C * 4 * E,
-      (real * dx, accum *dw, accum *db, accum *dbias, const real *dy, const real *x, const real *w, const accum *mean,
-       const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream),
+MOVES(layernorm_backward, R *C *(4 + dy.parts) * E,
+      (real * dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
+       accum *scratch, int64_t R, int64_t C, cf_stream *stream),
       dx, dw, db, dbias, dy, x, w, mean, rstd, scratch, R, C, stream)
-MOVES(residual_forward, R *C * 3 * E,
-      (real * out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream), out, x, y, bias, R, C,
+MOVES(residual_forward, R *C *(3 + y.parts) * E,
+      (real * out, const real *x, cf_sum y, const real *bias, int64_t R, int64_t C, cf_stream *stream), out, x, y, bias, R, C,
       stream)
 MOVES(linear_bias_grad, R *OC *E, (accum * db, const real *dy, int64_t R, int64_t OC, cf_stream *stream), db, dy, R, OC, stream)
 MOVES(crossentropy_stats, R *V *E,

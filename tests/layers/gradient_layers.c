@@ -83,7 +83,7 @@ static void check_layernorm(int64_t R, int64_t C) {
     real *dx_before = copy_buffer(dx, R * C), *dw_before = copy_buffer(dw, C), *db_before = copy_buffer(db, C);
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     layernorm_loss(&p);
-    layernorm_backward(dx, dw, db, NULL, p.dy, p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
+    layernorm_backward(dx, dw, db, NULL, whole_sum(p.dy), p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
     subtract(dx, dx_before, R * C);
     subtract(dw, dw_before, C);
     subtract(db, db_before, C);
@@ -254,8 +254,8 @@ static void mlp_with_residual(void **state) {
     activation_backward(dhidden, dhidden, p.hidden, R * F, NULL);
     linear_wgrad(parameter[3].gradient, parameter[4].gradient, dhidden, F, p.ln, R, C, F, true, NULL);
     linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), NULL, false, linear_all(R), C, F, NULL);
-    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, NULL, dln, p.x, p.lnw, p.mean, p.rstd, scratch, R, C,
-                       NULL);
+    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, NULL, whole_sum(dln), p.x, p.lnw, p.mean, p.rstd, scratch,
+                       R, C, NULL);
 
     for (int i = 0; i < COUNT; i++)
         assert_gradient(parameter[i].name, *parameter[i].at, parameter[i].gradient, parameter[i].n, MOST, mlp_loss, &p);

@@ -79,13 +79,26 @@ static void residual_adds(void **state) {
         int64_t R = shapes[i][0], C = shapes[i][1];
         real *x = random_buffer(R * C), *y = random_buffer(R * C), *bias = random_buffer(C);
         real *biased = poisoned_buffer(R * C);
-        residual_forward(biased, x, y, bias, R, C, NULL);
+        residual_forward(biased, x, whole_sum(y), bias, R, C, NULL);
         for (int64_t j = 0; j < R * C; j++) {
             double sum = (double)x[j] + (double)y[j] + (double)bias[j % C];
             assert_close("x + y + bias", biased + j, &sum, 1, 2e-7, 3);
         }
-        residual_forward(x, x, y, bias, R, C, NULL);
+        residual_forward(x, x, whole_sum(y), bias, R, C, NULL);
         assert_same_bits("in place", x, biased, R * C);
+    }
+}
+
+static void residual_sums_parts(void **state) {
+    (void)state;
+    int64_t R = 7, C = 33, stride = R * C + 5;
+    for (int parts = 1; parts <= 4; parts++) {
+        real *x = random_buffer(R * C), *y = random_buffer(R * C), *from = random_buffer(parts * stride), *bias = random_buffer(C);
+        real *sum = copy_buffer(y, R * C), *expected = poisoned_buffer(R * C), *out = poisoned_buffer(R * C);
+        cf_add(sum, from, parts, stride, R * C, REAL_DTYPE, NULL);
+        residual_forward(expected, x, whole_sum(sum), bias, R, C, NULL);
+        residual_forward(out, x, (cf_sum){y, from, parts, stride}, bias, R, C, NULL);
+        assert_same_bits("of parts", out, expected, R * C);
     }
 }
 
@@ -96,6 +109,7 @@ int main(void) {
         KERNEL_TEST(gelu_equals_tanh_formula),
         KERNEL_TEST(gelu_far_out),
         KERNEL_TEST(residual_adds),
+        KERNEL_TEST(residual_sums_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,9 +80,10 @@ static void backward(void *context, real *gradients) {
     problem *p = context;
     real *scratch = poisoned_buffer(layernorm_scratch(p->C));
     real *dw = gradients + p->R * p->C;
-    layernorm_backward(gradients, dw, dw + p->C, dw + 2 * p->C, p->dy, p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C, NULL);
+    layernorm_backward(gradients, dw, dw + p->C, dw + 2 * p->C, whole_sum(p->dy), p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C,
+                       NULL);
     real *dx = copy_buffer(gradients, p->R * p->C), *others = zero_buffer(2 * p->C); // not wanted: not written
-    layernorm_backward(dx, others, others + p->C, NULL, p->dy, p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C, NULL);
+    layernorm_backward(dx, others, others + p->C, NULL, whole_sum(p->dy), p->x, p->w, p->mean, p->rstd, scratch, p->R, p->C, NULL);
 }
 
 static void naive_backward(const problem *p, double *gradients) {
@@ -121,12 +122,28 @@ static void backward_equals_naive(void **state) {
     }
 }
 
+static void backward_sums_parts(void **state) {
+    (void)state;
+    problem p = problem_new(45, 31);
+    const int64_t n = p.R * p.C, stride = n + 3;
+    real *scratch = poisoned_buffer(layernorm_scratch(p.C));
+    forward(&p, p.out);
+    for (int parts = 1; parts <= 4; parts++) {
+        real *from = random_buffer(parts * stride), *sum = copy_buffer(p.dy, n), *last = copy_buffer(p.dy, n);
+        real *expected = random_buffer(n + 3 * p.C), *gradients = copy_buffer(expected, n + 3 * p.C);
+        cf_add(sum, from, parts, stride, n, REAL_DTYPE, NULL);
+        layernorm_backward(expected, expected + n, expected + n + p.C, expected + n + 2 * p.C, whole_sum(sum), p.x, p.w, p.mean,
+                           p.rstd, scratch, p.R, p.C, NULL);
+        layernorm_backward(gradients, gradients + n, gradients + n + p.C, gradients + n + 2 * p.C,
+                           (cf_sum){last, from, parts, stride}, p.x, p.w, p.mean, p.rstd, scratch, p.R, p.C, NULL);
+        assert_same_bits("of parts", gradients, expected, n + 3 * p.C);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        KERNEL_TEST(forward_equals_naive),
-        KERNEL_TEST(forward_survives_an_offset),
-        KERNEL_TEST(nan_stays_in_its_row),
-        KERNEL_TEST(backward_equals_naive),
+        KERNEL_TEST(forward_equals_naive),  KERNEL_TEST(forward_survives_an_offset), KERNEL_TEST(nan_stays_in_its_row),
+        KERNEL_TEST(backward_equals_naive), KERNEL_TEST(backward_sums_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -336,6 +336,14 @@ static void run_attention(tool *t, const int64_t *n) {
 
 // --- layer norm ---
 
+// Of one to four parts, and what they are added to.
+static cf_sum random_sum(tool *t, int64_t count) {
+    const int parts = (int)draw(t, 1, 4);
+    const int64_t stride = count + draw(t, 0, 1) * 3;
+    tensor *to = randoms(t, OF_REAL, count, 0, 1), *from = randoms(t, OF_REAL, parts * stride, 0, 1);
+    return (cf_sum){reals(to), reals(from), parts, stride};
+}
+
 static void run_layernorm(tool *t, const int64_t *n) {
     int64_t R = n[0], C = n[1];
     shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
@@ -348,12 +356,18 @@ static void run_layernorm(tool *t, const int64_t *n) {
     keep(t, "layernorm_forward", "out", out);
     keep(t, "layernorm_forward", "mean", mean);
     keep(t, "layernorm_forward", "rstd", rstd);
-    layernorm_backward(reals(dx), accums(dw), accums(db), accums(dbias), reals(dy), reals(x), reals(w), accums(mean), accums(rstd),
-                       accums(scratch), R, C, t->stream);
+    layernorm_backward(reals(dx), accums(dw), accums(db), accums(dbias), whole_sum(reals(dy)), reals(x), reals(w), accums(mean),
+                       accums(rstd), accums(scratch), R, C, t->stream);
     keep(t, "layernorm_backward", "dx", dx);
     keep(t, "layernorm_backward", "dw", dw);
     keep(t, "layernorm_backward", "db", db);
     keep(t, "layernorm_backward", "dbias", dbias);
+    cf_sum parts = random_sum(t, R * C);
+    layernorm_backward(reals(dx), accums(dw), accums(db), NULL, parts, reals(x), reals(w), accums(mean), accums(rstd),
+                       accums(scratch), R, C, t->stream);
+    keep(t, "layernorm_backward", "dx of parts", dx);
+    keep(t, "layernorm_backward", "dw of parts", dw);
+    keep(t, "layernorm_backward", "db of parts", db);
 }
 
 // --- GELU and residual ---
@@ -378,10 +392,12 @@ static void run_elementwise(tool *t, const int64_t *n) {
     keep(t, "convert_to_real", "to", rounded);
     convert_to_accum(accums(widened), reals(x), count, t->stream);
     keep(t, "convert_to_accum", "to", widened);
-    residual_forward(reals(sum), reals(x), reals(y), reals(bias), R, C, t->stream);
+    residual_forward(reals(sum), reals(x), whole_sum(reals(y)), reals(bias), R, C, t->stream);
     keep(t, "residual_forward", "out", sum);
-    residual_forward(reals(in_place), reals(in_place), reals(y), reals(bias), R, C, t->stream);
+    residual_forward(reals(in_place), reals(in_place), whole_sum(reals(y)), reals(bias), R, C, t->stream);
     keep(t, "residual_forward", "out is x", in_place);
+    residual_forward(reals(sum), reals(x), random_sum(t, count), reals(bias), R, C, t->stream);
+    keep(t, "residual_forward", "out of parts", sum);
 }
 
 // --- embeddings ---
