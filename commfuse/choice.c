@@ -68,7 +68,7 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
 }
 
 static cf_schedule *schedule_of(cf_choice choice, const cf_work *w, int rank) {
-    return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, w->hosts, rank, choice.slices, w->folds);
+    return cf_schedule_create(w->operation, w->side, choice.algorithm, w->ranks, w->hosts, rank, choice.slices);
 }
 
 // One rank stands for all if the exchanges of others are its own, shifted: the last of a host, which a ring leaves there. Else all
@@ -92,9 +92,8 @@ static double replayed_ms(cf_choice choice, const cf_work *w, const cf_costs *c)
 // Byte for byte, but for the padding behind the last members.
 static bool same(const cf_work *w, const cf_costs *c, const cf_work *v, const cf_costs *d) {
     return memcmp((const void *)w, (const void *)v, offsetof(cf_work, early)) == 0 && w->early == v->early &&
-           w->native == v->native && w->folds == v->folds &&
-           memcmp((const void *)c, (const void *)d, offsetof(cf_costs, spare)) == 0 && c->spare == d->spare &&
-           c->serial == d->serial;
+           w->native == v->native && memcmp((const void *)c, (const void *)d, offsetof(cf_costs, spare)) == 0 &&
+           c->spare == d->spare && c->serial == d->serial;
 }
 
 // All layers ask the same, and --predict for all ranks: the last answers are kept, but not of a caller's own algorithm. Not in the

@@ -25,7 +25,6 @@ typedef struct cf_work { // of one operation
     double flops;     // of all slices on one rank
     bool early;       // begun well before it is finished: a collective must not block
     bool native;      // native collectives may be chosen
-    bool folds;       // see schedule.h
 } cf_work;
 
 enum { CF_CHOICES = 14 }; // of an operation, at most, one from a plan file included; a newer library may allow more

@@ -75,8 +75,7 @@ cf_work cf_fuse_work(const cf_fuse *f) {
                      .bytes = (double)(f->config.capacity * cf_dtype_size(f->config.dtype)),
                      .flops = f->config.flops,
                      .early = f->config.early || f->config.bulk,
-                     .native = f->config.group->collectives,
-                     .folds = f->config.folds};
+                     .native = f->config.group->collectives};
 }
 
 static cf_choice predicted_choice(const cf_fuse *f) {
@@ -103,7 +102,7 @@ static void release(cf_fuse *f) {
 static cf_schedule *create_schedule(const cf_fuse_config *p, cf_choice c, int rank) {
     cf_boundary *boundary = cf_boundary_swap(NULL);
     cf_schedule *s =
-        cf_schedule_create(p->operation, schedule_side(p), c.algorithm, p->group->size, p->group->hosts, rank, c.slices, p->folds);
+        cf_schedule_create(p->operation, schedule_side(p), c.algorithm, p->group->size, p->group->hosts, rank, c.slices);
     cf_boundary_swap(boundary);
     if (!s) cf_die(NULL, "%s: %s", p->name, cf_error());
     return s;
@@ -168,9 +167,8 @@ static uint32_t hash_of(const cf_fuse *f) {
     const cf_fuse_config *p = &f->config;
     char choice[CF_CHOICE_NAME], text[256];
     cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
-    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
-             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->folds ? ", folds" : "",
-             p->bulk ? ", bulk" : "");
+    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s", f->label, choice, p->side, (long long)p->capacity,
+             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->bulk ? ", bulk" : "");
     uint32_t hash = 2166136261u;
     for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     return hash;
@@ -283,7 +281,6 @@ static char *place_of(const cf_fuse *f, cf_place place) {
 static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     int m = f->schedule->slices, k = step->first % m;
     cf_span span = {.side = step->side,
-                    .accumulate = step->accumulate,
                     .row = step->first / m * f->rows + offset_of(f, k),
                     .rows = rows_of(f, k),
                     .blocks = step->count,
@@ -446,7 +443,7 @@ static void run_step(cf_fuse *f) {
     }
     cf_span span = span_of(f, step);
     const bool compute = step->kind == CF_COMPUTE && span.rows > 0;
-    if (f->two_streams && compute && !step->accumulate)
+    if (f->two_streams && compute)
         switch_stream(f);
     else
         sync_streams(f);

@@ -20,12 +20,11 @@ CF_EXTERN_C_BEGIN
 
 // The part of the payload that one call of the callback works on: `blocks` blocks of `rows` rows each. Block i is rows
 // [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload, at data + i · data_stride bytes.
-// CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate (only for operations with `folds`), add to it.
+// CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
 // A reduce-scatter with CF_COMPUTE_BOTH calls with CF_COMPUTE_AFTER for each slice of the own shard as soon as nothing is left but
 // its last addition, which it leaves to the callback: the slice is `sum`.
 typedef struct cf_span {
     cf_side side;
-    bool accumulate;
     int64_t row, rows;
     int blocks;
     int64_t row_stride; // rows between the starts of two blocks
@@ -33,7 +32,7 @@ typedef struct cf_span {
     int64_t data_stride; // bytes between the starts of two blocks
     cf_sum sum;          // reduce-scatter, CF_COMPUTE_AFTER; to: data
 } cf_span;
-// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. The callback enqueues
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER. The callback enqueues
 // all its work on `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations
 // unless it is `independent`. It cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
@@ -51,7 +50,6 @@ typedef struct cf_fuse_config {
     cf_dtype dtype;    // of a reduce-scatter: not CF_BYTE
     int64_t capacity;  // of one rank's shard, elements
     bool result_given; // all-to-all: the caller sets the place of the result before every begin
-    bool folds;        // reduce-scatter: the computation can add to existing values, and writes others without reading them
     bool bulk;         // large and not needed soon (gradients, weights): messages posted later may overtake it
     bool independent;  // calls of compute need no order among each other: two may run at the same time
     // Where algorithm and slices are chosen:

@@ -139,23 +139,9 @@ static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
 
 // --- reduce-scatter (Algorithms 2–4) ---
 
-// Slice k of `owner` is computed without waiting for a sum.
-static bool computed_early(const cf_schedule *s, int owner, int k) {
-    return !s->folds || owner != s->rank || k == s->slices - 1;
-}
-
-// Completes own slice k: the other ranks' parts of it are in `parts` stage slots, k, k + m, …, once steps first … last are done. If
-// the schedule folds, the result goes to the stage.
+// Completes own slice k: the other ranks' parts of it are in `parts` stage slots, k, k + m, …, once steps first … last are done.
 static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
-    cf_place own = {CF_FULL, slice(s, s->rank, k)}, sum = {CF_STAGE, k};
-    if (s->folds && parts > 1) first = cf_append_add(s, sum, sum, parts, first, last), parts = 1;
-    if (!computed_early(s, s->rank, k)) {
-        int index = cf_append_compute(s, CF_COMPUTE_BEFORE, sum, own.slot, 1, first);
-        s->step[index].accumulate = true;
-    } else if (s->folds)
-        cf_append_add(s, sum, own, 1, first, -1);
-    else
-        cf_append_add(s, own, sum, parts, first, parts > 1 ? last : -1);
+    cf_append_add(s, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, parts, first, parts > 1 ? last : -1);
 }
 
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum from the left neighbour, send it to the right one. One
@@ -166,7 +152,7 @@ static void ring_reduce_scatter(cf_schedule *s) {
         for (int k = 0; k < s->slices; k++) {
             int owner = left(s, i + 1), number = slice(s, owner, k), arrived = posted_before(s, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
+            compute_before(s, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices are completed last, below
             if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
             *posted(s, i, k) =
@@ -199,7 +185,7 @@ static void direct_reduce_scatter(cf_schedule *s) {
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
+            compute_before(s, CF_FULL, number);
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round that used this slot last
             if (before > 0) add_part(s, before, window, k);
@@ -282,8 +268,7 @@ static void levels_reduce_scatter(cf_schedule *s) {
             leave_host(s, t - 1, k);
             s->step[s->count - 1].joined = true;
         }
-        for (int k = 0; k < m; k++)
-            if (computed_early(s, across(s, -1 - t, 0), k)) compute_before(s, CF_FULL, summed(s, t, k));
+        for (int k = 0; k < m; k++) compute_before(s, CF_FULL, summed(s, t, k));
     }
     s->split = s->count;
     for (int k = 0; k < m; k++) finish_own(s, k, H + P - 2, *posted(s, 1, k), *posted(s, H - 1, k) + P - 1);
@@ -444,13 +429,13 @@ const cf_algorithm cf_algorithms[] = {
      .native = true, .rank_symmetric = true,
      .help = "data slicing: a non-blocking collective for each slice"},
     {.name = "ring", .serves = ROUNDS, .fallback = "direct", .generate = ring, .same_bits = "ring", .slices = 1, .max_slices = MOST,
-     .folds = true, .tail_free = true, .rank_symmetric = true,
+     .tail_free = true, .rank_symmetric = true,
      .help = "CommFuse from neighbour to neighbour; all-to-all: direct"},
     {.name = "direct", .serves = ROUNDS | ALLTOALLS, .fallback = "once", .generate = direct, .same_bits = "ring", .slices = 1,
-     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true,
+     .max_slices = MOST, .tail_free = true, .rank_symmetric = true,
      .help = "CommFuse straight to the rank that needs a slice"},
     {.name = "levels", .serves = LEVELS, .fallback = "direct", .generate = levels, .same_bits = "levels", .slices = 1,
-     .max_slices = MOST, .folds = true, .tail_free = true, .rank_symmetric = true, .levels = true,
+     .max_slices = MOST, .tail_free = true, .rank_symmetric = true, .levels = true,
      .help = "CommFuse between hosts and within each: a slice crosses the network once for a host; on one host: direct"},
     {.name = "once", .serves = ALL, .generate = at_once, .same_bits = "once", .slices = 1, .max_slices = 1,
      .tail_free = true, .rank_symmetric = true,
@@ -477,15 +462,13 @@ const cf_algorithm *cf_algorithm_serving(const cf_algorithm *a, cf_operation ope
 }
 
 // The schedule of algorithm `a`; NULL: it has none for so many ranks or slices.
-static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) {
+static cf_schedule *generate(cf_schedule as, const cf_algorithm *a) {
     cf_schedule *s = cf_host_alloc(1, sizeof *s, "a schedule");
     *s = as;
     s->algorithm = a;
     if (s->side == CF_NO_COMPUTE || s->ranks == 1 || s->slices > a->max_slices) s->slices = 1;
-    s->folds = folds && a->folds && s->operation == CF_REDUCE_SCATTER && s->slices > 1; // so there are several ranks, and compute
     if (s->operation == CF_REDUCE_SCATTER) s->result = (cf_place){CF_FULL, s->rank * s->slices};
     if (s->operation == CF_ALLTOALL) s->result = (cf_place){CF_RESULT, 0};
-    if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     s->posted = cf_host_alloc((int64_t)s->ranks * s->slices, sizeof *s->posted, "a schedule");
     const bool made = a->generate && a->generate(s, a->argument);
     free(s->posted), s->posted = NULL;
@@ -495,7 +478,7 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a, bool folds) 
 }
 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
-                                int slices, bool folds) {
+                                int slices) {
     CF_RETURNS(NULL);
     bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
@@ -511,7 +494,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_a
     const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);
     if (a && a->native && ranks == 1) a = cf_algorithm_serving(cf_algorithm_find("ring"), operation, side); // nothing to collect
     cf_schedule *s = NULL;
-    for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->fallback), operation, side)) s = generate(as, a, folds);
+    for (; a && !s; a = cf_algorithm_serving(cf_algorithm_find(a->fallback), operation, side)) s = generate(as, a);
     if (!s)
         cf_die("give the algorithm a `fallback`", "%s makes no %s of %d ranks and %d slices", asked->name,
                cf_operation_name(operation), ranks, slices);
@@ -541,7 +524,7 @@ static void print_place(FILE *file, cf_place place) {
 }
 
 static void print_step(FILE *file, const cf_step *step) {
-    const char *what = step->side == CF_COMPUTE_AFTER ? "work on   " : step->accumulate ? "compute + " : "compute   ";
+    const char *what = step->side == CF_COMPUTE_AFTER ? "work on   " : "compute   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)

@@ -46,7 +46,6 @@ typedef struct cf_step {
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads slices that have arrived; the first of
     // them is at `at`
     cf_side side;
-    bool accumulate; // adds to the sum at `at` instead of writing
     // ADD: at = ((from + the part m slots further) + …) + at; without the last `at` if it is the first part
     // COPY: at = from (the own slices of an all-to-all without compute)
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
@@ -70,7 +69,6 @@ typedef struct cf_schedule {
     // FULL is ordered [owner][k]; for a reduce-scatter by several native collectives [k][owner], because each needs its N slices
     // side by side
     bool slice_major;
-    bool folds;      // reduce-scatter: all own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
     int split;       // cf_fuse_begin() runs steps [0, split), cf_fuse_finish() the rest
@@ -83,7 +81,7 @@ typedef struct cf_schedule {
 // --- how schedules are made ---
 
 // Appends the steps of rank s->rank, then sets s->split, and stage_slots (a multiple of m) if it uses the stage. Each append adds a
-// step and returns its index, for later steps to wait for; wait -1 is none. Other fields (range, accumulate, joined) may be set in
+// step and returns its index, for later steps to wait for; wait -1 is none. Other fields (range, joined) may be set in
 // s->step[index]. false: it has no schedule for so many ranks or slices.
 typedef bool cf_generator(cf_schedule *s, const void *argument);
 int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait); // slices first, first + m, …
@@ -104,7 +102,6 @@ typedef struct cf_algorithm {
     int slices, max_slices; // of a shard: the default, the most
     bool native;            // calls collectives of the library: not in groups without them
     bool blocking;          // each COLLECTIVE is waited for before the next step: not for what is begun early
-    bool folds;             // makes schedules that fold (cf_schedule_create)
     bool tail_free;         // CommFuse's promise: the first computation waits for no transfer, the last has none after it
     bool rank_symmetric;    // the exchanges of rank r are rank 0's, shifted (cf_schedule_shifted), so one stands for all (replay.h)
     bool levels;            // of two levels: for several hosts with several ranks on each. Places are a circle in each host, and
@@ -122,14 +119,9 @@ const cf_algorithm *cf_algorithm_serving(const cf_algorithm *algorithm, cf_opera
 
 // The schedule of group rank `rank` of `ranks`, on `hosts` hosts (cf_group). slices >= 1: slices of a shard, m; it is 1 without
 // compute, on one rank, and where the algorithm has no more. On one rank, native algorithms have the schedule of ring.
-//
-// folds: the computation of a reduce-scatter can add to existing values (a GEMM with beta = 1). With m >= 2 the own slices 0 … m −
-// 2, the last to be computed, are then computed onto the sums that have arrived for them, which saves an addition each. Of the own
-// slices, m − 1 is computed first, without its sum: that sum arrives last and is added at the very end, so no computation waits for
-// it, and folding hides as much as before.
 // NULL on an error, such as a side on which the operation does not compute.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
-                                int slices, bool folds);
+                                int slices);
 void cf_schedule_free(cf_schedule *schedule);
 
 // EXCHANGE and COLLECTIVE: they run during the compute stream's work.

@@ -247,9 +247,7 @@ static void run_on_stream(checker *c, int r, int i) {
     value from = c->held[r][place_number(step->kind == CF_ADD ? step->from : c->access[0].at)]; // of an ADD the sum of its parts
     for (const access *a = c->access; a < c->access + all; a++) {
         value *at = &c->held[r][place_number(a->at)];
-        if (step->kind == CF_COMPUTE && step->accumulate)
-            add(c, r, i, at, own_value(c, r, a->slice));
-        else if (step->kind == CF_COMPUTE && a->writes)
+        if (step->kind == CF_COMPUTE && a->writes)
             *at = own_value(c, r, a->slice);
         else if (step->kind == CF_COMPUTE)
             expect(c, r, i, "works on", *at, arrived_value(c, r, a->slice));
@@ -428,18 +426,14 @@ static void check_races(checker *c, int r) {
 
 // --- order ---
 
-// begin, fold
+// begin
 static void check_order(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
-        violated(c, "fold", r, -1, "the operation does not compute sums");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        const bool begins = cf_is_transfer(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
+        const bool begins = cf_is_transfer(step) || step->side == CF_COMPUTE_BEFORE;
         if (c->side != CF_NO_COMPUTE && step->kind != CF_ADD && begins != (i < s->split)) // an ADD: on either side, as needed
             violated(c, "begin", r, i, "begin takes %d steps", s->split);
-        if (step->accumulate && (!s->folds || step->kind != CF_COMPUTE))
-            violated(c, "fold", r, i, "slice %d is computed onto another", step->first);
     }
 }
 

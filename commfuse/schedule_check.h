@@ -13,7 +13,6 @@
 //   data        a step finds the data that it reads, and the result is complete
 //   sum order   a reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
-//   fold        only a COMPUTE of a schedule that folds adds to the sum at its place
 //
 // They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last,
 // no transfer at the end) is in tests/commfuse/promise_check.h.

@@ -4,7 +4,7 @@
 //     begin gather     all-gather of the saved input                        (travels during earlier operations)
 //     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums travel during dgrad and wgrad)
 //     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
-//     finish backward  the last addition (with slices: dgrad of this rank's slices, added to the sums that have arrived)
+//     finish backward  the last additions, in the computation that uses the result
 #include "parallel_linear.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -24,7 +24,7 @@ static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation 
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_config p =
         overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BOTH : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
-    p.flops = flops, p.early = early, p.folds = false, p.independent = independent;
+    p.flops = flops, p.early = early, p.independent = independent;
     return cf_fuse_create(l->pass->context, p);
 }
 
@@ -93,7 +93,7 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
     const parallel_linear *l = j->linear;
     if (span->side == CF_COMPUTE_AFTER) return j->use(j->argument, span->sum, span->row - own_step(j), span->rows, stream);
     const real *dy = j->in + span->row * l->pass->B * l->OC;
-    linear_dgrad((real *)span->data, dy, l->ready, NULL, span->accumulate, rows_of(j, span, l->IC), l->IC, l->OC, stream);
+    linear_dgrad((real *)span->data, dy, l->ready, NULL, false, rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
 
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
@@ -105,10 +105,10 @@ static void row_forward_rows(void *argument, const cf_span *span, cf_stream *str
     if (span->side == CF_COMPUTE_AFTER && !alone)
         residual_forward(j->out + shard, j->residual + shard, span->sum, bias, span->rows * l->pass->B, l->OC, stream);
     if (span->side == CF_COMPUTE_AFTER) return;
-    const real *x = j->in + span->row * l->pass->B * l->IC, *before = span->accumulate ? (const real *)span->data : NULL;
+    const real *x = j->in + span->row * l->pass->B * l->IC;
     for (int i = 0; j->rows && i < span->blocks; i++)
         j->rows(j->argument, j->layer, (real *)j->in, span->row + i * span->row_stride, span->rows, stream);
-    linear_forward((real *)span->data, NULL, x, l->ready, alone ? bias : NULL, alone ? j->residual + shard : before,
+    linear_forward((real *)span->data, NULL, x, l->ready, alone ? bias : NULL, alone ? j->residual + shard : NULL,
                    rows_of(j, span, l->OC), l->IC, l->OC, stream);
 }
 

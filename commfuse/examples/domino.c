@@ -55,7 +55,7 @@ static void check_and_replay(const char *name, const cf_algorithm *algorithm, in
     cf_schedule *all[RANKS];
     char where[CF_WHERE_TEXT];
     for (int r = 0; r < RANKS; r++)
-        all[r] = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, algorithm, RANKS, 1, r, slices, false);
+        all[r] = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, algorithm, RANKS, 1, r, slices);
     if (forget) all[1]->step[all[1]->split].wait[0]++; // its first addition waits for all transfers but one
     const char *property = cf_schedule_check(all, where);
     if (property)

@@ -21,13 +21,13 @@ class Group(ctypes.Structure):  # its first fields
 
 
 class Span(ctypes.Structure):
-    _fields_ = [("side", I), ("accumulate", B), ("row", L), ("rows", L), ("blocks", I), ("row_stride", L), ("data", P),
+    _fields_ = [("side", I), ("row", L), ("rows", L), ("blocks", I), ("row_stride", L), ("data", P),
                 ("data_stride", L)]
 
 
 class Config(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("algorithm", P),
-                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B), ("bulk", B), ("independent", B),
+                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("bulk", B), ("independent", B),
                 ("flops", D), ("early", B)]
 
 
@@ -57,7 +57,7 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.8."), "structs of another version"
+assert lib.cf_version().startswith(b"0.9."), "structs of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))

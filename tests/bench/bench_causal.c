@@ -257,8 +257,7 @@ static cf_side side_of(kind what) {
 static double simulated(kind what, const char *algorithm, int N, const setting *set, double latency_ms) {
     cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
-        schedule[r] =
-            cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, 1, r, cut[set->cut], false);
+        schedule[r] = cf_schedule_create(operation_of(what), side_of(what), cf_algorithm_find(algorithm), N, 1, r, cut[set->cut]);
     cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled, 1, NULL};
     double ms = cf_replay(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);

@@ -95,17 +95,16 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
-// A product for rows that travel, or onto what has arrived.
-static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
-    linear_forward(out, NULL, x, k->ready[0], NULL, accumulate ? out : NULL, linear_all(rows), k->local, k->s.C, stream);
+// A product for rows that travel.
+static void project(work *k, real *out, const real *x, int64_t rows, cf_stream *stream) {
+    linear_forward(out, NULL, x, k->ready[0], NULL, NULL, linear_all(rows), k->local, k->s.C, stream);
 }
 
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        project(k, (real *)(span->data + i * span->data_stride), k->out + row * k->local, span->rows * k->s.B, span->accumulate,
-                stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->out + row * k->local, span->rows * k->s.B, stream);
     }
 }
 
@@ -114,8 +113,7 @@ static void attention_scatter(void *argument, const cf_span *span, cf_stream *st
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
         attention_forward(k->heads, k->lse, k->qkv, t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
-        project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local, span->rows * k->s.B,
-                span->accumulate, stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local, span->rows * k->s.B, stream);
     }
 }
 
@@ -262,9 +260,7 @@ static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
                                                         .algorithm = choice.algorithm,
                                                         .slices = choice.slices,
                                                         .dtype = REAL_DTYPE,
-                                                        .capacity = k->rows * k->row_elements,
-                                                        .folds = works[k->s.kind].compute == gemm_scatter ||
-                                                                 works[k->s.kind].compute == attention_scatter});
+                                                        .capacity = k->rows * k->row_elements});
 }
 
 static double maximum(bench *b, double ms) {

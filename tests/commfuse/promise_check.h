@@ -8,7 +8,6 @@
 //   own slice   tail-free. compute after: own slices first and during the first transfer; before: own slices last
 //   tail        tail-free: no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
 //   arrival     tail-free and native. compute after: the other slices in the order in which their transfers were posted
-//   fold        a schedule that folds computes its own slices except m − 1, and no others, onto the sums of all other parts
 //   work order  rows with the bits of ring, compute after an all-gather: slices of rank r, then of r − 1, r − 2, …
 #pragma once
 
@@ -68,7 +67,7 @@ static const char *check_volume(cf_schedule *const *schedule) {
     return NULL;
 }
 
-// own slice, tail, work order, arrival, fold
+// own slice, tail, work order, arrival
 static const char *check_work(const cf_schedule *s) {
     const int N = s->ranks, m = s->slices, r = s->rank, total = N * m;
     const cf_algorithm *row = s->algorithm;
@@ -86,8 +85,6 @@ static const char *check_work(const cf_schedule *s) {
         const int awaited = step->wait[0] > step->wait[1] ? step->wait[0] : step->wait[1];
         const bool own = r >= first_owner && r < first_owner + step->count,
                    now_own = after ? number < m : number + step->count > total - m;
-        if (step->accumulate != (s->folds && own && step->first % m != m - 1))
-            return violated("fold", r, i, "slice %d is %scomputed onto another", step->first, step->accumulate ? "" : "not ");
         if ((row->tail_free || row->native) && after && awaited >= 0 && awaited < newest)
             return violated("arrival", r, i, "waits for step %d, the computation before for %d", awaited, newest);
         if (after && awaited >= 0) newest = awaited;

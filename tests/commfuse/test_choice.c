@@ -23,8 +23,7 @@ static bool is_rounds(const cf_work *w, const cf_costs *c) {
 }
 
 static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
-    return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, 1, rows / ranks * in * 4, 2 * rows * in * out / ranks, false, true,
-                     false};
+    return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, 1, rows / ranks * in * 4, 2 * rows * in * out / ranks, false, true};
 }
 
 static void large_slices_travel_in_rounds(void **state) {
@@ -53,7 +52,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 4096; ranks *= 2)
         for (double bytes = 8; bytes < 1e9; bytes *= 10) {
-            cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, 1, bytes, 0, true, true, false};
+            cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, 1, bytes, 0, true, true};
             cf_choice c = cf_choose(&w, &cpu);
             assert_true(c.algorithm->max_slices == 1 || c.algorithm->native);
             assert_false(c.algorithm->blocking);               // it is begun early
@@ -66,7 +65,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
             w.native = false;                                           // by ipc
             assert_false(cf_choose(&w, &gpu).algorithm->native);
         }
-    cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 1, 64, 0, false, true, false};
+    cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 1, 64, 0, false, true};
     assert_true(cf_choose(&report, &cpu).algorithm->blocking); // log2(N) messages rather than N - 1
 }
 
@@ -95,7 +94,7 @@ static void the_choice_is_monotone(void **state) {
         for (double latency = 1e-6; latency < 1; latency *= 2) {
             cf_costs c = cpu;
             c.latency_s = latency;
-            cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1, 1e5, flops, false, true, false};
+            cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1, 1e5, flops, false, true};
             bool now = is_rounds(&w, &c);
             assert_true(rounds || !now);
             rounds = now;
@@ -129,7 +128,7 @@ static void a_schedule_need_not_be_its_neighbours(void **state) {
     for (int ranks = 2; ranks <= 64; ranks *= 2) {
         cf_schedule *all[64];
         char where[CF_WHERE_TEXT];
-        for (int r = 0; r < ranks; r++) all[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &row, ranks, 1, r, 1, false);
+        for (int r = 0; r < ranks; r++) all[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &row, ranks, 1, r, 1);
         assert_null(cf_schedule_check(all, where));
         assert_int_equal(is_shifted(all[0], all[1]), ranks == 2);
         for (int r = 0; r < ranks; r++) cf_schedule_free(all[r]);
@@ -145,7 +144,7 @@ static void a_schedule_need_not_be_its_neighbours(void **state) {
 static void one_rank_needs_no_costs(void **state) {
     (void)state;
     const cf_costs nothing = {0};
-    cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1, 1e6, 1e9, false, true, false};
+    cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1, 1e6, 1e9, false, true};
     assert_false(cf_choose(&w, &nothing).algorithm->native);
 }
 
@@ -156,7 +155,7 @@ static void every_row_is_a_choice(void **state) {
     for (EVERY_ROW(row)) {
         bool listed = false;
         for (int of = 0; of < 12 * 2; of++) {
-            cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, row_hosts(row, 4), 1e4, 1e9, of >= 12, true, false};
+            cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, row_hosts(row, 4), 1e4, 1e9, of >= 12, true};
             cf_choice list[CF_CHOICES];
             if (!row_serves(row, w.operation, w.side)) continue;
             int count = cf_choices(&w, &cpu, list, CF_CHOICES - 1);

@@ -24,11 +24,11 @@ static void says(const char *words) {
 }
 
 static void pure_functions_return_errors(void) {
-    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_BEFORE, ring, 4, 1, 0, 1, false), "a schedule");
+    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_BEFORE, ring, 4, 1, 0, 1), "a schedule");
     says("all-gather has no computation on that side");
-    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, NULL, 4, 1, 0, 1, false), "a schedule");
+    CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, NULL, 4, 1, 0, 1), "a schedule");
     says("no algorithm");
-    CHECK(!cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1, false), "a schedule");
+    CHECK(!cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1), "a schedule");
     says("rank 4 of 4");
     CHECK(!cf_alloc(-1, "a test"), "memory");
     says("allocation of -1 bytes for a test");
@@ -53,7 +53,7 @@ static void a_deadlock_is_no_number(void) {
                                  .generate = waits_in_a_circle};
     const cf_machine machine = {.cost_ms = no_time, .transfer_ms = no_time};
     cf_schedule *two[2];
-    for (int r = 0; r < 2; r++) two[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &circle, 2, 1, r, 1, false);
+    for (int r = 0; r < 2; r++) two[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &circle, 2, 1, r, 1);
     CHECK(isnan(cf_replay(two, 2, &machine).finished_ms), "replayed");
     says("deadlock: rank 0 of 2");
     for (int r = 0; r < 2; r++) cf_schedule_free(two[r]);
@@ -265,7 +265,7 @@ static void groups_are_checked(void) {
 static void otherwise_errors_end_the_process(void) {
     if (all->size > 1) return; // a child must not touch MPI
     cf_errors_return(false);
-    ASSERT_DIES(cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1, false), "rank 4 of 4");
+    ASSERT_DIES(cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1), "rank 4 of 4");
     cf_errors_return(true);
 }
 

@@ -198,23 +198,6 @@ static void accumulate_row(const job *j, char *data, int64_t row) {
     }
 }
 
-// Adds this rank's value for a row of its own to the sum of all other parts, which must have arrived.
-static void compute_onto_sum(const job *j, char *data, int64_t row) {
-    const cf_group *g = j->plan.group;
-    CHECK(row / j->rows == g->rank, "%s: row %lld is computed onto another", describe(j), (long long)row);
-    for (int64_t column = 0; column < j->elements; column++) {
-        int64_t mine = whole(j, g->rank, row, column), others = 0;
-        for (int i = 1; i < g->size; i++) others += whole(j, (g->rank + i) % g->size, row, column);
-        bool arrived = j->fractions || is_bound(j) || holds(j, data, column, others);
-        CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j), (long long)row,
-              (long long)column);
-        if (j->fractions)
-            put_fraction(j, data, column, get_fraction(j, data, column) + held_fraction(j, mine, row, column));
-        else
-            put(j, data, column, others + mine);
-    }
-}
-
 // A member's value for a row of a reduce-scatter; with fractions one rounded number.
 static int64_t part_of(const job *j, int member, int64_t row, int64_t column, float *rounded) {
     int64_t value = whole(j, member, row, column), old = earlier(j, member, row, column);
@@ -275,9 +258,8 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
           span->blocks, (long long)span->rows, (long long)span->row);
     const bool other = j->plan.independent && j->on[span->side] == context.stream;
     const bool sums = uses_sums(j) && span->side == CF_COMPUTE_AFTER;
-    CHECK(span->accumulate || sums || stream == (other ? context.second : context.stream),
-          "%s: slices do not take turns on two streams", describe(j));
-    if (!span->accumulate && !sums) j->on[span->side] = stream;
+    CHECK(sums || stream == (other ? context.second : context.stream), "%s: slices do not take turns on two streams", describe(j));
+    if (!sums) j->on[span->side] = stream;
     for (int i = 0; i < span->blocks; i++)
         for (int64_t k = 0; k < span->rows; k++) {
             int64_t row = span->row + i * span->row_stride + k;
@@ -293,9 +275,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
                 continue;
             }
             j->last_computed = row;
-            if (span->accumulate)
-                compute_onto_sum(j, data, row);
-            else if (j->accumulates)
+            if (j->accumulates)
                 accumulate_row(j, data, row);
             else
                 fill_row(j, data, row, whole);
@@ -314,7 +294,8 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
                            .capacity = capacity,
                            .bulk = slices % 2 == 0, // as good as any
                            .independent = slices % 2 == 1 || dtype == CF_BF16};
-    if (!row_leads(row, operation, side)) plan.algorithm = ring;
+    const bool sums = operation == CF_REDUCE_SCATTER && side != CF_NO_COMPUTE;
+    if (!row_leads(row, operation, sums ? CF_COMPUTE_BEFORE : side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -329,30 +310,6 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
                            .flops = flops};
     cf_fuse *fuse = cf_fuse_create(&context, plan);
     return (job){.plan = *cf_fuse_get_config(fuse), .fuse = fuse};
-}
-
-// A reduce-scatter whose computation can add to existing values, or whose sums a computation uses.
-static job job_create_sums(const cf_algorithm *row, cf_side side, bool folds, int slices, cf_dtype dtype) {
-    cf_fuse_config plan = {.name = "test.place",
-                           .group = &mesh.tp_group,
-                           .operation = CF_REDUCE_SCATTER,
-                           .side = side,
-                           .algorithm = row,
-                           .slices = slices,
-                           .dtype = dtype,
-                           .capacity = 22 * 31,
-                           .folds = folds,
-                           .independent = true};
-    return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
-}
-static job job_create_folding(const cf_algorithm *row, int slices, cf_dtype dtype) {
-    return job_create_sums(row, CF_COMPUTE_BEFORE, true, slices, dtype);
-}
-static job job_create_used(const cf_algorithm *row, int slices, cf_dtype dtype) {
-    return job_create_sums(row, CF_COMPUTE_BOTH, false, slices, dtype);
-}
-static job job_create_folding_used(const cf_algorithm *row, int slices, cf_dtype dtype) {
-    return job_create_sums(row, CF_COMPUTE_BOTH, true, slices, dtype);
 }
 
 // An all-to-all whose result goes to a place given by the job, another one in every run.
@@ -580,6 +537,9 @@ static void reduce_every_size(job create(const cf_algorithm *row, int slices, cf
 static job job_of_sums(const cf_algorithm *row, int slices, cf_dtype dtype) {
     return job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, row, slices, dtype, 22 * 31);
 }
+static job job_of_used_sums(const cf_algorithm *row, int slices, cf_dtype dtype) {
+    return job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BOTH, row, slices, dtype, 22 * 31);
+}
 
 // Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which the last one
 // communicates. Not of rows that cut the payload into native slices, in which FULL has another order of rows.
@@ -590,26 +550,12 @@ static void accumulate_then_reduce_scatter(void) {
             if (!row->native || slices == 1) reduce_every_size(job_of_sums, row, slices, turn, true);
 }
 
-// The own slices are computed onto the sums that have arrived: the same result, and the same bits from all rows.
-static void fold_then_reduce_scatter(void) {
-    int turn = 0;
-    for (EVERY_ROW(row))
-        for (int slices = 1; slices <= 4 && row_is_own(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++) {
-            job j = job_create_folding(row, slices, CF_FP32);
-            CHECK(cf_fuse_schedule(j.fuse)->folds == (row_of(&j)->folds && slices > 1 && mesh.tp > 1), "%s: folds or not",
-                  describe(&j));
-            cf_fuse_free(j.fuse);
-            reduce_every_size(job_create_folding, row, slices, turn, false);
-        }
-}
-
 // The computation that uses the sums makes the last additions: in the same order.
 static void reduce_scatter_between_computes(void) {
     int turn = 0;
     for (EVERY_ROW(row))
         for (int slices = 1; slices <= 4 && row_is_own(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++) {
-            reduce_every_size(job_create_used, row, slices, turn, false);
-            reduce_every_size(job_create_folding_used, row, slices, turn, false);
+            reduce_every_size(job_of_used_sums, row, slices, turn, false);
         }
 }
 
@@ -933,7 +879,6 @@ int main(int argc, char **argv) {
         RANKS_CASE(alltoall_between_computes),
         RANKS_CASE(result_in_given_memory),
         RANKS_CASE(accumulate_then_reduce_scatter),
-        RANKS_CASE(fold_then_reduce_scatter),
         RANKS_CASE(reduce_scatter_between_computes),
         RANKS_CASE(every_type),
         RANKS_CASE(megabytes),

@@ -233,7 +233,7 @@ int main(void) {
             cf_schedule *list[16];
             char where[CF_WHERE_TEXT];
             for (int r = 0; r < N; r++)
-                list[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &rows[which], N, 1, r, rows[which].slices, false);
+                list[r] = cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, &rows[which], N, 1, r, rows[which].slices);
             const char *property = cf_schedule_check(list, where);
             if (property) printf("%s on %d ranks violates %s: %s\n", rows[which].name, N, property, where);
             for (int r = 0; r < N; r++) cf_schedule_free(list[r]);

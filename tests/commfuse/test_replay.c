@@ -42,10 +42,10 @@ static double wire_by_host_ms(const void *argument, const cf_schedule *s, const 
 
 // One rank stands for all where the row promises that every rank's schedule is its neighbour's with all ranks shifted.
 static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c, int ranks, int hosts) {
-    cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, 0, c.slices, false);
+    cf_schedule *first = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, 0, c.slices);
     const bool promised = first->algorithm->rank_symmetric;
     for (int r = 1; r < ranks && promised; r++) {
-        cf_schedule *other = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices, false);
+        cf_schedule *other = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices);
         assert_true(is_shifted(first, other));
         cf_schedule_free(other);
     }
@@ -56,7 +56,7 @@ static bool one_stands_for_all(cf_operation operation, cf_side side, cf_choice c
 static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, int hosts, const cf_machine *machine,
                             bool symmetric) {
     cf_schedule *s[64] = {NULL};
-    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices, false);
+    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.algorithm, ranks, hosts, r, c.slices);
     cf_replayed result = symmetric ? cf_replay(&s[ranks / 2], 1, machine) : cf_replay(s, ranks, machine);
     for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
     return result;

@@ -20,7 +20,6 @@ static const int many[] = {127, CF_CHECKED_RANKS}, many_hosts[][2] = {{510, 6}, 
 typedef struct kind {
     cf_operation operation;
     cf_side side;
-    bool folds;
 } kind;
 
 typedef struct set { // the schedules of all ranks
@@ -28,13 +27,12 @@ typedef struct set { // the schedules of all ranks
     cf_schedule *of[CF_CHECKED_RANKS];
 } set;
 
-enum { AG_ALONE, AG, RS_ALONE, RS, RS_FOLDED, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
+enum { AG_ALONE, AG, RS_ALONE, RS, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
 static const kind kinds[KINDS] = {
-    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE, false},          [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
-    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},     [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
-    [RS_FOLDED] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true}, [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE, false},
-    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},     [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
-    [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH, false},
+    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},      [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE}, [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},      [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},   [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH},
 };
 static const char *const side_name[] = {"no compute", "compute before", "compute after", "compute on both sides"};
 
@@ -45,7 +43,7 @@ static const cf_algorithm *serving(const cf_algorithm *row, kind of) { // NULL: 
 static set set_create_on(int hosts, kind of, const cf_algorithm *row, int ranks, int slices) {
     set all = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
-        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, hosts, r, slices, of.folds);
+        all.of[r] = cf_schedule_create(of.operation, of.side, row, ranks, hosts, r, slices);
         assert_non_null(all.of[r]);
     }
     return all;
@@ -115,7 +113,6 @@ static void check_all_rows(kind of, int ranks, int hosts, int slices) {
         assert_int_equal(s->side, of.side);
         assert_int_equal(s->ranks, ranks);
         assert_int_equal(s->slices, cut ? slices : 1);
-        assert_int_equal(s->folds, of.folds && s->algorithm->folds && s->slices > 1);
         check_row(s, of, row);
         assert_property(&all, NULL, NULL);
         if (row->bound) check_bound(of, &all, row, slices);
@@ -139,8 +136,8 @@ static void many_ranks(void **state) {
 
 static void same_call_same_schedule(void **state) {
     (void)state;
-    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2, false);
-    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2, false);
+    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2);
+    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("ring"), 5, 1, 3, 2);
     char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
     assert_string_equal(first, second);
     int lines = 0;
@@ -431,27 +428,6 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
     }
 }
 PLANT(add_twice, 1, insert(s, find(s, CF_ADD, -1), *nth(s, CF_ADD, -1)))
-// the own slices onto what has arrived
-PLANT(fold_too_early, 1, forget_waits(nth(s, CF_COMPUTE, -1)))
-PLANT(write_over_sum, 1, nth(s, CF_COMPUTE, -1)->accumulate = false)
-static void fold_elsewhere(set *all) { // the two own slices onto each other's sums
-    cf_step *a = nth(all->of[1], CF_COMPUTE, -1), *b = nth(all->of[1], CF_COMPUTE, -2);
-    cf_place kept = a->at;
-    a->at = b->at, b->at = kept;
-    int waited = a->wait[0];
-    a->wait[0] = b->wait[0], b->wait[0] = waited;
-}
-PLANT(result_in_full, 1, s->result = (cf_place){CF_FULL, s->slices})
-static void fold_the_last(set *all) { // whose sum must not be waited for: the addition becomes the computation
-    cf_schedule *s = all->of[1];
-    cf_step *addition = nth(s, CF_ADD, -1), *early = nth(s, CF_COMPUTE, -2);
-    int number = early->first, waited = addition->wait[0];
-    cf_place sum = addition->at;
-    *addition = *early;
-    addition->accumulate = true, addition->at = sum, addition->first = number, addition->wait[0] = waited;
-    drop(s, find(s, CF_COMPUTE, -3));
-}
-PLANT(says_it_does_not_fold, 1, s->folds = false)
 // own slice
 PLANT(own_slice_first, 2, move(s, find(s, CF_COMPUTE, -1), 0))
 PLANT(own_slice_last, 2, move(s, find(s, CF_COMPUTE, 0), s->count - 1))
@@ -606,6 +582,7 @@ static const struct fault {
     {FAULT(add_twice), "sum order", RS, "ring", 4, 1},
     {FAULT(add_twice), "sum order", RS, "direct", 4, 2},
     {FAULT(own_slice_first), "own slice", RS, "ring", 4, 1},
+    {FAULT(own_slice_first), "own slice", RS, "nowire", 4, 2},
     {FAULT(own_slice_first), "own slice", BEFORE_A2A, "ring", 4, 2},
     {FAULT(own_slice_last), "own slice", AG, "ring", 4, 1},
     {FAULT(own_slice_last), "own slice", AFTER_A2A, "ring", 4, 1},
@@ -631,23 +608,12 @@ static const struct fault {
     {FAULT(begin_more), "begin", BOTH_A2A, "direct", 4, 2},
     {FAULT(begin_more), "begin", AFTER_A2A, "direct", 4, 1},
     {FAULT(transfer_at_end), "tail", RS, "direct", 4, 1},
-    {FAULT(fold_too_early), "race", RS_FOLDED, "ring", 4, 2},
-    {FAULT(fold_too_early), "race", RS_FOLDED, "direct", 2, 3},
-    {FAULT(write_over_sum), "data", RS_FOLDED, "ring", 4, 2},
-    {FAULT(fold_elsewhere), "form", RS_FOLDED, "ring", 4, 3},
-    {FAULT(result_in_full), "data", RS_FOLDED, "direct", 4, 2},
-    {FAULT(add_twice), "sum order", RS_FOLDED, "direct", 4, 2},
-    {FAULT(own_slice_first), "own slice", RS_FOLDED, "nowire", 4, 2},
-    {FAULT(says_it_does_not_fold), "fold", RS_FOLDED, "ring", 4, 2},
-    {FAULT(fold_the_last), "fold", RS_FOLDED, "ring", 4, 2},
-    {FAULT(begin_more), "begin", RS_FOLDED, "ring", 4, 2},
     {FAULT(transfer_at_end), "tail", BEFORE_A2A, "direct", 4, 2},
     {FAULT(another_number_of_hosts), "form", AG, "levels", 4, 1},
     {FAULT(straight_between_hosts), "volume", AG, "direct", 4, 1},
     {FAULT(straight_between_hosts), "sum order", RS, "direct", 4, 1},
     {FAULT(hosts_mixed_up), "sum order", RS, "levels", 9, 1},
     {FAULT(add_twice), "sum order", RS, "levels", 6, 2},
-    {FAULT(add_twice), "sum order", RS_FOLDED, "levels", 6, 2},
     {FAULT(add_less), "data", RS_ALONE, "levels", 9, 1},
     {FAULT(forward_too_early), "race", AG, "levels", 6, 2},
     {FAULT(forward_too_early), "race", AG_ALONE, "levels", 9, 1},
@@ -667,7 +633,6 @@ static const struct fault {
     {FAULT(own_slice_last), "own slice", AG, "levels", 6, 1},
     {FAULT(own_slice_waits), "own slice", AG, "levels", 6, 1},
     {FAULT(later_first), "arrival", AG, "levels", 6, 2},
-    {FAULT(add_too_early), "race", RS_FOLDED, "levels", 6, 2},
     {FAULT(transfer_at_end), "tail", RS, "levels", 6, 1},
     {FAULT(begin_less), "begin", RS, "levels", 6, 1},
 };
@@ -942,7 +907,6 @@ int main(void) {
         {"allgather → compute", every_schedule, NULL, NULL, (void *)&kinds[AG]},
         {"reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS_ALONE]},
         {"compute → reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS]},
-        {"compute → reduce-scatter, folded", every_schedule, NULL, NULL, (void *)&kinds[RS_FOLDED]},
         {"all-to-all", every_schedule, NULL, NULL, (void *)&kinds[A2A_ALONE]},
         {"compute → all-to-all", every_schedule, NULL, NULL, (void *)&kinds[BEFORE_A2A]},
         {"all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[AFTER_A2A]},

@@ -84,7 +84,7 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
     cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     cf_fuse *fuse =
         cf_fuse_create(&context, (cf_fuse_config){"mlp.fc2", group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, cf_algorithm_find("ring"), 1,
-                                                  CF_FP32, COUNT, false, false, false, false, 0, false});
+                                                  CF_FP32, COUNT, false, false, false, 0, false});
     cf_fuse_run(fuse, out, COUNT, 1, NULL, NULL, 7);
     cf_stream_sync(context.stream);
 }
