@@ -62,10 +62,11 @@ template <int W, typename T> static __device__ inline values<W> load(const T *fr
     return values_of(load_raw<W>(from));
 }
 
-// A sum of parts as cf_add would round it.
+// A sum of parts as cf_add would round it. One part after another: all at once take too many registers.
 template <int W> static __device__ inline raw<W, real> load_sum(const cf_sum &sum, int64_t i) {
     const real *from = (const real *)sum.from + i, *last = (const real *)sum.to + i;
     raw<W, real> total = load_raw<W>(sum.parts > 0 ? from : last);
+#pragma unroll 1
     for (int p = 1; p <= sum.parts; p++) {
         const raw<W, real> next = load_raw<W>(p < sum.parts ? from + p * sum.stride : last);
 #pragma unroll

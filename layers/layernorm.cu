@@ -107,7 +107,8 @@ template <int W> struct rows_read {
 
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
 // partial (stretches, SUMS, C): dw, db and dbias of each stretch of rows.
-template <int W>
+// PARTS: dy is a sum of parts. Without them the kernel needs all registers for itself.
+template <int W, bool PARTS>
 static __global__ void __launch_bounds__(THREADS_MAX)
     backward_kernel(real *dx, accum *partial, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
                     int64_t stretch, int64_t R, int64_t C) {
@@ -122,7 +123,8 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 #pragma unroll
         for (int k = 0; k < ROWS_BACKWARD; k++) {
             int64_t r = first + k < end ? first + k : end - 1;
-            next.x[k] = load_raw<W>(x + r * C + at), next.dy[k] = load_sum<W>(dy, r * C + at);
+            next.x[k] = load_raw<W>(x + r * C + at);
+            next.dy[k] = PARTS ? load_sum<W>(dy, r * C + at) : load_raw<W>((const real *)dy.to + r * C + at);
             next.dx[k] = load_raw<W>(dx + r * C + at);
             next.mean[k] = mean[r], next.rstd[k] = rstd[r];
         }
@@ -199,7 +201,9 @@ void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy,
     bool packed = packable(C, dx, x, w, scratch) && packable(dy);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);
-    auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;
+    auto kernel = packed ? backward_kernel<PACK, false> : backward_kernel<1, false>;
+    if (dy.parts > 0) kernel = packed ? backward_kernel<PACK, true> : backward_kernel<1, true>;
+    if (threads == 0) kernel = backward_long_kernel;
     if (threads == 0) threads = LONG_THREADS;
     cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
     add_partials(sums<SUMS>{{dw, db, dbias}}, scratch, stretches, C, stream);

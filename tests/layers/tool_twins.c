@@ -336,11 +336,11 @@ static void run_attention(tool *t, const int64_t *n) {
 
 // --- layer norm ---
 
-// Of one to four parts, and what they are added to.
+// Of one to four parts, and what they are added to: whole numbers, whose sums are exact in every type.
 static cf_sum random_sum(tool *t, int64_t count) {
     const int parts = (int)draw(t, 1, 4);
     const int64_t stride = count + draw(t, 0, 1) * 3;
-    tensor *to = randoms(t, OF_REAL, count, 0, 1), *from = randoms(t, OF_REAL, parts * stride, 0, 1);
+    tensor *to = integers(t, OF_REAL, count, -8, 8), *from = integers(t, OF_REAL, parts * stride, -8, 8);
     return (cf_sum){reals(to), reals(from), parts, stride};
 }
 
