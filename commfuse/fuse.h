@@ -32,9 +32,9 @@ typedef struct cf_span {
     int64_t data_stride; // bytes between the starts of two blocks
     cf_sum sum;          // reduce-scatter, CF_COMPUTE_AFTER; to: data
 } cf_span;
-// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER. The callback enqueues
-// all its work on `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations
-// unless it is `independent`. It cannot fail: it notes an error in its argument and returns.
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER. The callback enqueues all its work on
+// `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations unless it is
+// `independent`. It cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 // It grows only at its end, and what an older program leaves out is zero.
@@ -89,8 +89,9 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 // rows_per_rank may be smaller than the number of slices. false on an error; wrong arguments are refused before anything is done.
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
-// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (not with CF_COMPUTE_BOTH); all-to-all: slices by source (with compute after, the
-// own ones stay in full unless a native collective moves them); all-gather: full. Valid until the next begin. NULL on an error.
+// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (with CF_COMPUTE_BOTH only the callback has it);
+// all-to-all: slices by source (with compute after, the own ones stay in full unless a native collective moves them); all-gather:
+// full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);
 // begin and finish. NULL on an error.
 void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,

@@ -9,8 +9,8 @@ CF_EXTERN_C_BEGIN
 void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream);
 int64_t layernorm_scratch(int64_t C);
-// dx (R, C) += gradient of x for dy (R, C); dw, db (C) += over these rows, in a fixed order. dbias (C) += the sum of the rows of dx as they then
-// are, before they are rounded: the gradient of a bias that was added to x. NULL: not wanted.
+// dx (R, C) += gradient of x; dw, db (C) += over these rows, in a fixed order. dbias (C) += the sum of the rows of dx as they then
+// are, before they are rounded: the gradient of a bias that was added to x. NULL: not wanted. dy (R, C).
 // scratch: layernorm_scratch(C) elements of accum.
 void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean,
                         const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream);
