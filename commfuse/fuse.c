@@ -350,13 +350,13 @@ static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) 
     cf_trace_end(f->context->trace, f->config.name, f->layer, slice, begin, stream);
 }
 
-// Own slice k of a reduce-scatter with computation on both sides. add: its last addition; NULL: it is complete.
-static void use_sum(cf_fuse *f, int k, const cf_step *add, cf_stream *stream) {
+// Own slices k … end − 1 of a reduce-scatter with computation on both sides. add: the last addition of one; NULL: they are complete.
+static void use_sum(cf_fuse *f, int k, int end, const cf_step *add, cf_stream *stream) {
     const int slice = f->schedule->rank * f->schedule->slices + k;
     cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};
     cf_span span = {.side = CF_COMPUTE_AFTER,
                     .row = f->schedule->rank * f->rows + offset_of(f, k),
-                    .rows = rows_of(f, k),
+                    .rows = offset_of(f, end) - offset_of(f, k),
                     .blocks = 1,
                     .row_stride = f->rows,
                     .data = place_of(f, at)};
@@ -374,13 +374,22 @@ static const cf_step *last_addition(const cf_fuse *f, int k) {
     return step >= s->step && step->kind == CF_ADD ? step : NULL;
 }
 
+// The slices that no addition completes, neighbours in one call.
+static void use_complete(cf_fuse *f) {
+    for (int k = 0, first = 0; k <= f->schedule->slices; k++)
+        if (k == f->schedule->slices || last_addition(f, k)) {
+            use_sum(f, first, k, NULL, f->context->stream);
+            first = k + 1;
+        }
+}
+
 static bool both_sides(const cf_fuse *f) {
     return f->config.side != schedule_side(&f->config);
 }
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     const int k = step->at.slot % f->schedule->slices;
-    if (both_sides(f) && step == last_addition(f, k)) return use_sum(f, k, step, stream_of(f, f->current));
+    if (both_sides(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream_of(f, f->current));
     int64_t elements = rows_of(f, k) * f->row_elements;
     cf_stream *stream = stream_of(f, f->current);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
@@ -526,8 +535,7 @@ void *cf_fuse_finish(cf_fuse *f) {
     if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
-    for (int k = 0; k < f->schedule->slices && both_sides(f); k++)
-        if (!last_addition(f, k)) use_sum(f, k, NULL, f->context->stream);
+    if (both_sides(f)) use_complete(f);
     f->inside_call = false;
     if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;
