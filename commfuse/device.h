@@ -45,12 +45,12 @@ void cf_stream_after(cf_stream *stream, cf_event event); // work enqueued from h
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // to[i] = ((from[i] + from[stride + i]) + …) + to[i], i < count: `parts` parts in this order, elements of dtype (not CF_BYTE), bf16
-// added in float and rounded after each addition. If `to` is the first part, it is not added again.
+// added in float and rounded after each addition.
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream);
-// An addition, as of cf_add, that is left to the kernel that reads the sum: it need not be written and read. 0 parts: `to` is it.
+// `to` and parts, which the kernel that reads their sum adds up as cf_add would: so the sum need not be written and read again.
 typedef struct cf_sum {
     void *to;         // the kernel may make the sum here
-    const void *from; // `parts` parts
+    const void *from; // `parts` parts; 0: `to` is the sum already
     int parts;
     int64_t stride; // elements
 } cf_sum;

@@ -1,12 +1,13 @@
 // The executor. It walks one rank's list of steps and knows no algorithm: the step names the slice, the peer and the steps to
 // wait for.
 //
-//   COMPUTE, ADD, COPY   the stream waits until the named transfers have arrived, then the work is enqueued
+//   COMPUTE, ADD, COPY   the stream waits until the named transfers have arrived, then the work is enqueued (the last addition of a
+//                        sum by the callback, if it uses the sum)
 //   EXCHANGE, COLLECTIVE post a request, joined exchanges together. Named transfers become the request's `after`; named
 //                        computations are already on the stream that post() gets
 //
 // begin runs the steps before schedule.split, finish the others; then finish waits for every request, so that all memory may be
-// reused. So the order of what is posted never depends on speed. Memory and requests are made once, in create. place_of() alone
+// reused. What is posted follows the list, whatever the speed. Memory and requests are made once, in create. place_of() alone
 // decides where a slice is.
 //
 // Two streams. If the operation is `independent`, computations alternate between the context's two streams. On a GPU the first
@@ -21,7 +22,7 @@
 enum { TIMED_RUNS = 64, SLICES_MAX = 1 << 16 };
 static const int64_t ELEMENTS_MAX = INT64_MAX / 8 / (2 * CF_CHECKED_SLICES); // of all ranks: bytes of any buffer have 64 bits
 
-typedef struct timed_run { // events of the compute stream before and after what begin, and finish, enqueued
+typedef struct timed_run { // events of the compute stream: before, and after, what begin or finish enqueued
     cf_event begin[2], finish[2];
 } timed_run;
 
@@ -62,7 +63,7 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-// Of its schedules: those of a reduce-scatter do not know what reads its sums.
+// The side of its schedules. Those of a reduce-scatter do not know who uses the sums.
 static cf_side schedule_side(const cf_fuse_config *p) {
     return p->operation == CF_REDUCE_SCATTER && p->side == CF_COMPUTE_BOTH ? CF_COMPUTE_BEFORE : p->side;
 }
@@ -326,7 +327,7 @@ static void trace_request(cf_fuse *f, int index) {
 static void wait_request(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
     if (t->test(t, request, point, stream_of(f, f->current))) return;
-    // Computation on the other stream still hides the transfer, so the wait counts from its end.
+    // The other stream's computation still hides the transfer: the wait begins when that ends.
     cf_event begin = cf_event_record(stream_of(f, f->join ? 1 - f->current : f->current));
     cf_event end = t->wait(t, request, point, stream_of(f, f->current));
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
@@ -350,7 +351,7 @@ static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) 
     cf_trace_end(f->context->trace, f->config.name, f->layer, slice, begin, stream);
 }
 
-// Own slices k … end − 1 of a reduce-scatter with computation on both sides. add: the last addition of one; NULL: they are complete.
+// Passes own slices k … end − 1 of a sum to the callback. add: the addition that would complete slice k alone; NULL: all are complete.
 static void use_sum(cf_fuse *f, int k, int end, const cf_step *add, cf_stream *stream) {
     const int slice = f->schedule->rank * f->schedule->slices + k;
     cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};
@@ -365,7 +366,7 @@ static void use_sum(cf_fuse *f, int k, int end, const cf_step *add, cf_stream *s
     if (span.rows > 0) call(f, &span, slice, stream);
 }
 
-// The step that completes own slice k of a reduce-scatter is this addition. NULL: it is another step.
+// The addition that completes own slice k of a reduce-scatter. NULL: none does.
 static const cf_step *last_addition(const cf_fuse *f, int k) {
     const cf_schedule *s = f->schedule;
     const cf_step *step = s->step + s->count;
@@ -383,13 +384,13 @@ static void use_complete(cf_fuse *f) {
         }
 }
 
-static bool both_sides(const cf_fuse *f) {
+static bool uses_sums(const cf_fuse *f) {
     return f->config.side != schedule_side(&f->config);
 }
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     const int k = step->at.slot % f->schedule->slices;
-    if (both_sides(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream_of(f, f->current));
+    if (uses_sums(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream_of(f, f->current));
     int64_t elements = rows_of(f, k) * f->row_elements;
     cf_stream *stream = stream_of(f, f->current);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
@@ -535,7 +536,7 @@ void *cf_fuse_finish(cf_fuse *f) {
     if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
-    if (both_sides(f)) use_complete(f);
+    if (uses_sums(f)) use_complete(f);
     f->inside_call = false;
     if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;

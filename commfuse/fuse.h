@@ -21,8 +21,8 @@ CF_EXTERN_C_BEGIN
 // The part of the payload that one call of the callback works on: `blocks` blocks of `rows` rows each. Block i is rows
 // [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload, at data + i · data_stride bytes.
 // CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
-// A reduce-scatter with CF_COMPUTE_BOTH calls with CF_COMPUTE_AFTER for each slice of the own shard as soon as nothing is left but
-// its last addition, which it leaves to the callback: the slice is `sum`.
+// A reduce-scatter with CF_COMPUTE_BOTH makes calls with CF_COMPUTE_AFTER for own slices, one or several at a time, one call after
+// another. If a slice lacks its last addition, the callback makes it: see `sum`.
 typedef struct cf_span {
     cf_side side;
     int64_t row, rows;
@@ -30,11 +30,11 @@ typedef struct cf_span {
     int64_t row_stride; // rows between the starts of two blocks
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
-    cf_sum sum;          // reduce-scatter, CF_COMPUTE_AFTER; to: data
+    cf_sum sum;          // (device.h) reduce-scatter, CF_COMPUTE_AFTER; sum.to is data
 } cf_span;
 // begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER. The callback enqueues all its work on
-// `stream`: the context's, or, if it is `independent`, the context's second one. It may run other operations unless it is
-// `independent`. It cannot fail: it notes an error in its argument and returns.
+// `stream`: the context's or, for an `independent` operation, also its second one. The callback of others may run operations. It
+// cannot fail: it notes an error in its argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 // It grows only at its end, and what an older program leaves out is zero.
@@ -51,7 +51,7 @@ typedef struct cf_fuse_config {
     int64_t capacity;  // of one rank's shard, elements
     bool result_given; // all-to-all: the caller sets the place of the result before every begin
     bool bulk;         // large and not needed soon (gradients, weights): messages posted later may overtake it
-    bool independent;  // calls of compute need no order among each other: two may run at the same time
+    bool independent;  // two calls of compute may run at the same time
     // Where algorithm and slices are chosen:
     double flops; // of all slices on one rank
     bool early;   // begun well before it is finished
@@ -89,7 +89,7 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 // rows_per_rank may be smaller than the number of slices. false on an error; wrong arguments are refused before anything is done.
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
-// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (with CF_COMPUTE_BOTH only the callback has it);
+// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (with CF_COMPUTE_BOTH perhaps without its last addition);
 // all-to-all: slices by source (with compute after, the own ones stay in full unless a native collective moves them); all-gather:
 // full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);

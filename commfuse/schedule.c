@@ -480,7 +480,8 @@ static cf_schedule *generate(cf_schedule as, const cf_algorithm *a) {
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_algorithm *asked, int ranks, int hosts, int rank,
                                 int slices) {
     CF_RETURNS(NULL);
-    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
+    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL ||
+                     side == (operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
     if (!asked || ranks < 1 || hosts < 0 || (hosts > 1 && ranks % hosts != 0) || rank < 0 || rank >= ranks || slices < 1)
         cf_die(NULL, "schedule of %s for rank %d of %d with %d slices", asked ? asked->name : "no algorithm", rank, ranks, slices);

@@ -10,8 +10,8 @@
 //   CF_FULL    the caller's payload. all-gather: this operation fills it, the own shard is there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, allocated by the operation: partial sums in transit.
-//   CF_RESULT  all-to-all: slices by source. Exchanges do not move the own slices: those computed before are written here at once,
-//              those that are only worked on afterwards are read from FULL. reduce-scatter by a native collective: the reduced own
+//   CF_RESULT  all-to-all: slices by source. Exchanges do not move the own slices: with CF_COMPUTE_BEFORE or BOTH they are computed
+//              here, with CF_COMPUTE_AFTER they are read from FULL. reduce-scatter by a native collective: the reduced own
 //              shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #pragma once
@@ -24,7 +24,7 @@ CF_EXTERN_C_BEGIN
 
 typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // On which side of the communication slices are computed. all-gather: after it (reads the slices that arrive). reduce-scatter:
-// before it (writes partial sums; both: fuse.h). all-to-all: before, after or both. CF_NO_COMPUTE moves data only.
+// before it (writes partial sums; fuse.h may call after it, too). all-to-all: before, after or both. CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Bit of an operation with computation on that side, in cf_algorithm.serves.
 #define CF_SERVES(operation, side) (1u << (4 * (operation) + (side)))
@@ -46,7 +46,7 @@ typedef struct cf_step {
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads slices that have arrived; the first of
     // them is at `at`
     cf_side side;
-    // ADD: at = ((from + the part m slots further) + …) + at; without the last `at` if it is the first part
+    // ADD: at = ((from + the part m slots further) + …) + at
     // COPY: at = from (the own slices of an all-to-all without compute)
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
@@ -104,8 +104,8 @@ typedef struct cf_algorithm {
     bool blocking;          // each COLLECTIVE is waited for before the next step: not for what is begun early
     bool tail_free;         // CommFuse's promise: the first computation waits for no transfer, the last has none after it
     bool rank_symmetric;    // the exchanges of rank r are rank 0's, shifted (cf_schedule_shifted), so one stands for all (replay.h)
-    bool levels;            // of two levels: for several hosts with several ranks on each. Places are a circle in each host, and
-        // hosts are one. A slice's sum is ((that of the host after its owner's + …) + parts of the owner's host
+    bool levels; // of two levels: for several hosts with several ranks on each, its places. A host's places form a circle,
+        // and so do the hosts. A slice's sum is ((that of the host after its owner's + …) + parts of the owner's host
         // in the order of their places) + the owner's; a host's sum ends with the owner's place
     bool bound; // `fallback` without its transfers: the results are wrong
 } cf_algorithm;

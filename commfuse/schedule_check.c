@@ -96,11 +96,6 @@ static access *append(access *list, cf_place at, int ahead, int slice, bool writ
     return list + 1;
 }
 
-// An ADD whose first part is the sum itself.
-static bool in_place(const cf_step *step) {
-    return place_number(step->from) == place_number(step->at);
-}
-
 // Lists the places that a step reads, then those that it writes; returns their number. A transfer reads what it sends.
 static int accesses(const checker *c, int rank, const cf_step *step, access *list) {
     const bool exchange = step->kind == CF_EXCHANGE, adds = step->kind == CF_ADD, moves = exchange || adds || step->kind == CF_COPY;
@@ -113,7 +108,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, access *lis
     for (int k = 0; k < step->count && collective && (k == 0 || c->operation != CF_REDUCE_SCATTER); k++)
         if (!gather || k != rank) // the own block of a gathered payload is in place
             end = append(end, step->at, k * step->stride, step->first, true);
-    for (int k = adds && in_place(step); k < (adds ? step->count : moves && (!exchange || step->send_to >= 0)); k++)
+    for (int k = 0; k < (adds ? step->count : moves && (!exchange || step->send_to >= 0)); k++)
         end = append(end, step->from, k * step->stride, exchange ? step->send_slice : step->at.slot, false);
     if (moves && (!exchange || step->recv_from >= 0))
         end = append(end, step->at, 0, exchange ? step->recv_slice : step->at.slot, true);
@@ -251,9 +246,9 @@ static void run_on_stream(checker *c, int r, int i) {
             *at = own_value(c, r, a->slice);
         else if (step->kind == CF_COMPUTE)
             expect(c, r, i, "works on", *at, arrived_value(c, r, a->slice));
-        else if (step->kind == CF_ADD && !a->writes && (a > c->access || in_place(step)))
+        else if (step->kind == CF_ADD && !a->writes && a > c->access)
             add(c, r, i, &from, *at);
-        else if (step->kind == CF_ADD && a->writes && !in_place(step))
+        else if (step->kind == CF_ADD && a->writes)
             add(c, r, i, at, from);
         else if (a->writes)
             *at = from;

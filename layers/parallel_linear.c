@@ -1,6 +1,6 @@
 // See parallel_linear.h. Each callback does with the rows of one span what the layer does with all of them.
 //
-// A column layer's backward has two transfers, each of which the other's computation can hide:
+// A column layer's backward has two operations, and each can compute while the other's data travels:
 //     begin gather     all-gather of the saved input                        (travels during earlier operations)
 //     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums travel during dgrad and wgrad)
 //     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
@@ -119,7 +119,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
-    // Slices may run on two streams, but they add to sums of all slices one after another.
+    // Slices may run on two streams, but they add to the gradients one after another.
     if (j->rows && j->begun) cf_stream_after(stream, j->rows_done);
     for (int64_t i = 0; i < r.blocks && j->rows; i++)
         j->rows(j->argument, j->layer, j->out, span->row + i * span->row_stride, span->rows, stream);

@@ -22,7 +22,7 @@ typedef struct model_pass {
 
 // Called before time steps [t0, t0 + n) of the whole sequence are read from x, or after they are written to it.
 typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t n, cf_stream *stream);
-// Called with rows of this rank's shard of a sum, t0 counted within it.
+// Called with time steps t0 … of this rank's shard, which may still be parts of a sum.
 typedef void sum_steps(void *argument, cf_sum sum, int64_t t0, int64_t n, cf_stream *stream);
 
 // The product of an operation in progress.
@@ -67,8 +67,7 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
-// Calls use(argument, …) with each part of this rank's shard of dy · w, as it is complete. dx (T, B, IC): scratch. x: as gathered,
-// or whole. Computes the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
+// Calls use(argument, …) with the rows of this rank's shard of dy · w. dx (T, B, IC): scratch. x: as gathered, or whole. Computes the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
 void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument);
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 

@@ -136,7 +136,7 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
             const int64_t n = count - first < STRETCH ? count - first : STRETCH;                                                   \
             type sum[STRETCH];                                                                                                     \
             memcpy(sum, f + first, (size_t)n * sizeof *sum);                                                                       \
-            for (int p = 1; p < parts + (t != f); p++) {                                                                           \
+            for (int p = 1; p <= parts; p++) {                                                                                     \
                 const type *next = p < parts ? f + p * stride + first : t + first;                                                 \
                 _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] = SUM(sum[i], next[i]);                                 \
             }                                                                                                                      \

@@ -352,7 +352,7 @@ template <typename T, int N> static __device__ void add_at(T *to, const T *from,
         T value[N];
     } group;
     group a = *(const group *)(from + i);
-    for (int p = 1; p < parts + (to != from); p++) {
+    for (int p = 1; p <= parts; p++) {
         const group b = *(const group *)(p < parts ? from + p * stride + i : to + i);
         for (int k = 0; k < N; k++) a.value[k] = sum(a.value[k], b.value[k]);
     }

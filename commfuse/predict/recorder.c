@@ -121,7 +121,7 @@ static void *no_memory(void) {
 #define RECORDED_cf_stream_after         after(stream, event)
 #define RECORDED_cf_copy                 copy(stream, to, bytes)
 #define RECORDED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
-#define RECORDED_cf_add                  move_bytes(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
+#define RECORDED_cf_add                  move_bytes(stream, "add", (parts + 2) * (double)(count * cf_dtype_size(dtype)))
 #define RECORDED_cf_device_malloc        no_memory()
 #define RECORDED_cf_device_free          NOTHING
 #include <device_functions.h> // made by the Makefile
