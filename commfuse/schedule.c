@@ -137,7 +137,7 @@ static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
             compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), posted_before(s, i, k));
 }
 
-// --- reduce-scatter (Algorithms 2–4) ---
+// --- reduce-scatter (Algorithm 2) ---
 
 // Completes own slice k: the other ranks' parts of it are in `parts` stage slots, k, k + m, …, once steps first … last are done.
 static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
