@@ -12,18 +12,17 @@ becomes fp32. Models that the trainer cannot compute are refused; dropout is ign
 Few tensors are in memory at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
 import collections
-import contextlib
 import json
 import math
 import os
 import re
 import struct
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER, Parser, Problem, close_synced, opened, say, status_of, sync_directory
-import numpy as np  # after prepare, whose errors name a Python that has it
+from prepare import GPT2_TOKENS, HEADER
+from command import Parser, Problem, appearing, opened, say, status_of, whole, write_whole  # where prepare has looked for it
+import numpy as np  # after command, whose errors name a Python that has it
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
@@ -187,7 +186,7 @@ def import_model(directory, out):
     shape = read_config(os.path.join(directory, "config.json"))
     weights = read_weights(directory, shape)
     bf16 = all(weights[name].dtype == "BF16" for name, *_ in shape.tensors())
-    with appearing(out) as temporary, open(temporary, "xb") as file:
+    with whole(out, "wb") as file:
         file.write(struct.pack(f"<{HEADER}i", MODEL_MAGIC, BF16 if bf16 else FP32, shape.n_positions, shape.vocab_size,
                                shape.n_layer, shape.n_head, shape.n_embd, shape.padded, *[0] * (HEADER - 8)))
         for name, _, linear in shape.tensors():
@@ -196,22 +195,7 @@ def import_model(directory, out):
             file.write(values)
             if name == "wte.weight":
                 file.write(bytes((shape.padded - shape.vocab_size) * shape.n_embd * values.itemsize))
-        close_synced(file)
     return f"{out}: {shape}, {'bf16' if bf16 else 'fp32'}"
-
-
-@contextlib.contextmanager
-def appearing(out):
-    """A temporary path that is renamed to OUT at the end; after an error nothing is left of it."""
-    out = os.path.abspath(out)
-    if os.path.lexists(out):
-        raise Problem(f"--out {out} exists already", "choose another name, or remove it")
-    parent = os.path.dirname(out)
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".hugging_face-", dir=parent) as own:
-        yield os.path.join(own, "new")
-        os.rename(os.path.join(own, "new"), out)
-        sync_directory(parent)
 
 
 def read_model(path):
@@ -255,16 +239,12 @@ def export_model(path, out):
               "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype]}
     with appearing(out) as directory:
         os.mkdir(directory)
-        with open(os.path.join(directory, "model.safetensors"), "wb") as file:
+        with whole(os.path.join(directory, "model.safetensors"), "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for _, tensor, linear in tensors:
                 values = tensor.stored()
                 file.write(np.ascontiguousarray(values.T if linear else values))
-            close_synced(file)
-        with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
-            json.dump(config, file, indent=2)
-            close_synced(file)
-        sync_directory(directory)
+        write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2))
     return f"{out}: {shape}"
 
 
@@ -276,7 +256,13 @@ def main(arguments=None):
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
     options = parser.parse_args(arguments)
     convert, source = (export_model, options.model) if options.model is not None else (import_model, options.directory)
-    return status_of(lambda: say(convert(source, options.out)), options.out)
+
+    def work():
+        if os.path.lexists(options.out):
+            raise Problem(f"--out {options.out} exists already", "choose another name, or remove it")
+        os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
+        say(convert(source, options.out))
+    return status_of(work, options.out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import array
 import codecs
 import contextlib
-import errno
 import fcntl
 import gzip
 import itertools
@@ -32,7 +31,7 @@ import tempfile
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
-from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of
+from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of, sync_directory
 
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
@@ -322,18 +321,6 @@ def replace_data_set(own, directory):
         os.remove(path)
     sync_directory(directory)
     return gone
-
-
-def sync_directory(directory):
-    """Makes new names survive a power cut."""
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system whose directories have no sync
-            raise
-    finally:
-        os.close(opened)
 
 
 def encoded(parts, encoder):

@@ -4,10 +4,10 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import signal
 import stat
 import sys
+import tempfile
 
 
 class Problem(Exception):
@@ -108,21 +108,24 @@ def opened(path, mode="rb", **more):
 
 
 @contextlib.contextmanager
-def whole(path, mode="w", **more):
-    """A new file, which gets its name when it is whole; a link of that name is replaced. After an error nothing is left of it."""
+def appearing(path):
+    """Where to make a file or a directory, which gets its name when it is whole. After an error nothing is left of it."""
     folder, name = os.path.split(os.path.abspath(path))
     os.stat(folder)
-    if (os.path.exists(path) and not os.path.isfile(path)) or folder == "/dev":
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as own:
+        yield os.path.join(own, name)
+        os.replace(os.path.join(own, name), path)
+        sync_directory(folder)
+
+
+@contextlib.contextmanager
+def whole(path, mode="w", **more):
+    """A new file, which appears; a link of that name is replaced."""
+    if (os.path.exists(path) and not os.path.isfile(path)) or os.path.dirname(os.path.abspath(path)) == "/dev":
         raise OSError(errno.EINVAL, "It is not a regular file", str(path))
-    temporary = os.path.join(folder, f".{secrets.token_hex(8)}-{name}")
-    try:
-        with open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8", **more) as file:
-            yield file
-            close_synced(file)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
+    with appearing(path) as new, open(new, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8", **more) as file:
+        yield file
+        close_synced(file)
 
 
 def write_whole(path, text):
@@ -134,3 +137,15 @@ def close_synced(file):
     file.flush()
     os.fsync(file.fileno())
     file.close()
+
+
+def sync_directory(directory):
+    """Makes new names survive a power cut."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system whose directories have no sync
+            raise
+    finally:
+        os.close(opened)
