@@ -79,7 +79,7 @@ static void make_model(trainer *t) {
     r->opt = opt, r->version = VERSION, r->run = t->run;
     r->context = &t->context, r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
-    r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, opt->seq);
+    r->parameters = params_count(&shape), r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;
     r->train = startup_tokens(opt, "train", opt->train, shape.V);
     r->val = startup_tokens(opt, "val", opt->val, shape.V);
@@ -148,7 +148,7 @@ static void sample(trainer *t, int64_t step) {
     const options *opt = &t->opt;
     const sampling how = {opt->temperature, opt->top_k, (uint64_t)opt->seed, SAMPLE_STREAM + (uint64_t)step};
     int32_t *text = (int32_t *)cf_host_alloc(opt->sample_tokens, sizeof *text, "a sample");
-    gpt_generate(&t->model, how, vocabulary_first(t->words, t->report.V), text, opt->sample_tokens);
+    gpt_generate(&t->model, how, vocabulary_first(t->words, opt->vocab), text, opt->sample_tokens);
     report_sample(&t->report, step, text, opt->sample_tokens);
     free(text);
 }
@@ -230,7 +230,7 @@ static int train_model(trainer *t) {
     const options *opt = &t->opt;
     run_report *r = &t->report;
     const run_facts facts = {&t->model.params.shape, r->train, VERSION, t->run};
-    startup_compare_data(opt, t->transport, r->train, r->val, t->words, r->V, t->start);
+    startup_compare_data(opt, t->transport, r->train, r->val, t->words, opt->vocab, t->start);
     load_state(t, &facts);
     report_meet(r); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);

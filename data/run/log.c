@@ -56,16 +56,16 @@ static void rename_old(logfile *log, const char *whose) {
 // --- resuming ---
 
 // Lines of other programs stay.
-static bool stays(const cJSON *line, const log_resume *resume) {
+static bool stays(const cJSON *line, int64_t step) {
     double at;
     if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
     const bool again = json_is(line, "event", "step") || json_is(line, "event", "val") || json_is(line, "event", "sample");
-    return at < (double)resume->step + !again;
+    return at < (double)step + !again;
 }
 
 // Replaces the log by the lines that stay. False, with the log unchanged, if its first "config" is of another run.
-static bool cut(const logfile *log, const log_resume *resume) {
+static bool cut(const logfile *log, const char *run, int64_t step) {
     problem why;
     atomic_file replacement;
     char *text = NULL;
@@ -78,10 +78,10 @@ static bool cut(const logfile *log, const log_resume *resume) {
         if (text[length - 1] != '\n') break; // cut short
         cJSON *line = cJSON_Parse(text);
         if (!ours && json_is(line, "event", "config")) {
-            ours = json_is(line, "run", resume->run);
+            ours = json_is(line, "run", run);
             others = !ours;
         }
-        if (stays(line, resume)) ok = atomic_file_append(&replacement, text, length, &why);
+        if (stays(line, step)) ok = atomic_file_append(&replacement, text, length, &why);
         cJSON_Delete(line);
     }
     ok = ok && (!ferror(from) || atomic_file_problem(&why, "cannot read", log->path, -1)) &&
@@ -93,7 +93,7 @@ static bool cut(const logfile *log, const log_resume *resume) {
     return ours;
 }
 
-logfile *log_open(const char *path, const log_resume *resume) {
+logfile *log_open(const char *path, const char *run, int64_t step) {
     if (!path || !*path) return NULL;
     logfile *log = cf_host_alloc(1, sizeof *log, path);
     log->fd = -1;
@@ -102,7 +102,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
     if (!log->regular) return log;                        // a device or a pipe keeps no lines
     if (!realpath(path, log->path)) die_unwritable(path); // so that a link stays a link
     if (log_empty(log)) return log;
-    if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
+    if (step == 0 || !cut(log, run, step)) rename_old(log, step > 0 ? "another" : "an earlier");
     open_file(log, log->path);
     return log;
 }

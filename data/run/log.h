@@ -7,15 +7,11 @@
 
 typedef struct logfile logfile;
 // path NULL or "": no log, NULL. Dies if the file cannot be written.
-// resume NULL: a new log; an existing file becomes PATH.1, or .2, ….
-// Otherwise the run resumes at `step`: the log keeps steps, validation and samples before it, and other events up to it. The rest,
+// step 0: a new log; an existing file becomes PATH.1, or .2, ….
+// Otherwise `run` resumes at that step: the log keeps steps, validation and samples before it, and other events up to it. The rest,
 // "end", "audit" and a cut line are removed, because the run writes them again. The file is replaced as a whole. If there is none,
 // or its first "config" is of another "run": a new log.
-typedef struct log_resume {
-    const char *run;
-    int64_t step;
-} log_resume;
-logfile *log_open(const char *path, const log_resume *resume);
+logfile *log_open(const char *path, const char *run, int64_t step);
 bool log_empty(const logfile *log); // no line yet
 
 // FIELD("loss", 3.2): a number or a text. Numbers keep all digits (NaN and infinity become null); whole numbers are exact below 2^53.

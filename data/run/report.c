@@ -42,8 +42,7 @@ void report_resume(run_report *r, const manifest *m) {
 }
 
 void report_open(run_report *r) {
-    const log_resume resume = {r->run, r->first};
-    if (root(r)) r->log = log_open(r->opt->log, r->first > 0 ? &resume : NULL);
+    if (root(r)) r->log = log_open(r->opt->log, r->run, r->first);
 }
 
 void report_config(run_report *r) {
@@ -88,7 +87,7 @@ void report_banner(const run_report *r) {
     const cf_choice schedule = derived_schedule(opt);
     if (!root(r)) return;
     cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
-             r->version, opt->layers, opt->channels, opt->heads, r->V, (double)r->parameters * 1e-6);
+             r->version, opt->layers, opt->channels, opt->heads, opt->vocab, (double)r->parameters * 1e-6);
     cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), opt->dtype, opt->threads,
              opt->threads == 1 ? "" : "s", cf_limits_text());
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,
@@ -278,11 +277,9 @@ int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     audit(r->context->trace, r->transport, r->opt, r->log);
-    log_begin(r->log, "end");
-    LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
-            FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
-            FIELD("bytes_sent_rank0", r->transport->bytes_sent));
-    log_end(r->log);
+    LOG_LINE(r->log, "end", FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
+             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
+             FIELD("bytes_sent_rank0", r->transport->bytes_sent));
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),
                     step, r->opt->steps);

@@ -20,7 +20,7 @@ typedef struct run_report {
     const cf_mesh *mesh;
     cf_transport *transport; // in a dry run it may have fewer ranks than the mesh
     int accumulation;
-    int64_t parameters, V;    // of the model
+    int64_t parameters;       // of the model
     double flops;             // per token, as MFU counts them
     double peak;              // flop/s of all ranks, 0: unknown
     const char *peak_source;  // NULL: not measured

@@ -27,7 +27,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
     cf_transport transport = {.size = 1, .costs = costs, .gather = copy};
     cf_trace *trace = cf_trace_create();
     unlink(path);
-    logfile *log = log_open(path, NULL);
+    logfile *log = log_open(path, NULL, 0);
     for (int step = 0; step < 2; step++) {
         const double now = cf_now_ms();
         cf_trace_step(trace, step, NULL);

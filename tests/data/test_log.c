@@ -45,7 +45,7 @@ static void assert_holds(const char *name, const char *expected) {
 
 static void test_lines(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     const char *const absent = NULL;
     LOG_LINE(log, "step", FIELD("step", 7), FIELD("loss", 3.25), FIELD("note", "a \"quoted\" \\ line\nand\ttab\x01"),
              FIELD(absent, 5));
@@ -65,17 +65,17 @@ static void test_lines(void **state) {
 static void test_an_earlier_log(void **state) {
     (void)state;
     write_log("first\n");
-    log_close(log_open(scratch_path("log"), NULL));
+    log_close(log_open(scratch_path("log"), NULL, 0));
     assert_holds("log", "");
     assert_holds("log.1", "first\n");
-    log_close(log_open(scratch_path("log"), NULL)); // an empty one is taken
+    log_close(log_open(scratch_path("log"), NULL, 0)); // an empty one is taken
     write_log("second\n");
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     assert_true(log_empty(log));
     assert_holds("log.1", "first\n");
     assert_holds("log.2", "second\n");
     LOG_LINE(log, "third", FIELD("step", 1));
-    logfile *next = log_open(scratch_path("log"), NULL); // of another run, while this one still writes
+    logfile *next = log_open(scratch_path("log"), NULL, 0); // of another run, while this one still writes
     LOG_LINE(log, "third", FIELD("step", 1));
     LOG_LINE(next, "fourth", FIELD("step", 2));
     log_close(log);
@@ -92,7 +92,7 @@ static void test_no_room(void **state) {
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
     tight.rlim_max = before.rlim_max;
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     for (int line = 0; line < 4; line++) {
         setrlimit(RLIMIT_FSIZE, line == 1 || line == 2 ? &tight : &before);
         LOG_LINE(log, "some line", FIELD("number", line));
@@ -103,7 +103,7 @@ static void test_no_room(void **state) {
     assert_holds("log", "{\"event\":\"some line\",\"number\":0}\n"
                         "{\"event\":\"some line\",\"number\":3}\n");
     if (access("/dev/full", W_OK) != 0) return;
-    log = log_open("/dev/full", NULL);
+    log = log_open("/dev/full", NULL, 0);
     log_begin(log, "x");
     log_end(log);
     assert_false(log_complete(log));
@@ -116,9 +116,9 @@ static void test_pipes(void **state) {
     enum { LINES = 2000 }; // more than a pipe holds
     char *path = scratch_path("log"), text[4096] = "";
     assert_int_equal(mkfifo(path, 0600), 0);
-    ASSERT_DIES(log_open(path, NULL), "cannot be written", "nobody reads this pipe");
+    ASSERT_DIES(log_open(path, NULL, 0), "cannot be written", "nobody reads this pipe");
     const int reader = open(path, O_RDONLY | O_NONBLOCK);
-    logfile *log = log_open(path, NULL);
+    logfile *log = log_open(path, NULL, 0);
     LOG_LINE(log, "config",
              FIELD("out", "a\x1b\x7f\xc2\x9b"
                           "2J"));
@@ -134,8 +134,8 @@ static void test_pipes(void **state) {
 
 static void test_null_log(void **state) {
     (void)state;
-    assert_null(log_open(NULL, NULL));
-    assert_null(log_open("", NULL));
+    assert_null(log_open(NULL, NULL, 0));
+    assert_null(log_open("", NULL, 0));
     log_begin(NULL, "step");
     LOG_ADD(NULL, FIELD("a", 1), FIELD("a", "b"));
     log_end(NULL);
@@ -148,7 +148,7 @@ static void test_numbers(void **state) {
     const double reals[] = {0.1,    1.0 / 3,         3e-4,    1e300,           -2.5e-300, DBL_MIN,
                             5e-324, 1 + DBL_EPSILON, DBL_MAX, 123456789.0 / 7, 0.1 + 0.2, -0.0};
     const int64_t ints[] = {0, -1, 123456789012345, -999999999999999, INT64_C(9007199254740991)};
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
         LOG_LINE(log, "x", FIELD("v", reals[i]));
     }
@@ -174,7 +174,7 @@ static void test_numbers(void **state) {
 
 static void test_not_finite(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     LOG_LINE(log, "x", FIELD("a", NAN), FIELD("b", INFINITY), FIELD("c", -INFINITY));
     log_close(log);
     char *text = written();
@@ -204,7 +204,7 @@ static void test_utf8(void **state) {
         {"\xF5\x80\x80\x80", BAD BAD BAD BAD},
         {"\xC3\xC3\xA9", BAD "\xC3\xA9"},
     };
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     for (size_t i = 0; i < sizeof text_and_clean / sizeof *text_and_clean; i++) {
         LOG_LINE(log, "x", FIELD("t", text_and_clean[i][0]));
     }
@@ -220,8 +220,8 @@ static void test_utf8(void **state) {
 
 static void test_errors(void **state) {
     (void)state;
-    ASSERT_DIES(log_open(scratch_path("nowhere/log"), NULL), "nowhere/log cannot be written", "No such file", "--log");
-    logfile *log = log_open(scratch_path("log"), NULL);
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), NULL, 0), "nowhere/log cannot be written", "No such file", "--log");
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     log_begin(log, "x");
     log_close(log); // an open line is given up
     assert_true(log_complete(NULL));
@@ -232,7 +232,7 @@ static void test_errors(void **state) {
 // What is left of a log when the run goes on, and one line more.
 static void assert_continues(const char *before, int64_t step, const char *kept) {
     write_log(before);
-    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step});
+    logfile *log = log_open(scratch_path("log"), RUN, step);
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);
@@ -297,7 +297,7 @@ static void test_continue_anothers(void **state) {
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
         write_log(logs[i]);
-        logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 1});
+        logfile *log = log_open(scratch_path("log"), RUN, 1);
         assert_true(log_empty(log));
         log_begin(log, "config");
         log_end(log);
@@ -315,7 +315,7 @@ static void test_what_others_can_do(void **state) {
     scratch_write("victim", "dear", 4);
     write_log(CONFIG STEP(0) STEP(1));
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp.0123456789abcdef")), 0);
-    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1}));
+    log_close(log_open(scratch_path("log"), RUN, 1));
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     assert_int_equal(scratch_entries(), 2);
@@ -332,7 +332,7 @@ int fsync(int fd) {
 
 static void test_sync_that_fails(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"), NULL);
+    logfile *log = log_open(scratch_path("log"), NULL, 0);
     log_sync(log);
     assert_true(log_complete(log));
     no_sync = true;
@@ -342,7 +342,7 @@ static void test_sync_that_fails(void **state) {
     assert_false(log_complete(log));
     log_close(log);
     log_sync(NULL);
-    log = log_open("/dev/null", NULL); // is not synced
+    log = log_open("/dev/null", NULL, 0); // is not synced
     no_sync = true;
     log_sync(log);
     no_sync = false;
@@ -357,7 +357,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
     scratch_write("log.tmp.0123456789abcdef", "left behind", 11);
-    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1}));
+    log_close(log_open(scratch_path("log"), RUN, 1));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
     free(text);
@@ -371,10 +371,10 @@ static void test_continue_replaces_as_a_whole(void **state) {
 
 static void test_continue_nothing(void **state) {
     (void)state;
-    assert_null(log_open(NULL, &(log_resume){RUN, 3}));
-    assert_null(log_open("", &(log_resume){RUN, 3}));
+    assert_null(log_open(NULL, RUN, 3));
+    assert_null(log_open("", RUN, 3));
     assert_true(log_empty(NULL));
-    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 3}); // there is none yet
+    logfile *log = log_open(scratch_path("log"), RUN, 3); // there is none yet
     assert_true(log_empty(log));
     log_begin(log, "config");
     log_end(log);
@@ -382,8 +382,8 @@ static void test_continue_nothing(void **state) {
     char *text = written();
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
-    log_close(log_open("/dev/null", &(log_resume){RUN, 3})); // no file to be replaced
-    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_resume){RUN, 3}), "nowhere/log cannot be written");
+    log_close(log_open("/dev/null", RUN, 3)); // no file to be replaced
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), RUN, 3), "nowhere/log cannot be written");
 }
 
 int main(void) {
