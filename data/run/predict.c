@@ -19,6 +19,7 @@ typedef struct forecast {
     double tokens_per_s, mfu;
     double gib;
     bool fits;
+    int plan; // of auto: the best of the whole plans that trials compare
 } forecast;
 
 // --- MACHINE.json ---
@@ -234,7 +235,7 @@ static void write_timeline(const char *path, int players, const cf_record *const
 static forecast play(const options *given, const cf_hardware *h, int mode, int plan, bool timeline, predict_record *record,
                      void *trainer) {
     options opt = *given;
-    forecast f = {0};
+    forecast f = {.plan = plan};
     const int64_t world = opt.tp * opt.dp, host = opt.ranks_per_host;
     const bool hosts_alike = host > 0 && opt.tp % host == 0; // the ranks of one host represent all hosts of a replica
     const int64_t players = opt.predict_all ? world : hosts_alike ? host : opt.tp;
@@ -260,15 +261,13 @@ static forecast play(const options *given, const cf_hardware *h, int mode, int p
     return f;
 }
 
-// auto: the best of the whole plans that trials compare.
-static forecast foresee(const options *opt, const cf_hardware *h, int mode, bool timeline, predict_record *record, void *trainer) {
-    int best = 0;
-    forecast f = play(opt, h, mode, 0, false, record, trainer);
+static forecast foresee(const options *opt, const cf_hardware *h, int mode, predict_record *record, void *trainer) {
+    forecast best = play(opt, h, mode, 0, false, record, trainer);
     for (int plan = 1; plan < CF_PLANS && mode == AUTO; plan++) {
-        const forecast other = play(opt, h, mode, plan, false, record, trainer);
-        if (other.played.step_ms < f.played.step_ms && (other.fits || !f.fits)) f = other, best = plan;
+        const forecast f = play(opt, h, mode, plan, false, record, trainer);
+        if (f.played.step_ms < best.played.step_ms && (f.fits || !best.fits)) best = f;
     }
-    return timeline ? play(opt, h, mode, best, true, record, trainer) : f;
+    return best;
 }
 
 // --- output ---
@@ -324,7 +323,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
             forecast f[MODES];
             int best = NONE;
             if (!set_mesh(&opt, given, ranks, tp)) continue;
-            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&opt, h, mode, false, record, trainer);
+            for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&opt, h, mode, record, trainer);
             for (int mode = NONE; mode < MODES; mode++)
                 if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
             cf_print(out, "%6ld %4ld %6ld", ranks, tp, opt.dp);
@@ -365,7 +364,8 @@ void predict(const options *opt, const cf_hardware *h, predict_record *record, v
         const int shown = derived_schedule(opt).algorithm ? COMMFUSE : AUTO; // in the timeline
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
-        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, *opt->trace && mode == shown, record, trainer);
+        for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, record, trainer);
+        if (*opt->trace) play(&mesh, h, shown, f[shown].plan, true, record, trainer);
         cf_print(out, "%ld ranks (tp %ld x dp %ld) of %s\n", mesh.tp * mesh.dp, mesh.tp, mesh.dp, h->name);
         print_modes(f, out);
         const int host = h->links > 1 ? h->link[0].ranks : 0;
