@@ -77,18 +77,13 @@ def between_hosts():
     return found
 
 
-def allowed_cores():
-    """How many cores the ranks may use, and what limits them, in words, as the program finds it."""
-    text = run(["build/release/train_gpt", "--dry-run", "--layers", 1, "--channels", 64, "--heads", 1, "--seq", 16])
-    limit = re.search(r" \(.* (\d+) of \d+ cores\)", text)
-    return (int(limit[1]), limit[0]) if limit else (os.cpu_count(), "")
-
-
 def measured(o):
     """The machine."""
     network = between_hosts()
     run(["make", "-s", "build/release/train_gpt", *(f"{BENCHES}/bench_{name}" for name in ("layers", "collectives"))])
-    cores, limit = allowed_cores()
+    told = run(["build/release/train_gpt", "--dry-run", "--layers", 1, "--channels", 64, "--heads", 1, "--seq", 16])
+    limited = re.search(r" \(.* (\d+) of \d+ cores\)", told)  # of the ranks; what limits them, in words
+    cores, limit = (int(limited[1]), limited[0]) if limited else (os.cpu_count(), "")
     curves, memory, peak = kernels(o.ranks, o.threads)
     near = wire(o.ranks, "scripts/mpirun.sh", "-np", o.ranks)
     taken = min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))  # where transfers share cores with computation

@@ -74,10 +74,6 @@ class Runner:
     def left(self):
         return self.deadline - time.monotonic()
 
-    def start(self, command, output, errors, env):
-        return subprocess.Popen([*self.prefix, *map(str, command)], cwd=self.cwd, env={**os.environ, **env},
-                                stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
-
     def end(self, *processes):
         """Stops all before it kills one, because a rank that notices the end of another would report that as the error."""
         for number in (*[signal.SIGTERM] * self.gently, signal.SIGSTOP, signal.SIGKILL):
@@ -111,8 +107,10 @@ class Runner:
         with contextlib.ExitStack() as stack:
             files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in ("output", "errors")] for _ in commands]
             try:
-                for command, environment, pair in zip(commands, environments, files):
-                    processes.append(self.start(command, *pair, environment))
+                for command, environment, (output, errors) in zip(commands, environments, files):
+                    processes.append(subprocess.Popen(
+                        [*self.prefix, *map(str, command)], cwd=self.cwd, env={**os.environ, **environment},
+                        stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True))
                 first, late = self.wait(processes, begin + (limit or float("inf")))
             finally:
                 self.end(*processes)

@@ -248,7 +248,7 @@ class Running(unittest.TestCase):
 
         stuck = Stuck(["sleep", "60"], start_new_session=True)
         self.addCleanup(lambda: (stuck.kill(), subprocess.Popen.wait(stuck)))
-        with mock.patch.object(self.runner, "start", return_value=stuck):
+        with mock.patch("subprocess.Popen", return_value=stuck):
             result = self.runner.run(["stuck"], limit=0.2)
         self.assertTrue(result.ended)
         self.assertLess(result.status, 0)
