@@ -16,7 +16,6 @@
 #define _GNU_SOURCE
 #include "checkpoint.h"
 #include "atomic_file.h"
-#include "input.h"
 #include "json.h"
 #include <dirent.h>
 #include <errno.h>
@@ -99,7 +98,7 @@ static bool sealed(const char *text, int64_t size) {
 static bool read_files(manifest *m, const cJSON *files, const char *name, problem *why) {
     if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) != m->ranks)
         return problem_set(why, damaged, "%s does not name %ld files, one for each rank", name, m->ranks);
-    manifest_file *file = m->file = cf_host_alloc(m->ranks, sizeof *m->file, "a manifest");
+    file_hash *file = m->file = cf_host_alloc(m->ranks, sizeof *m->file, "a manifest");
     const cJSON *item;
     cJSON_ArrayForEach(item, files) {
         const char *hash = json_text(item, "xxh64");
@@ -242,10 +241,9 @@ int checkpoint_lock(const char *out, problem *why) {
 
 uint64_t checkpoint_mark(const char *out) {
     char path[PATH_MAX + 8];
-    int64_t bytes;
-    uint64_t hash;
+    file_hash lock;
     snprintf(path, sizeof path, "%s/lock", out);
-    return access(out, W_OK | X_OK) == 0 && input_hash(path, &bytes, &hash, NULL) ? hash >> 11 | 1 : 0;
+    return access(out, W_OK | X_OK) == 0 && input_hash(path, &lock, NULL) ? lock.hash >> 11 | 1 : 0;
 }
 
 // --- saving ------------------------------------------------------------------------------------------------
@@ -350,11 +348,11 @@ int64_t checkpoint_newest(const char *out, int64_t below, problem *why) {
 
 bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {
     char path[PATH_MAX];
-    int64_t bytes;
-    uint64_t hash;
+    const file_hash right = m->file[rank];
+    file_hash file;
     checkpoint_file_path(out, m->step, rank, false, path);
-    if (!input_hash(path, &bytes, &hash, why)) return false;
-    if (bytes == m->file[rank].bytes && hash == m->file[rank].hash) return true;
-    return problem_set(why, NULL, "%s is damaged: %ld bytes with hash %016lx, its manifest says %ld with %016lx", path, bytes, hash,
-                       m->file[rank].bytes, m->file[rank].hash);
+    if (!input_hash(path, &file, why)) return false;
+    if (file.bytes == right.bytes && file.hash == right.hash) return true;
+    return problem_set(why, NULL, "%s is damaged: %ld bytes with hash %016lx, its manifest says %ld with %016lx", path, file.bytes,
+                       file.hash, right.bytes, right.hash);
 }

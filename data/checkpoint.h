@@ -12,18 +12,13 @@
 #include <limits.h>
 #include <stdint.h>
 #include "../layers/params.h"
-#include "problem.h"
+#include "input.h"
 
 enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24 };
 
-typedef struct manifest_file {
-    int64_t bytes;
-    uint64_t hash; // XXH64, seed 0
-} manifest_file;
-
 typedef struct manifest {
     int64_t step, ranks;
-    manifest_file *file;   // (ranks)
+    file_hash *file;       // (ranks)
     struct cJSON *options; // texts by their names
 } manifest;
 
@@ -78,7 +73,7 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 // The files of a checkpoint together hold every element once, so that any mesh, and other programs, can read them.
 
 // Writes one rank's file, which appears whole (atomic_file.h), and reports its size and XXH64.
-bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why);
+bool saved_state_write(const char *path, const rank_state *state, file_hash *written, problem *why);
 
 // Opens all files of a checkpoint. NULL: see why. Every run is checked against the size of its file, and no two may hold the same
 // element.

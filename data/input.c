@@ -97,21 +97,21 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
     return text;
 }
 
-bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
+bool input_hash(const char *path, file_hash *of, problem *why) {
     input file;
     if (!input_open(&file, "file", path, why)) return false;
     bool ok = true;
     char *piece = cf_host_alloc(PIECE_BYTES, 1, path);
     XXH64_state_t state;
     XXH64_reset(&state, 0);
-    *bytes = file.bytes;
-    for (int64_t at = 0; ok && at < *bytes; at += PIECE_BYTES) {
-        const int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
+    of->bytes = file.bytes;
+    for (int64_t at = 0; ok && at < of->bytes; at += PIECE_BYTES) {
+        const int64_t count = of->bytes - at < PIECE_BYTES ? of->bytes - at : PIECE_BYTES;
         ok = input_read(&file, at, piece, count, why);
         XXH64_update(&state, piece, ok ? (size_t)count : 0);
     }
     free(piece);
     input_close(&file);
-    *hash = XXH64_digest(&state);
+    of->hash = XXH64_digest(&state);
     return ok;
 }

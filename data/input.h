@@ -18,8 +18,12 @@ void input_close(input *file);                                   // keeps errno;
 // A whole file of at most `most` bytes, with a terminating 0; the caller frees it. NULL: see why; errno is ENOENT only if there is
 // no such file.
 char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why);
-// XXH64, seed 0, of a whole file, as xxh64sum prints it.
-bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
+// Size and XXH64, seed 0, of a whole file, as xxh64sum prints it.
+typedef struct file_hash {
+    int64_t bytes;
+    uint64_t hash;
+} file_hash;
+bool input_hash(const char *path, file_hash *of, problem *why);
 
 // llm.c's files begin with 256 numbers of 32 bits. The first is 'magic', which says what the file is.
 enum { INPUT_HEADER = 256, INPUT_HEADER_BYTES = INPUT_HEADER * (int)sizeof(int32_t) };

@@ -5,7 +5,6 @@
 // the next, whichever files they are in.
 #include "checkpoint.h"
 #include "atomic_file.h"
-#include "input.h"
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -33,7 +32,7 @@ static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elemen
     return LENGTH_BYTES + padded;
 }
 
-bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
+bool saved_state_write(const char *path, const rank_state *state, file_hash *written, problem *why) {
     char header[HEADER_MAX];
     atomic_file file;
     XXH64_state_t hash;

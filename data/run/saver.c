@@ -24,9 +24,9 @@ struct saver {
     int64_t step;
     bool ok; // the thread's result
     problem why;
-    manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
-    manifest_file mine;  // this rank's
-    cJSON *options;      // of the manifest
+    file_hash *file; // (ranks) sizes and hashes; bytes -1: it could not be written
+    file_hash mine;  // this rank's
+    cJSON *options;  // of the manifest
     // On rank 0 only:
     logfile *log;
     double begun_ms, stall_ms;

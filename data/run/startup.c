@@ -79,13 +79,12 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
                           const vocabulary *words, int64_t V, const model_file *start) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
     problem why;
-    int64_t bytes;
-    uint64_t model = 0;
-    if (start && !input_hash(start->in.path, &bytes, &model, &why)) cf_die(why.hint, "model: %s", why.what);
+    file_hash model = {0, 0};
+    if (start && !input_hash(start->in.path, &model, &why)) cf_die(why.hint, "model: %s", why.what);
     manifest_add(data, "fingerprint of --train", "%lu", train ? train->fingerprint : 0);
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
     manifest_add(data, "size of the vocabulary", "%ld", V);
-    manifest_add(data, "hash of --init-from", "%lu", model);
+    manifest_add(data, "hash of --init-from", "%lu", model.hash);
     manifest_add(data, "token before a sample", "%d", vocabulary_first(words, V));
     compare(transport, data, "", "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
@@ -131,11 +130,11 @@ void startup_name(const manifest *m, char name[RUN_NAME]) {
     if (old) snprintf(name, RUN_NAME, "%s", old);
 }
 
-int64_t startup_number(const manifest *m, const char *name, int64_t missing) {
+int64_t startup_number(const manifest *m, const char *name) {
     const char *text = manifest_value(m, name);
     char *end = NULL;
     long value = text ? strtol(text, &end, 10) : 0;
-    return text && *text && !*end ? value : missing;
+    return text && *text && !*end ? value : 0;
 }
 
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m) {
@@ -144,7 +143,7 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
     // If the learning rate does not depend on --steps, the run may be made longer or shorter.
     const char *schedule = manifest_value(m, "schedule");
     const bool constant = strcmp(opt->schedule, "constant") == 0 && schedule && strcmp(schedule, opt->schedule) == 0,
-               steps_may_change = constant || (opt->decay_steps > 0 && startup_number(m, "decay-steps", 0) != 0);
+               steps_may_change = constant || (opt->decay_steps > 0 && startup_number(m, "decay-steps") != 0);
     for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
@@ -197,12 +196,12 @@ static gpt_shape shape_of_options(options *opt, const vocabulary *words, const g
 gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m, cf_transport *transport, model_file **start) {
     gpt_shape shape = {0};
     if (m) {
-        shape = (gpt_shape){.maxT = startup_number(m, "positions", 0),
-                            .V = startup_number(m, "vocab", 0),
-                            .Vp = startup_number(m, "padded-vocab", 0),
-                            .L = startup_number(m, "layers", 0),
-                            .H = startup_number(m, "heads", 0),
-                            .C = startup_number(m, "channels", 0)};
+        shape = (gpt_shape){.maxT = startup_number(m, "positions"),
+                            .V = startup_number(m, "vocab"),
+                            .Vp = startup_number(m, "padded-vocab"),
+                            .L = startup_number(m, "layers"),
+                            .H = startup_number(m, "heads"),
+                            .C = startup_number(m, "channels")};
         model_shape_check(&shape, "checkpoint in", opt->out);
     }
     if (*opt->export_to) { // nothing is computed, so the smallest activations will do

@@ -40,8 +40,8 @@ typedef struct run_facts {
     const tokens *train; // NULL: none
     const char *version, *run;
 } run_facts;
-struct cJSON *startup_describe(const options *opt, const run_facts *facts);   // the options of a manifest
-int64_t startup_number(const manifest *m, const char *name, int64_t missing); // one of them; `missing` if it is absent
+struct cJSON *startup_describe(const options *opt, const run_facts *facts); // the options of a manifest
+int64_t startup_number(const manifest *m, const char *name);                // one of them; 0 if it is absent or no number
 // The run's name, which its log records: that of the checkpoint, or a new one if m is NULL or has none.
 void startup_name(const manifest *m, char name[RUN_NAME]);
 // Dies together, naming every option that would change the run, unless opt->force. A change of the weights' shape cannot be forced.

@@ -23,10 +23,10 @@ static unsigned char byte_at(int64_t i, int64_t seed) {
 enum { RANK_BYTES = 184 };
 
 // A rank's file: what is in it is nothing to the checkpoint.
-static bool write_rank(const char *path, int64_t seed, manifest_file *file) {
+static bool write_rank(const char *path, int64_t seed, file_hash *file) {
     unsigned char bytes[RANK_BYTES];
     for (int64_t i = 0; i < RANK_BYTES; i++) bytes[i] = byte_at(i, seed);
-    *file = (manifest_file){RANK_BYTES, XXH64(bytes, RANK_BYTES, 0)};
+    *file = (file_hash){RANK_BYTES, XXH64(bytes, RANK_BYTES, 0)};
     return atomic_file_replace(path, (const char *)bytes, RANK_BYTES, &why);
 }
 
@@ -61,7 +61,7 @@ static cJSON *some_options(void) {
 }
 
 static bool try_save(int64_t step, int64_t ranks) {
-    manifest_file file[8];
+    file_hash file[8];
     manifest m = {.step = step, .ranks = ranks, .file = file};
     char path[PATH_MAX];
     if (!checkpoint_begin(out_path(), step, &why)) return false;
@@ -308,7 +308,7 @@ static void test_manifests(void **state) {
 static void test_manifest_numbers(void **state) {
     (void)state;
     const int64_t largest = INT64_C(999999999999999);
-    manifest_file file = {.bytes = largest, .hash = UINT64_MAX};
+    file_hash file = {.bytes = largest, .hash = UINT64_MAX};
     manifest m = {.step = largest - 1, .ranks = 1, .file = &file, .options = some_options()};
     int64_t size;
     char *text = manifest_print(&m, &size);
@@ -394,7 +394,7 @@ static void test_begin_and_abandon(void **state) {
     checkpoint_abandon(out_path(), 30);
     checkpoint_abandon(out_path(), 30);
     assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
-    manifest_file file = {.bytes = 4, .hash = 0};
+    file_hash file = {.bytes = 4, .hash = 0};
     manifest m = {.step = 30, .ranks = 1, .file = &file};
     assert_false(checkpoint_commit(out_path(), &m, &why)); // it was not begun
     ASSERT_SAYS("cannot find", "step_00000030.tmp/rank_00000.safetensors");
@@ -556,7 +556,7 @@ static void test_full_disk(void **state) {
     (void)state;
     two_checkpoints();
     const int lock = lock_out();
-    manifest_file file;
+    file_hash file;
     assert_true(checkpoint_begin(out_path(), 30, &why));
     char path[PATH_MAX];
     checkpoint_file_path(out_path(), 30, 0, true, path);
@@ -573,7 +573,7 @@ static void test_full_disk(void **state) {
 // A rank on a host that does not see the directory that rank 0 has made.
 static void test_no_directory(void **state) {
     (void)state;
-    manifest_file file;
+    file_hash file;
     assert_false(write_rank(scratch_path("nowhere/rank_00000.safetensors"), 1, &file));
     ASSERT_SAYS("cannot create", "nowhere/rank_00000.safetensors", "needs 184 bytes", "No such file");
     assert_non_null(strstr(why.hint, "all hosts share"));

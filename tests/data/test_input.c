@@ -10,13 +10,12 @@
 static void test_hash(void **state) {
     (void)state;
     // The values of xxHash's own documentation and of xxh64sum.
-    int64_t bytes;
-    uint64_t hash;
-    assert_true(input_hash(scratch_write("hashed", "", 0), &bytes, &hash, &why));
-    assert_true(bytes == 0 && hash == UINT64_C(0xef46db3751d8e999));
-    assert_true(input_hash(scratch_write("hashed", "abc", 3), &bytes, &hash, &why));
-    assert_true(bytes == 3 && hash == UINT64_C(0x44bc2cf5ad770999));
-    assert_false(input_hash(scratch_path("none"), &bytes, &hash, &why));
+    file_hash found;
+    assert_true(input_hash(scratch_write("hashed", "", 0), &found, &why));
+    assert_true(found.bytes == 0 && found.hash == UINT64_C(0xef46db3751d8e999));
+    assert_true(input_hash(scratch_write("hashed", "abc", 3), &found, &why));
+    assert_true(found.bytes == 3 && found.hash == UINT64_C(0x44bc2cf5ad770999));
+    assert_false(input_hash(scratch_path("none"), &found, &why));
     ASSERT_SAYS("/none cannot be opened", "No such file");
 }
 
@@ -38,7 +37,7 @@ static void test_whole_files(void **state) {
 static void test_what_is_no_file(void **state) {
     (void)state;
     int64_t bytes;
-    uint64_t hash;
+    file_hash found;
     input file;
     const char *const names[] = {"/dev/zero", scratch, scratch_path("pipe")};
     assert_int_equal(mkfifo(names[2], 0600), 0); // which nobody waits for
@@ -46,7 +45,7 @@ static void test_what_is_no_file(void **state) {
         assert_null(input_read_all("some text", names[i], 100, &bytes, &why));
         ASSERT_SAYS("not a regular file", names[i]);
         assert_int_not_equal(errno, ENOENT);
-        assert_false(input_hash(names[i], &bytes, &hash, &why));
+        assert_false(input_hash(names[i], &found, &why));
         ASSERT_SAYS("not a regular file", names[i]);
         assert_false(input_open(&file, "some file", names[i], &why));
         ASSERT_SAYS("not a regular file", names[i]);

@@ -53,7 +53,7 @@ static bool fits(const state_run *r) {
 static void write_rank(int64_t rank, const state_run *run, int64_t runs, int64_t elements) {
     float value[STATE_KINDS][64];
     rank_state held = {elements, runs, (state_run *)run, {value[0], value[1], value[2]}};
-    manifest_file file;
+    file_hash file;
     memset(value, 0x7f, sizeof value);
     for (const state_run *r = run; r < run + runs; r++)
         for (int64_t n = 0; fits(r) && n < r->count && n < 64 - r->at; n++) // but for what is damaged on purpose
@@ -197,7 +197,7 @@ static void the_bytes_of_a_file(void **state) {
     static const state_run run[] = {{1, 2, 3, 2, 0}};
     float value[STATE_KINDS][2] = {{1, 2}, {3, 4}, {5, 6}};
     const rank_state held = {2, 1, (state_run *)run, {value[0], value[1], value[2]}};
-    manifest_file file;
+    file_hash file;
     size_t size;
     char text[376 + 1];
     assert_true(saved_state_write(path_of(1), &held, &file, &why));
@@ -222,13 +222,11 @@ static void a_large_file(void **state) {
     static state_run run[] = {{1, 0, 0, MANY, 0}};
     float *value = malloc(MANY * sizeof *value), found[2];
     const rank_state held = {MANY, 1, run, {value, value, value}};
-    manifest_file file;
-    int64_t bytes;
-    uint64_t hash;
+    file_hash file, again;
     for (int i = 0; i < MANY; i++) value[i] = (float)i;
     assert_true(saved_state_write(path_of(0), &held, &file, &why));
-    assert_true(input_hash(path_of(0), &bytes, &hash, &why));
-    assert_true(bytes == file.bytes && hash == file.hash && bytes > 6000000);
+    assert_true(input_hash(path_of(0), &again, &why));
+    assert_true(again.bytes == file.bytes && again.hash == file.hash && again.bytes > 6000000);
     saved_state *s = open_ranks(1);
     assert_true(saved_state_read(s, STATE_V, 1, 0, MANY - 2, 2, found, &why));
     assert_true(found[0] == MANY - 2 && found[1] == MANY - 1);
@@ -424,7 +422,7 @@ static void a_file_that_cannot_be_written(void **state) {
     (void)state;
     float zeros[ELEMENTS] = {0};
     const rank_state held = {ELEMENTS, FIRST, (state_run *)first_rank, {zeros, zeros, zeros}};
-    manifest_file file;
+    file_hash file;
     const char *path = scratch_path("nowhere/rank");
     assert_false(saved_state_write(path, &held, &file, &why));
     ASSERT_SAYS("nowhere/rank", "No such file");

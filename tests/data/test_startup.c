@@ -64,9 +64,9 @@ static void names_and_numbers(void **state) {
     startup_name(NULL, other);
     assert_int_equal(strlen(name), RUN_NAME - 1);
     assert_string_not_equal(name, other);
-    assert_int_equal(startup_number(&m, "positions", -1), 64);
-    assert_int_equal(startup_number(&m, "nothing", -1), -1);
-    assert_int_equal(startup_number(&m, "schedule", -1), -1); // no number
+    assert_int_equal(startup_number(&m, "positions"), 64);
+    assert_int_equal(startup_number(&m, "nothing"), 0);
+    assert_int_equal(startup_number(&m, "schedule"), 0); // no number
     cJSON_Delete(m.options);
 }
 

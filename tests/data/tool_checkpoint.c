@@ -26,7 +26,7 @@ static rank_state state_of(int64_t seed, int64_t rank) {
     return (rank_state){ELEMENTS, ELEMENTS / RUN, run, {value[0], value[1], value[2]}};
 }
 
-static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, manifest_file *file, problem *why) {
+static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, file_hash *file, problem *why) {
     char path[PATH_MAX];
     rank_state state = state_of(seed, rank);
     checkpoint_file_path(out, step, rank, true, path);
@@ -36,7 +36,7 @@ static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank,
 static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int64_t keep, problem *why) {
     const int lock = checkpoint_lock(out, why);
     if (lock < 0) return false;
-    manifest_file files[MAX_RANKS];
+    file_hash files[MAX_RANKS];
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)seed);
     manifest m = {.step = step, .ranks = ranks, .file = files, .options = cJSON_CreateObject()};

@@ -85,7 +85,7 @@ static void ask(const saved_state *s, const tables *t, const uint8_t question[4]
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static tables t;
-    static manifest_file files[FILES];
+    static file_hash files[FILES];
     if (size == 0) return 0;
     int64_t elements = *bytes % ELEMENTS;
     const bool raw = *bytes == 255;

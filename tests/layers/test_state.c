@@ -99,7 +99,7 @@ static void compare(const states *s, int rank, element_place place, int kind, re
 
 // --- to the disk and back ---
 
-static void save_rank(const states *s, int rank, manifest_file *file) {
+static void save_rank(const states *s, int rank, file_hash *file) {
     char path[PATH_MAX];
     problem why;
     rank_state copy;
@@ -114,7 +114,7 @@ static void save_rank(const states *s, int rank, manifest_file *file) {
 static saved_state *save(const states *s) {
     char path[PATH_MAX];
     problem why;
-    manifest_file file[RANKS_MAX];
+    file_hash file[RANKS_MAX];
     manifest m = {.step = STEP, .ranks = s->w.ranks, .file = file};
     checkpoint_file_path(scratch, STEP, 0, false, path);
     *strrchr(path, '/') = 0;
