@@ -123,7 +123,7 @@ void report_figures(void *run, double *mine) {
     const run_report *r = run;
     const cf_trace_figures figures = cf_trace_last(r->context->trace);
     if (r->last.step >= 0 && !r->last.trial) cf_trace_add_totals(r->context->trace);
-    mine[FIGURE_WRITTEN] = r->checkpoints && saver_written(r->checkpoints);
+    mine[FIGURE_UNWRITTEN] = r->checkpoints && !saver_written(r->checkpoints);
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)r->last.step;
     mine[FIGURE_MS] = r->last.ms;
@@ -132,34 +132,29 @@ void report_figures(void *run, double *mine) {
 }
 
 typedef struct step_times {
-    double ms;                  // by rank 0's clock, so that the sum over steps is the time of the run
-    double exposed_ms, comm_ms; // the maximum over ranks
-    double exposed_mean_ms;     // over ranks
-    double lag_ms;              // how much longer the slowest rank computes than the median
-    int slowest;                // rank
-    int stop;                   // a signal, 0: none
-    bool written;               // all ranks have written their part of a checkpoint
+    double most[FIGURES];   // over ranks
+    double exposed_mean_ms; // over ranks
+    double lag_ms;          // how much longer the slowest rank computes than the median
+    int slowest;            // rank
 } step_times;
 
 // Checks that all ranks are in the same step: if one missed a step, nothing would hang, but all results would be wrong. The slowest
 // rank is the one that waits least.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
-    step_times times = {.ms = all[FIGURE_MS], .written = true};
-    double most = -1, *lead = cf_host_alloc(ranks, sizeof *lead, "the times of the ranks"); // minus the time of computing
+    step_times times = {.slowest = 0};
+    double *lead = cf_host_alloc(ranks, sizeof *lead, "the times of the ranks"); // minus the time of computing
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
             cf_die("internal error, or a bug in a library: please report it; the checkpoints are sound",
                    "the ranks are out of step: rank %d is in step %.0f, this rank in step %ld", rank, r[FIGURE_STEP], step);
-        times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
+        for (int i = 0; i < FIGURES; i++) times.most[i] = fmax(times.most[i], r[i]);
         times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
-        times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
-        times.written &= r[FIGURE_WRITTEN] > 0;
-        if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
         lead[rank] = r[FIGURE_EXPOSED] - r[FIGURE_MS];
-        if (-lead[rank] > most) most = -lead[rank], times.slowest = rank;
+        if (lead[rank] < lead[times.slowest]) times.slowest = rank;
     }
-    times.lag_ms = most + cf_median(lead, ranks);
+    const double least = lead[times.slowest];
+    times.lag_ms = cf_median(lead, ranks) - least;
     free(lead);
     return times;
 }
@@ -173,25 +168,27 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%ld:%02ld:%02ld", minutes / 60, minutes % 60, left % 60);
     report_line(r, "step %5ld/%ld  loss %.4f  MFU %s  exposed %.2f ms  ETA %s  %.1f ms  %.0f tok/s  norm %.3f  lr %.2e%s\n",
-                s->step + 1, r->opt->steps, s->loss, share, times->exposed_ms, eta, times->ms, tokens_per_s, s->grad_norm, s->lr,
-                s->trial ? "  (trial)" : "");
+                s->step + 1, r->opt->steps, s->loss, share, times->most[FIGURE_EXPOSED], eta, s->ms, tokens_per_s, s->grad_norm,
+                s->lr, s->trial ? "  (trial)" : "");
 }
 
 void report_step(run_report *r, const double *all, int stride) {
     const step_report *s = &r->last;
     if (s->step < 0) return;
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (r->checkpoints) saver_advance(r->checkpoints, times.written); // it may exchange more, which overwrites `all`
-    double tokens_per_s = (double)(r->opt->batch * r->opt->seq) / (times.ms * 1e-3);
+    // It may exchange more, which overwrites `all`.
+    if (r->checkpoints) saver_advance(r->checkpoints, times.most[FIGURE_UNWRITTEN] == 0);
+    double tokens_per_s = (double)(r->opt->batch * r->opt->seq) / (s->ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
-    r->stepped_ms += times.ms;
+    r->stepped_ms += s->ms;
     show_step(r, s, &times, tokens_per_s, mfu);
     LOG_LINE(r->log, "step", FIELD("step", s->step), FIELD("loss", s->loss), FIELD("grad_norm", s->grad_norm), FIELD("lr", s->lr),
-             FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
-             FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
-             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD(s->trial ? "trial" : NULL, 1));
+             FIELD("step_ms", s->ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu),
+             FIELD("comm_ms", times.most[FIGURE_COMM]), FIELD("exposed_comm_ms", times.most[FIGURE_EXPOSED]),
+             FIELD("exposed_mean_ms", times.exposed_mean_ms), FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms),
+             FIELD(s->trial ? "trial" : NULL, 1));
     plan_step(&r->plan, r->log, s->step);
-    if (times.stop) r->stop = times.stop;
+    if (times.most[FIGURE_STOP] > 0) r->stop = (int)times.most[FIGURE_STOP];
     r->last.step = -1;
 }
 

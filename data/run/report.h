@@ -9,7 +9,7 @@
 typedef struct step_report {
     int64_t step;               // -1: none
     double loss, grad_norm, lr; // of all ranks
-    double ms;                  // this rank's clock
+    double ms;                  // this rank's clock; rank 0's is printed: the sum over steps is the time of the run
     bool trial;                 // of the plan
 } step_report;
 
@@ -46,7 +46,7 @@ void report_banner(const run_report *r);
 
 // A step ends where the next one begins, or, if other work follows, in report_end_step(). Its figures travel with the norm of the
 // next step, or alone.
-enum { FIGURE_WRITTEN, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
+enum { FIGURE_UNWRITTEN, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
 void report_begin(run_report *r);                // before the first step
 void report_begin_step(run_report *r);           // after other work: when all ranks are ready
 void report_figures(void *run, double *figures); // this rank's, of the last step of a run_report: FIGURES numbers
