@@ -110,7 +110,6 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
-    z->place = cf_host_alloc(p->shape.L * TENSORS, sizeof *z->place, "buckets");
     order_buckets(z);
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
@@ -126,8 +125,8 @@ void zero_free(zero_shards *z) {
         if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce), cf_free(z->bucket[i].rounded);
         cf_fuse_free(z->bucket[i].gather);
     }
-    void *host[] = {z->bucket, z->forward, z->backward, z->place}, *device[] = {z->m, z->v, z->master, z->squares};
-    for (int i = 0; i < 4; i++) free(host[i]), cf_free(device[i]);
+    free(z->bucket), free(z->forward), free(z->backward);
+    cf_free(z->m), cf_free(z->v), cf_free(z->master), cf_free(z->squares);
 }
 
 void zero_start(zero_shards *z) {
@@ -200,30 +199,22 @@ static bool slices_pay(const cf_fuse *arrives, int64_t C) {
     return config->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
-gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last) {
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
     const parameters *p = z->params;
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
     const zero_matrix *m = &z->matrix[tensor];
-    if (last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
+    if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
     if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
     return m->arrives && slices_pay(m->arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
 }
 
-// The operation that brings a factor may have changed since the step before: the tuner tries others.
 void zero_begin_backward(zero_shards *z, bool first, bool last) {
     const parameters *p = z->params;
     z->first = first, z->last = last;
-    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
-        z->place[t->layer * TENSORS + t->tensor] = (unsigned char)zero_decide(z, t->tensor, t->layer, last);
-        z->bucket[t->bucket].missing = 0;
-    }
+    for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;
-}
-
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
-    return (gradient_place)z->place[(layer > 0 ? layer : 0) * TENSORS + tensor];
 }
 
 static matrix_gradient destination(const zero_shards *z, int tensor, int64_t layer) {

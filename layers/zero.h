@@ -20,7 +20,7 @@
 #include "adamw.h"
 #include "lookup.h"
 
-// Where the gradient of a weight matrix is computed: decided once a micro-batch, for each layer.
+// Where the gradient of a weight matrix is computed, in this layer and micro-batch.
 typedef enum {
     GRADIENT_BY_SLICES, // slice by slice, inside the operation that brings one factor
     GRADIENT_WHOLE,     // when both factors are complete
@@ -59,12 +59,11 @@ typedef struct zero_shards {
     int *forward, *backward; // [params->buckets] in the order of forward's needs; in that of finishing reductions
     int gathers_begun;       // in forward order, since the last update
     zero_matrix matrix[TENSORS];
-    unsigned char *place; // (L, TENSORS) gradient_place of each matrix, in this micro-batch
-    bool first, last;     // this is the step's first micro-batch, the last one, after which gradients travel
-    adamw update;         // of shards that are not updated yet
-    accum *m, *v;         // (params->owned) moments of this rank's shards, bucket by bucket
-    accum *master;        // (params->owned) their weights if `real` is not accum; else NULL
-    double *squares;      // (SQUARES_SCRATCH)
+    bool first, last; // this is the step's first micro-batch, the last one, after which gradients travel
+    adamw update;     // of shards that are not updated yet
+    accum *m, *v;     // (params->owned) moments of this rank's shards, bucket by bucket
+    accum *master;    // (params->owned) their weights if `real` is not accum; else NULL
+    double *squares;  // (SQUARES_SCRATCH)
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.
@@ -84,10 +83,9 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 
 // --- gradients, in backward ---
 
-// Decides where every weight gradient of this micro-batch is computed. first, last: of the step.
-void zero_begin_backward(zero_shards *z, bool first, bool last);
+void zero_begin_backward(zero_shards *z, bool first, bool last); // of the step
+// Where a weight gradient of this micro-batch is computed. In another step the tuner may have chosen another operation for a factor.
 gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer);
-gradient_place zero_decide(const zero_shards *z, int tensor, int64_t layer, bool last); // for tests
 // GRADIENT_BY_SLICES: where to add it up. Otherwise `at` is NULL.
 matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer);
 // Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).

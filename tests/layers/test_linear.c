@@ -251,8 +251,6 @@ static void weight_gradient_in_place(void **state) {
     cf_mesh mesh;
     create_parts(&p, &mesh);
     zero_shards z = {.context = &context, .params = &p, .bucket = test_buffer(p.buckets * (int64_t)sizeof *z.bucket)};
-    z.place = test_buffer(p.shape.L * TENSORS);
-    memset(z.place, GRADIENT_WHOLE, (size_t)(p.shape.L * TENSORS));
     for (int first = 1; first >= 0; first--) {
         z.first = first;
         check_in_place(&z, QKVW, !first);
@@ -273,12 +271,12 @@ static void place_of_a_weight_gradient(void **state) {
     bucket[params_bucket_of(&p, QKVW, 1)].by_owners = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
         z.matrix[QKVW].may_wait = may_wait;
-        assert_int_equal(zero_decide(&z, QKVW, 1, true), GRADIENT_OWNERS);
-        assert_int_equal(zero_decide(&z, QKVW, 1, false), GRADIENT_WHOLE);
         for (int last = 0; last <= 1; last++) {
-            assert_int_equal(zero_decide(&z, QKVW, 0, last), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
-            assert_int_equal(zero_decide(&z, ATTPROJW, 0, last), GRADIENT_WHOLE);                         // others wait for it
-            assert_int_equal(zero_decide(&z, ATTPROJW, 1, last), GRADIENT_WHOLE);
+            z.last = last;
+            assert_int_equal(zero_place(&z, QKVW, 1), last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
+            assert_int_equal(zero_place(&z, QKVW, 0), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
+            assert_int_equal(zero_place(&z, ATTPROJW, 0), GRADIENT_WHOLE);                         // others wait for it
+            assert_int_equal(zero_place(&z, ATTPROJW, 1), GRADIENT_WHOLE);
         }
     }
     free_parts(&p, &mesh);
