@@ -57,7 +57,6 @@ enum { EXCHANGE, COLLECTIVE, WIRES }; // of a group
 typedef struct cuda_state {
     cf_bootstrap *bootstrap;
     cf_watch *watch;
-    bool waits;                         // the watch's state
     bool ipc, nccl;                     // allowed by --transport
     cf_wire *wires[WIRES * GROUPS_MAX]; // cf_group.native is the address of its first; NULL: none
     int bound;                          // wires of groups bound so far
@@ -101,11 +100,6 @@ static int missing_peer(const flight *f) {
     return received ? f->send_to : f->recv_from;
 }
 
-static void goes_on(cuda_state *s) {
-    if (s->waits) cf_watch_goes_on(s->watch);
-    s->waits = false;
-}
-
 // Called repeatedly while the host waits.
 static void look(void *argument) {
     cuda_state *s = (cuda_state *)argument;
@@ -116,14 +110,13 @@ static void look(void *argument) {
     s->look_ms = now_ms;
     const flight *f = longest_waiting(s, waited_ms < GAP_MS ? waited_ms : 0);
     if (!f) {
-        goes_on(s);
+        cf_watch_goes_on(s->watch);
         if (news) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
         return;
     }
     const cf_wait wait = {missing_peer(f), f->label, f->layer, f->step, f->config};
     char either[64];
     snprintf(either, sizeof either, "rank %d or %d", f->recv_from, f->send_to);
-    s->waits = true;
     cf_watch_waits(s->watch, wait, wait.peer < 0 && f->recv_from >= 0 ? either : NULL, f->waiting_ms, 1e3 * s->bootstrap->timeout_s,
                    news);
 }
@@ -170,7 +163,7 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
     const bool exchange = r->kind == CF_REQUEST_EXCHANGE && count == 1;
     const int send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
     const int recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
-    goes_on(s); // the label that the watch has may be overwritten here
+    cf_watch_goes_on(s->watch); // the label that the watch has may be overwritten here
     cf_watch_posted(s->watch, r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
     *f = {{0}, r->layer, r->step, r->config, send_to, recv_from, r->begin, r[count - 1].arrival, r[count - 1].end, launches, 0};
@@ -395,7 +388,7 @@ static void close_transport(cf_transport *t) {
     cf_stream_sync(stream);
     cf_stream_free(stream);
     cf_cuda_watch(NULL, NULL);
-    goes_on(s);
+    cf_watch_goes_on(s->watch);
     cf_allreduce_min(t, 0); // all ranks are here
     cf_deadline_begin("groups end", s->bootstrap->timeout_s);
     for (int i = s->bound - 1; i >= 0; i--)

@@ -275,7 +275,7 @@ void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
 }
 
 void cf_watch_goes_on(cf_watch *w) {
-    if (!w) return;
+    if (!w || !w->awaited.waits) return; // only this thread changes it
     cf_stop_waits(NULL);
     pthread_mutex_lock(&w->lock);
     w->awaited.waits = false;

@@ -26,7 +26,7 @@ void cf_watch_posted(cf_watch *watch, const char *label, int layer, int step);
 // the other ranks, which takes up to some seconds and informs them, and dies. peers: the ranks waited for, in words; NULL: as in
 // `wait`.
 void cf_watch_waits(cf_watch *watch, cf_wait wait, const char *peers, double waited_ms, double timeout_ms, const char *news);
-void cf_watch_goes_on(cf_watch *watch);
+void cf_watch_goes_on(cf_watch *watch); // does nothing where it has not waited
 
 // Between the message and the end of the run: gives the other ranks time to give up and print, too. Returns at once if this rank
 // has not given up.
