@@ -47,14 +47,6 @@ static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
     s->result.finite = isfinite(s->result.loss) && isfinite(s->result.grad_norm);
 }
 
-// --- update ---
-
-static void update(gpt_step *s, adamw a, double clip) {
-    const step_result *r = &s->result;
-    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
-    if (r->finite) zero_update(&s->model->zero, a);
-}
-
 void gpt_step_die(gpt_step *s) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
     const step_result *r = &s->result;
@@ -79,6 +71,7 @@ void gpt_step_die(gpt_step *s) {
 
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip) {
     gpt *g = s->model;
+    const step_result *r = &s->result;
     const double tokens = (double)(batch->micro_batches * batch->T * batch->B * g->mesh->dp);
     cf_zero(g->loss, (int64_t)sizeof *g->loss, g->context->stream);
     for (int64_t micro = 0; micro < batch->micro_batches; micro++) {
@@ -89,8 +82,9 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a,
         gpt_backward(g, micro == 0, micro == batch->micro_batches - 1);
     }
     reduce(s, batch, tokens);
-    update(s, a, clip);
-    return &s->result;
+    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
+    if (r->finite) zero_update(&g->zero, a);
+    return r;
 }
 
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument) {
