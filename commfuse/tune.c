@@ -13,8 +13,8 @@ static const double BEHIND = 1.1; // times the best: dropped after two
 static const double CLEAR = 0.02; // of an operation's time: another choice must save at least this
 static const double WORTH = 0.01; // of a step: another plan must save at least this
 
-// The plans that are compared; from NONE on all operations run the same choice.
-enum { FOUND, PREDICTED, NONE, SLICE, COMMFUSE, DIRECT = COMMFUSE + 3, PLANS = CF_PLANS };
+// The plans that are compared; behind the first two the name is the choice of all operations.
+enum { FOUND, PREDICTED, PLANS = CF_PLANS };
 static const char *const plan_names[PLANS] = {"found",    "predicted",  "none",       "slice",
                                               "commfuse", "commfuse:2", "commfuse:4", "direct"};
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
@@ -33,7 +33,6 @@ typedef struct contest {
 typedef struct operation {
     char name[96];
     cf_fuse *fuse;
-    bool set; // by cf_tuner_set()
     cf_choice choice[CF_CHOICES];
     double predicted_ms[CF_CHOICES];
     contest contest; // of its choices
@@ -48,6 +47,7 @@ struct cf_tuner {
     operation operation[OPERATIONS_MAX];
     int operations;
     enum { DONE, WARM, SEARCH, COMPARE } phase;
+    bool set;       // cf_tuner_set() has set choices: they are only compared with other plans
     int warm_steps; // left
     bool in_step;
     cf_event begin; // of the step
@@ -217,7 +217,7 @@ void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
     c.algorithm = cf_algorithm_serving(c.algorithm, work.operation, work.side);
     int i = find_choice(o, c);
     if (i < 0) i = o->contest.candidates < CF_CHOICES ? o->contest.candidates++ : CF_CHOICES - 1;
-    o->choice[i] = c, o->best = i, o->set = true;
+    o->choice[i] = c, o->best = i, t->set = true;
 }
 
 int cf_tuner_left_out(const cf_tuner *t) {
@@ -236,16 +236,16 @@ cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
 
 // The choice of an operation in a plan; -1: it has no such choice.
 static int choice_in(const cf_tuner *t, const operation *o, int plan) {
-    const cf_work work = cf_fuse_work(o->fuse);
-    const cf_algorithm *rounds = cf_choice_rounds(&work, &t->context->transport->costs);
-    const cf_algorithm *direct = cf_algorithm_serving(cf_algorithm_find("direct"), work.operation, work.side);
-    const int slice = find_choice(o, (cf_choice){cf_algorithm_find("slice"), 4});
     if (plan == FOUND) return o->best;
     if (plan == PREDICTED) return 0;
-    if (plan == NONE || (plan == SLICE && slice < 0)) return find_native(o);
-    if (plan == SLICE) return slice;
-    if (plan == DIRECT) return find_choice(o, (cf_choice){direct, 1});
-    return find_choice(o, (cf_choice){rounds, 1 << (plan - COMMFUSE)});
+    cf_choice c;
+    const cf_work work = cf_fuse_work(o->fuse);
+    const bool rounds = strncmp(plan_names[plan], "commfuse", 8) == 0; // those that suit operation and links
+    cf_choice_parse(plan_names[plan], &c);
+    c.algorithm = rounds ? cf_choice_rounds(&work, &t->context->transport->costs)
+                         : cf_algorithm_serving(c.algorithm, work.operation, work.side);
+    const int choice = find_choice(o, c);
+    return choice < 0 && c.algorithm->native ? find_native(o) : choice;
 }
 
 // false: some operation cannot run the plan, or it equals one before it.
@@ -277,7 +277,6 @@ bool cf_tuner_take(cf_tuner *t, int plan) {
 // --- steps ---
 
 void cf_tuner_start(cf_tuner *t, bool search) {
-    bool set = false;
     t->warm_steps = WARM_STEPS;
     search &= t->operations > 0;
     cf_transport *transport = t->context->transport;
@@ -287,7 +286,6 @@ void cf_tuner_start(cf_tuner *t, bool search) {
         const cf_choice best = o->choice[o->best];
         int fitting =
             cf_fuse_set_choices(o->fuse, search ? o->choice : &o->choice[o->best], search ? o->contest.candidates : 1, &room);
-        set |= o->set;
         if (!search) continue;
         t->left_out += o->contest.candidates - fitting, o->contest.candidates = fitting;
         o->best = find_choice(o, best) >= 0 ? find_choice(o, best) : 0;
@@ -297,7 +295,7 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     }
     if (!search) return;
     t->phase = WARM;
-    if (set) begin_comparison(t);
+    if (t->set) begin_comparison(t);
     t->all = cf_host_alloc((int64_t)t->world->size * (t->operations + 1), sizeof *t->all, "the trials of all ranks");
 }
 
