@@ -10,20 +10,6 @@ typedef struct softmax {
     accum maximum, sum; // sum of exp(logit − maximum)
 } softmax;
 
-static accum maximum_of(const real *x, int64_t n) {
-    accum maximum = -INFINITY;
-#pragma omp simd reduction(max : maximum)
-    for (int64_t i = 0; i < n; i++) maximum = accum_of(x[i]) > maximum ? accum_of(x[i]) : maximum;
-    return maximum;
-}
-
-static accum sum_of_exp(const real *x, int64_t n, accum shift) {
-    accum sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) sum += exp_real(accum_of(x[i]) - shift);
-    return sum;
-}
-
 static softmax merge(softmax a, softmax b) {
     accum maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
     if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // both empty, or NaN
@@ -32,11 +18,15 @@ static softmax merge(softmax a, softmax b) {
 
 static softmax softmax_of(const real *x, int64_t n) {
     softmax all = {-INFINITY, 0};
-    for (int64_t i = 0; i < n; i += STRETCH) {
-        const int64_t length = smaller(n - i, STRETCH);
-        accum maximum = maximum_of(x + i, length);
-        accum shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
-        all = merge(all, (softmax){maximum, sum_of_exp(x + i, length, shift)});
+    for (int64_t begin = 0; begin < n; begin += STRETCH) {
+        const int64_t end = smaller(begin + STRETCH, n);
+        accum maximum = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : maximum)
+        for (int64_t i = begin; i < end; i++) maximum = accum_of(x[i]) > maximum ? accum_of(x[i]) : maximum;
+        const accum shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; i++) sum += exp_real(accum_of(x[i]) - shift);
+        all = merge(all, (softmax){maximum, sum});
     }
     return all;
 }

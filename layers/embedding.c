@@ -11,16 +11,6 @@ static bool held(int32_t token, int64_t first, int64_t count) {
     return token >= first && token < first + count;
 }
 
-static void add(real *restrict to, const real *restrict from, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] = real_of(accum_of(to[i]) + accum_of(from[i]));
-}
-
-static void add_accum(accum *restrict to, const real *restrict from, int64_t count) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] += accum_of(from[i]);
-}
-
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream) {
     size_t bytes = (size_t)C * sizeof(real);
@@ -60,12 +50,20 @@ void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
 #pragma omp parallel for
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
+    for (int64_t r = 0; r < T * B; r++) {
+        real *restrict to = x + r * C;
+        const real *restrict from = wpe + (t0 + r / B) * C;
+#pragma omp simd
+        for (int64_t i = 0; i < C; i++) to[i] = real_of(accum_of(to[i]) + accum_of(from[i]));
+    }
 }
 
 void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
 #pragma omp parallel for
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t b = 0; b < B; b++) add_accum(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
+    for (int64_t t = 0; t < T; t++) {
+        accum *restrict to = dwpe + (t0 + t) * C;
+        for (int64_t b = 0; b < B; b++)
+#pragma omp simd
+            for (int64_t i = 0; i < C; i++) to[i] += accum_of(dx[(t * B + b) * C + i]);
+    }
 }
