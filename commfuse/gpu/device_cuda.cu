@@ -58,8 +58,8 @@ static struct {
     double base_ms;          // on the cf_now_ms clock
     int64_t base_number;     // events recorded before
     struct {
-        void *memory;     // pinned
-        cudaEvent_t read; // the device has copied from it
+        void *memory;  // pinned
+        cf_event read; // the device has copied from it
     } stage[STAGES];
     int64_t staged; // copies so far
     int count;      // GPUs of this host
@@ -142,10 +142,7 @@ void cf_device_open(int local_rank) {
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
     CF_CUDA(cudaEventCreate(&device.base));
     CF_CUDA(cudaEventCreate(&device.fresh));
-    for (int i = 0; i < STAGES; i++) {
-        CF_CUDA(cudaMallocHost(&device.stage[i].memory, STAGE_BYTES));
-        CF_CUDA(cudaEventCreateWithFlags(&device.stage[i].read, cudaEventDisableTiming));
-    }
+    for (int i = 0; i < STAGES; i++) CF_CUDA(cudaMallocHost(&device.stage[i].memory, STAGE_BYTES));
     prctl(PR_SET_TIMERSLACK, 1000UL); // ns: a rest of 20 us would last 70
 }
 
@@ -211,31 +208,6 @@ static void renew_base(void) {
     device.base_number = device.timed.recorded;
 }
 
-static bool event_passed(cudaEvent_t event) {
-    cudaError_t code = cudaEventQuery(event);
-    if (code == cudaErrorNotReady) return false;
-    CF_CUDA(code);
-    return true;
-}
-
-static void wait_for(cudaEvent_t event) {
-    static const struct timespec pause = {0, REST_US * 1000L};
-    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
-    bool looked = false;
-    while (!event_passed(event)) {
-        const double now_ms = cf_now_ms();
-        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
-            nanosleep(&pause, NULL);
-        else
-            sched_yield();
-        if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
-        looked_ms = now_ms;
-        looked = true;
-        device.look(device.argument);
-    }
-    if (looked) device.look(device.argument); // it notes that the wait is over
-}
-
 void cf_stream_sync(cf_stream *stream) {
     cf_event_wait(cf_event_record_untimed(stream));
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) renew_base();
@@ -291,11 +263,28 @@ double cf_event_ms(cf_event event) {
 }
 
 bool cf_event_passed(cf_event event) {
-    return event_passed(event_of(event));
+    cudaError_t code = cudaEventQuery(event_of(event));
+    if (code == cudaErrorNotReady) return false;
+    CF_CUDA(code);
+    return true;
 }
 
 void cf_event_wait(cf_event event) {
-    if (cf_event_remembered(event)) wait_for(event_of(event));
+    static const struct timespec pause = {0, REST_US * 1000L};
+    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    bool looked = false;
+    while (cf_event_remembered(event) && !cf_event_passed(event)) {
+        const double now_ms = cf_now_ms();
+        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
+            nanosleep(&pause, NULL);
+        else
+            sched_yield();
+        if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
+        looked_ms = now_ms;
+        looked = true;
+        device.look(device.argument);
+    }
+    if (looked) device.look(device.argument); // it notes that the wait is over
 }
 
 bool cf_event_remembered(cf_event event) {
@@ -327,10 +316,10 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     for (int64_t at = 0, part; at < bytes; at += part) {
         const int i = (int)(device.staged++ % STAGES);
         part = bytes - at < STAGE_BYTES ? bytes - at : (int64_t)STAGE_BYTES;
-        wait_for(device.stage[i].read);
+        if (device.stage[i].read.number) cf_event_wait(device.stage[i].read);
         memcpy(device.stage[i].memory, (const char *)from + at, (size_t)part);
         CF_CUDA(cudaMemcpyAsync((char *)to + at, device.stage[i].memory, (size_t)part, cudaMemcpyDefault, cf_cuda_stream(stream)));
-        CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
+        device.stage[i].read = cf_event_record_untimed(stream);
     }
 }
 
