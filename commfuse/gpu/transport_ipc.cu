@@ -210,19 +210,15 @@ static int meet(cf_wire *wire, cf_request *r, int count) {
 
 // --- a transfer ---
 
-static void word(ipc_wire *w, stream_word *operation, cf_stream *stream, uint32_t *at, uint32_t value, unsigned flags) {
+enum { WRITE, AWAIT };
+
+static void enqueue_word(ipc_wire *w, cf_stream *stream, int what, uint32_t *at, uint32_t value) {
+    const unsigned flags = what == AWAIT ? CU_STREAM_WAIT_VALUE_GEQ | w->flush : (unsigned)CU_STREAM_WRITE_VALUE_DEFAULT;
+    stream_word *operation = what == AWAIT ? w->wait_value : w->write_value;
     CUresult code = operation((CUstream)cf_cuda_stream(stream), (CUdeviceptr)(uintptr_t)at, value, flags);
     if (code != CUDA_SUCCESS)
         cf_die("use transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d", w->wire.group->name,
-               operation == w->wait_value ? "wait for" : "write", (int)code);
-}
-
-static void write_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t value) {
-    word(w, w->write_value, stream, at, value, CU_STREAM_WRITE_VALUE_DEFAULT);
-}
-
-static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t value) {
-    word(w, w->wait_value, stream, at, value, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
+               what == AWAIT ? "wait for" : "write", (int)code);
 }
 
 // A send never waits for a event that has a time, because a stream pauses for those. A message of 0 bytes is not sent.
@@ -231,21 +227,21 @@ static void exchange(ipc_wire *w, cf_request *r, cf_event ready, cf_event *begin
     connector *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     connector *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
-    if (bytes_received(r) > 0) write_word(w, in->stream, &w->of[r->recv_from][me].ready, ++in->messages);
+    if (bytes_received(r) > 0) enqueue_word(w, in->stream, WRITE, &w->of[r->recv_from][me].ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
     if (!r->after[0] && !begin->number) *begin = cf_event_record((in ? in : out)->stream); // the peer may send sooner
     r->begin = r->after[0] ? r->after[0]->arrival : *begin;
     if (bytes_sent(r) > 0) {
-        await_word(w, out->stream, &w->of[me][r->send_to].ready, ++out->messages);
+        enqueue_word(w, out->stream, AWAIT, &w->of[me][r->send_to].ready, ++out->messages);
         for (int i = 0; i < 2; i++)
             if (r->after[i]) cf_stream_after(out->stream, r->after[i]->here);
         if (w->link > 0)
             cf_paced_copy(r->to, r->send, bytes_sent(r), w->link, out->stream);
         else
             CF_CUDA(cudaMemcpyAsync(r->to, r->send, (size_t)bytes_sent(r), cudaMemcpyDefault, cf_cuda_stream(out->stream)));
-        write_word(w, out->stream, &w->of[r->send_to][me].written, out->messages);
+        enqueue_word(w, out->stream, WRITE, &w->of[r->send_to][me].written, out->messages);
     }
-    if (bytes_received(r) > 0) await_word(w, in->stream, &w->of[me][r->recv_from].written, in->messages);
+    if (bytes_received(r) > 0) enqueue_word(w, in->stream, AWAIT, &w->of[me][r->recv_from].written, in->messages);
     cf_stream_after(w->wire.stream, out ? cf_event_record_untimed(out->stream) : ready);
     if (!in) return;
     r->here = cf_event_record_untimed(in->stream);
@@ -272,9 +268,9 @@ static void barrier(ipc_wire *w, cf_request *r, cf_event ready) {
     cf_stream_after(w->wire.stream, ready);
     r->begin = cf_event_record(w->wire.stream);
     for (int i = 0; i < r->group->size; i++)
-        if (i != me) write_word(w, w->wire.stream, &w->of[i][me].barrier, n);
+        if (i != me) enqueue_word(w, w->wire.stream, WRITE, &w->of[i][me].barrier, n);
     for (int i = 0; i < r->group->size; i++)
-        if (i != me) await_word(w, w->wire.stream, &w->of[me][i].barrier, n);
+        if (i != me) enqueue_word(w, w->wire.stream, AWAIT, &w->of[me][i].barrier, n);
     r->arrival = r->here = r->end = cf_event_record(w->wire.stream);
 }
 
