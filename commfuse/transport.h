@@ -65,7 +65,7 @@ typedef struct cf_request {
     cf_event begin, end;     // in flight between these
     cf_event arrival;        // GPU: its data is here
     cf_event here;           // GPU: the same, untimed and a little earlier: streams wait for this
-    struct cf_request *next; // in the transport's queue
+    struct cf_request *next; // in the transport's queue; of a part of a request: the whole
 } cf_request;
 
 // A request without halves, layer and step.

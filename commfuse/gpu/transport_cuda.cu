@@ -297,8 +297,7 @@ static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
     wires[EXCHANGE] = near && nccl ? cf_wire_levels(group, n.here, near, nccl) : near ? near : nccl;
     if (!near || !nccl) { // levels keep it
         if (near) near->group = group;
-        free(n.here->world);
-        free(n.here);
+        cf_group_free(n.here);
     }
     if (s->bootstrap->rank == 0)
         fprintf(stderr, "transport %s group by %s%s%s\n", group->name, wires[EXCHANGE]->name, *why ? "; not by ipc: " : "", why);

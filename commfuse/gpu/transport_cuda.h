@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda.h"
+#include "../context.h"
 #include "../transport.h"
 extern "C" { // these are for C
 #include "../launch/bootstrap.h"

@@ -9,10 +9,8 @@
 
 typedef struct side { // what one of the two wires moves of the unit in meet() or post()
     cf_wire *wire;
-    cf_request *parts; // requests with the halves that it can reach
-    int *of;           // the place of each one's request in the unit
-    int64_t parts_room, of_room;
-    int count;
+    cf_request *parts; // requests with the halves that it can reach; `next` is the request of the unit
+    int64_t count, room;
 } side;
 
 typedef struct levels_wire {
@@ -22,30 +20,28 @@ typedef struct levels_wire {
     side near, far;
 } levels_wire;
 
-static void add_part(side *s, const cf_request *r, int of, const cf_group *group, int send_to, int recv_from) {
+static void add_part(side *s, cf_request *r, const cf_group *group, int send_to, int recv_from) {
     if (r->kind == CF_REQUEST_EXCHANGE && send_to < 0 && recv_from < 0) return;
-    s->parts = (cf_request *)cf_host_grow(s->parts, &s->parts_room, s->count + 1, sizeof *s->parts, "a unit's parts");
-    s->of = (int *)cf_host_grow(s->of, &s->of_room, s->count + 1, sizeof *s->of, "a unit's parts");
-    s->of[s->count] = of;
+    s->parts = (cf_request *)cf_host_grow(s->parts, &s->room, s->count + 1, sizeof *s->parts, "a unit's parts");
     cf_request *part = &s->parts[s->count++];
     *part = *r;
-    part->group = group, part->send_to = send_to, part->recv_from = recv_from;
+    part->next = r, part->group = group, part->send_to = send_to, part->recv_from = recv_from;
 }
 
-static void split(levels_wire *w, const cf_request *r, int count) {
+static void split(levels_wire *w, cf_request *r, int count) {
     if (w->near.count + w->far.count > 0) return;
     for (int i = 0; i < count; i++) {
         const int send_to = r[i].send_to, recv_from = r[i].recv_from;
         const int to = send_to >= 0 ? w->place[send_to] : -1, from = recv_from >= 0 ? w->place[recv_from] : -1;
-        if (r->kind == CF_REQUEST_EXCHANGE) add_part(&w->near, &r[i], i, w->here, to, from);
-        add_part(&w->far, &r[i], i, r->group, to < 0 ? send_to : -1, from < 0 ? recv_from : -1);
+        if (r->kind == CF_REQUEST_EXCHANGE) add_part(&w->near, &r[i], w->here, to, from);
+        add_part(&w->far, &r[i], r->group, to < 0 ? send_to : -1, from < 0 ? recv_from : -1);
     }
 }
 
 static int meet(cf_wire *wire, cf_request *r, int count) {
     levels_wire *w = (levels_wire *)wire;
     split(w, r, count);
-    const int peer = w->near.count > 0 ? w->near.wire->meet(w->near.wire, w->near.parts, w->near.count) : -1;
+    const int peer = w->near.count > 0 ? w->near.wire->meet(w->near.wire, w->near.parts, (int)w->near.count) : -1;
     for (int i = 0; peer >= 0; i++)
         if (w->place[i] == peer) return i;
     return -1;
@@ -54,16 +50,14 @@ static int meet(cf_wire *wire, cf_request *r, int count) {
 static void post_side(levels_wire *w, side *s, cf_event ready, cf_stream *stream) {
     if (s->count == 0) return;
     s->parts->posted = ready;
-    s->wire->post(s->wire, s->parts, s->count, stream);
+    s->wire->post(s->wire, s->parts, (int)s->count, stream);
     if (w->wire.blocks < s->wire->blocks) w->wire.blocks = s->wire->blocks;
 }
 
-static void take_results(cf_request *r, side *s) {
-    for (int i = 0; i < s->count; i++) {
-        cf_request *of = &r[s->of[i]];
-        const cf_request *part = &s->parts[i];
-        of->begin = part->begin;
-        if (part->recv_from >= 0) of->arrival = part->arrival, of->here = part->here;
+static void take_results(side *s) {
+    for (const cf_request *part = s->parts; part < s->parts + s->count; part++) {
+        part->next->begin = part->begin;
+        if (part->recv_from >= 0) part->next->arrival = part->arrival, part->next->here = part->here;
     }
     s->count = 0;
 }
@@ -80,8 +74,8 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     if (r->kind != CF_REQUEST_EXCHANGE) cf_stream_after(far, cf_event_record_untimed(ends)); // a barrier is for both
     post_side(w, &w->far, ready, stream);
     if (w->far.count > 0) cf_stream_after(ends, w->far.parts->end);
-    take_results(r, &w->far);
-    take_results(r, &w->near);
+    take_results(&w->far);
+    take_results(&w->near);
     const cf_event end = cf_event_record(ends);
     for (int i = 0; i < count; i++) {
         r[i].end = end;
@@ -100,10 +94,8 @@ static void close_wire(cf_wire *wire) {
     for (int i = 0; i < 2; i++) {
         sides[i]->wire->close(sides[i]->wire);
         free(sides[i]->parts);
-        free(sides[i]->of);
     }
-    free(w->here->world);
-    free(w->here);
+    cf_group_free(w->here);
     free(w->place);
     free(w);
 }

@@ -35,10 +35,7 @@ static void check(ncclResult_t code, const char *call, ncclComm_t comm) {
 }
 #define CHECK(call) check((call), #call, w->comm)
 
-static ncclDataType_t nccl_type(cf_dtype dtype) {
-    static const ncclDataType_t type[] = {ncclFloat32, ncclFloat64, ncclInt64, ncclBfloat16, ncclUint8};
-    return type[dtype];
-}
+static const ncclDataType_t nccl_type[] = {ncclFloat32, ncclFloat64, ncclInt64, ncclBfloat16, ncclUint8}; // of a cf_dtype
 
 // Blocks of an exchange's kernel: NCCL halves the channels of a pair until those of all ranks fit into the blocks of a kernel.
 // Products leave no room for native collectives that are the baseline, as NCCL and the products' library run it.
@@ -52,7 +49,7 @@ static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
 
 // One request, or `count` exchanges.
 static void enqueue(nccl_wire *w, const cf_request *r, int count, cudaStream_t stream) {
-    const ncclDataType_t type = nccl_type(r->dtype);
+    const ncclDataType_t type = nccl_type[r->dtype];
     const size_t block = (size_t)r->send_count; // of a collective
     const int64_t stride = r->stride * cf_dtype_size(r->dtype);
     const int N = r->group->size;
