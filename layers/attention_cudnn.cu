@@ -63,16 +63,13 @@ typedef struct plan {
     descriptor execution;  // NULL: cuDNN refuses,
     cudnnStatus_t refusal; // with this status
     int64_t workspace;     // bytes
-    // Scalars: cuDNN reads them from the host when the plan runs.
-    float scale, lowest, one;
-    int32_t keys, queries;
 } plan;
 
 static struct {
     const char *reported[REASONS_MAX]; // why attention.cu's kernels are used
     cudnnHandle_t handle;
     int64_t plans, room; // how many are made, fit in the list
-    plan **list;
+    plan *list;
     workspace of_stream[STREAMS_MAX];
 } cudnn;
 
@@ -371,16 +368,13 @@ static void report_refusal(const plan *p) {
     report_reason(why);
 }
 
-static plan *plan_new(const problem *of) {
-    plan *p = (plan *)cf_host_alloc(1, sizeof *p, "a plan of attention");
-    cudnn.list = (plan **)cf_host_grow(cudnn.list, &cudnn.room, cudnn.plans + 1, sizeof *cudnn.list, "plans of attention");
-    cudnn.list[cudnn.plans++] = p;
+static plan *plan_for(const problem *of) {
+    for (int64_t i = 0; i < cudnn.plans; i++)
+        if (memcmp(&cudnn.list[i].of, of, sizeof *of) == 0) return &cudnn.list[i];
+    cudnn.list = (plan *)cf_host_grow(cudnn.list, &cudnn.room, cudnn.plans + 1, sizeof *cudnn.list, "plans of attention");
+    plan *p = &cudnn.list[cudnn.plans++];
+    memset(p, 0, sizeof *p);
     p->of = *of;
-    p->scale = 1 / sqrtf((float)of->D);
-    p->lowest = cudnnGetVersion() < 91000 ? -3.402823466e38f : -INFINITY;
-    p->one = 1;
-    p->keys = (int32_t)of->keys;
-    p->queries = (int32_t)of->n;
     graph g = {};
     g.next = VIRTUAL;
     if (of->pass == FORWARD)
@@ -390,12 +384,6 @@ static plan *plan_new(const problem *of) {
     choose_engine(p, &g);
     if (!p->execution) report_refusal(p);
     return p;
-}
-
-static plan *plan_for(const problem *of) {
-    for (int64_t i = 0; i < cudnn.plans; i++)
-        if (memcmp(&cudnn.list[i]->of, of, sizeof *of) == 0) return cudnn.list[i];
-    return plan_new(of);
 }
 
 // A reason not to ask cuDNN; NULL: none.
@@ -429,9 +417,15 @@ static plan *supported(const problem *of) {
     return p->execution ? p : NULL;
 }
 
-static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_stream *stream) {
+static void run(const plan *p, void *pointer[NAMES], void *workspace_memory, cf_stream *stream) {
     int64_t name[NAMES], count = 0;
     void *address[NAMES];
+    // Scalars: cuDNN reads them from the host when the plan runs.
+    float scale = 1 / sqrtf((float)p->of.D), lowest = cudnnGetVersion() < 91000 ? -3.402823466e38f : -INFINITY, one = 1;
+    int32_t keys = (int32_t)p->of.keys, queries = (int32_t)p->of.n;
+    pointer[SCALE] = &scale, pointer[LOWEST] = &lowest;
+    if (p->of.pass != FORWARD) pointer[ONE] = &one;
+    if (keys != queries) pointer[KEYS] = &keys, pointer[QUERIES] = &queries;
     for (int64_t i = 1; i < NAMES; i++)
         if (pointer[i]) name[count] = i, address[count++] = pointer[i];
     graph g = {};
@@ -452,19 +446,14 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
 }
 
 // What both directions read or write. t0: the first query.
-static void set_pointers(void *pointer[NAMES], plan *p, const real *qkv, const real *out, const float *stats, int64_t t0) {
-    const int64_t HD = p->of.H * p->of.D, first = t0 * p->of.B * HD;
+static void set_pointers(void *pointer[NAMES], const problem *of, const real *qkv, const real *out, const float *stats,
+                         int64_t t0) {
+    const int64_t HD = of->H * of->D, first = t0 * of->B * HD;
     pointer[Q] = (void *)(qkv + 3 * first);
     pointer[K] = (void *)(qkv + HD);
     pointer[V] = (void *)(qkv + 2 * HD);
     pointer[O] = (void *)(out + first);
     pointer[STATS] = (void *)stats;
-    pointer[SCALE] = &p->scale;
-    pointer[LOWEST] = &p->lowest;
-    if (p->of.pass != FORWARD) pointer[ONE] = &p->one;
-    if (p->of.keys == p->of.n) return;
-    pointer[KEYS] = &p->keys;
-    pointer[QUERIES] = &p->queries;
 }
 
 // ---- called by attention.cu
@@ -478,7 +467,7 @@ bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0,
     char *memory = workspace_of(cudnn.of_stream, stream, statistics + p->workspace, PURPOSE);
     float *stats = n < T ? (float *)memory : lse; // (B, H, n)
     void *pointer[NAMES] = {};
-    set_pointers(pointer, p, qkv, out, stats, t0);
+    set_pointers(pointer, &of, qkv, out, stats, t0);
     run(p, pointer, memory + statistics, stream);
     if (n < T)
         CF_CUDA(cudaMemcpy2DAsync(lse + t0, (size_t)T * sizeof *lse, stats, (size_t)row, (size_t)row, (size_t)(B * H),
@@ -493,7 +482,7 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     if (!p) return false;
     const int64_t HD = H * D;
     void *pointer[NAMES] = {};
-    set_pointers(pointer, p, qkv, out, lse, 0);
+    set_pointers(pointer, &of, qkv, out, lse, 0);
     pointer[DO] = (void *)dout;
     pointer[DELTA] = scratch;
     pointer[DQ] = dqkv;
