@@ -79,7 +79,6 @@ static struct {
     int64_t plans, room; // how many are made, fit in the list
     plan *list;
     uint64_t *sums; // checksums of c and of `pre`
-    cudaEvent_t begin, end;
     workspace of_stream[STREAMS_MAX];
 } blas;
 
@@ -261,10 +260,9 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
     const product *of = &p->of;
     const int64_t elements = (of->blocks - 1) * of->step_c + (of->m - 1) * of->ldc + of->n;
     const bool writes_pre = of->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS, sums = of->epilogue == CUBLASLT_EPILOGUE_BGRADB;
-    float ms = 0;
-    CF_CUDA(cudaEventRecord(blas.begin, cf_cuda_stream(x->stream)));
+    const cf_event begin = cf_event_record(x->stream);
     if (run(p, algorithm, x) != CUBLAS_STATUS_SUCCESS) return -1;
-    CF_CUDA(cudaEventRecord(blas.end, cf_cuda_stream(x->stream)));
+    const cf_event end = cf_event_record(x->stream);
     if (sum) {
         cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
         checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
@@ -273,8 +271,7 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
         cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
     }
     cf_stream_sync(x->stream);
-    CF_CUDA(cudaEventElapsedTime(&ms, blas.begin, blas.end));
-    return ms;
+    return cf_event_ms(end) - cf_event_ms(begin);
 }
 
 // Chooses the fastest algorithm of those that give the first one's bits. A product that adds to c, or overwrites what it reads,
@@ -284,11 +281,7 @@ static void time_algorithms(plan *p, const matrices *x) {
     double best[CANDIDATES], least = DBL_MAX;
     if (p->timed || blas.first_only || x->c == x->add || x->c == x->e.pre || p->left > 0) return;
     p->timed = true;
-    if (!blas.sums) {
-        blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
-        CF_CUDA(cudaEventCreate(&blas.begin));
-        CF_CUDA(cudaEventCreate(&blas.end));
-    }
+    if (!blas.sums) blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
     for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
         for (int i = 0; i < p->algorithms; i++) {
             if (turn > 0 && (best[0] < 0 || best[i] < 0 || (turn > 1 && i > 0 && best[i] > HOPEFUL * least))) continue;
