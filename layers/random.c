@@ -7,21 +7,17 @@ enum { ROUNDS = 10 };
 
 void random_bits(uint64_t seed, uint64_t stream, uint64_t index, uint32_t out[4]) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)index, c1 = (uint32_t)(index >> 32);
-    uint32_t c2 = (uint32_t)stream, c3 = (uint32_t)(stream >> 32);
+    out[0] = (uint32_t)index, out[1] = (uint32_t)(index >> 32);
+    out[2] = (uint32_t)stream, out[3] = (uint32_t)(stream >> 32);
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ key0;
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ key1;
-        c3 = (uint32_t)product0;
+        uint64_t product0 = (uint64_t)0xD2511F53u * out[0], product1 = (uint64_t)0xCD9E8D57u * out[2];
+        out[0] = (uint32_t)(product1 >> 32) ^ out[1] ^ key0;
+        out[1] = (uint32_t)product1;
+        out[2] = (uint32_t)(product0 >> 32) ^ out[3] ^ key1;
+        out[3] = (uint32_t)product0;
         key0 += 0x9E3779B9u; // the golden ratio
         key1 += 0xBB67AE85u; // sqrt(3) − 1
     }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
 }
 
 // 53 of 64 bits, in [0, 1)
