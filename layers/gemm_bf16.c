@@ -85,14 +85,10 @@ static void describe_side(dnnl_memory_desc_t *x, const product *of, int64_t rows
         CHECK(describe(x, 2, size, type, steps), of);
 }
 
-static void packed_layout(dnnl_memory_desc_t *packed, int64_t n, int64_t k);
-
+// A packed b has its layout already.
 static void describe_product(dnnl_memory_desc_t x[4], const product *of) {
     describe_side(&x[0], of, of->m, of->k, of->transpose_a, of->lda, dnnl_bf16);
-    if (of->ldb == PACKED)
-        packed_layout(&x[1], of->n, of->k);
-    else
-        describe_side(&x[1], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
+    if (of->ldb != PACKED) describe_side(&x[1], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
     describe_side(&x[2], of, of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16);
     if (of->bias) describe_side(&x[3], of, 1, of->n, false, of->n, dnnl_bf16);
 }
@@ -131,9 +127,9 @@ static void make(plan *p) {
     const bool packing = of->m == 0;
     dnnl_memory_desc_t x[4] = {0};
     dnnl_primitive_desc_t operation;
+    if (packing || of->ldb == PACKED) packed_layout(&x[1], of->n, of->k);
     if (packing) {
         describe_side(&x[0], of, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16);
-        packed_layout(&x[1], of->n, of->k);
         CHECK(dnnl_reorder_primitive_desc_create(&operation, address(x[0]), onednn.engine, address(x[1]), onednn.engine, NULL), of);
     } else {
         describe_product(x, of);
