@@ -33,19 +33,13 @@ static const struct {
     {"NVIDIA GeForce RTX 3090", 71, 35.6},
 };
 
-static double of_this_device(const char **source) {
-    static char unknown[160];
-    for (const auto &device : devices)
-        if (strcmp(device.name, cf_device_name()) == 0) {
-            bool bf16 = REAL_DTYPE == CF_BF16;
-            *source = bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
-            return (bf16 ? device.bf16 : device.fp32) * 1e12;
-        }
-    snprintf(unknown, sizeof unknown, "unknown device %s: give --peak-tflops", cf_device_name());
-    *source = unknown;
-    return 0;
-}
-
 double peak_flops(const char **source, double, cf_transport *transport, cf_stream *) {
-    return cf_allreduce_sum(transport, of_this_device(source));
+    static char unknown[160];
+    const bool bf16 = REAL_DTYPE == CF_BF16;
+    double tflops = 0;
+    snprintf(unknown, sizeof unknown, "unknown device %s: give --peak-tflops", cf_device_name());
+    for (const auto &device : devices)
+        if (strcmp(device.name, cf_device_name()) == 0) tflops = bf16 ? device.bf16 : device.fp32;
+    *source = tflops == 0 ? unknown : bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
+    return cf_allreduce_sum(transport, tflops * 1e12);
 }

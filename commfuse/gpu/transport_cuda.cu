@@ -121,21 +121,18 @@ static void look(void *argument) {
                    news);
 }
 
-static void rest(cuda_state *s, double *looked_ms) {
+static void rest(cuda_state *s) {
     struct timespec pause = {0, REST_US * 1000L};
     nanosleep(&pause, NULL);
-    if (cf_now_ms() - *looked_ms < LOOK_MS) return;
-    look(s);
-    *looked_ms = cf_now_ms();
+    if (cf_now_ms() - s->look_ms >= LOOK_MS) look(s);
 }
 
 // Returns when one more request may be posted. A unit that exceeds LAUNCHES_MAX by itself is posted alone.
 static void keep_pace(cuda_state *s, int64_t launches) {
-    double looked_ms = cf_now_ms();
     for (bool first = true;; first = false) {
         const int64_t ahead = s->posted - s->oldest;
         if (ahead < RUN_AHEAD && (ahead == 0 || s->launches + launches <= LAUNCHES_MAX)) return;
-        if (!first) rest(s, &looked_ms);
+        if (!first) rest(s);
         forget_complete(s); // not sooner: it asks the driver about each request
     }
 }
@@ -143,7 +140,7 @@ static void keep_pace(cuda_state *s, int64_t launches) {
 // Returns when all peers have come to the same request. A look finds it as if it had been posted.
 static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
     flight f = {{0}, r->layer, r->step, r->config, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
-    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    const double begin_ms = cf_now_ms();
     for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
         if (cf_now_ms() - begin_ms < AWAKE_MS) {
             sched_yield();
@@ -152,7 +149,7 @@ static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
         snprintf(f.label, sizeof f.label, "%s", r->label);
         f.send_to = r->group->world[peer];
         s->held = &f;
-        rest(s, &looked_ms);
+        rest(s);
     }
     s->held = NULL;
 }
