@@ -15,11 +15,7 @@ struct cf_wire {
     const char *name; // "nccl", "ipc", or both
     bool nccl;        // native collectives are NCCL's
     const cf_group *group;
-    cf_stream *stream;       // on which requests end
-    const cf_stream *waiter; // the stream that waited last
-    int64_t waited;          // number of the last `end` that it waited for
-    int64_t posted;          // number of the last `end` posted
-    int blocks;              // most multiprocessors that kernels of requests under way take
+    cf_stream *stream; // on which requests end
     // Call before post until it returns -1. Informs the peers where this rank receives, and learns where they do. Otherwise returns
     // the group rank of a peer that has not come to this request. Never waits. NULL: not needed.
     int (*meet)(cf_wire *, cf_request *requests, int count);
@@ -29,6 +25,11 @@ struct cf_wire {
     // The library's message about a dead peer (static storage); NULL: none. The function NULL: it never has one.
     const char *(*look)(cf_wire *);
     void (*close)(cf_wire *); // call it when all transfers are complete on all ranks
+    // The transport's:
+    const cf_stream *waiter = NULL; // the stream that waited last
+    int64_t waited = 0;             // number of the last `end` that it waited for
+    int64_t posted = 0;             // number of the last `end` posted
+    int blocks = 0;                 // most multiprocessors that kernels of requests under way take
 };
 
 // Instead of a copy: a kernel of CF_PACED_BLOCKS blocks that moves gb_per_s at most.

@@ -459,15 +459,11 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[19
     bool refused = any_reason(bootstrap, group, &mine, all, why);
     if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it
     free(all);
-    w->wire.name = "ipc";
-    w->wire.group = group;
+    w->wire = {"ipc", false, group, NULL, meet, post, NULL, close_wire};
     if (refused) {
         close_wire(&w->wire);
         return NULL;
     }
     make_lanes(w, group);
-    w->wire.meet = meet;
-    w->wire.post = post;
-    w->wire.close = close_wire;
     return &w->wire;
 }

@@ -110,13 +110,6 @@ cf_wire *cf_wire_levels(const cf_group *group, cf_group *here, cf_wire *near, cf
             if (here->world[j] == group->world[i]) w->place[i] = j;
     }
     w->near.wire = near, w->far.wire = far;
-    w->wire.name = "ipc within hosts, nccl between them";
-    w->wire.group = group;
-    w->wire.nccl = true;
-    w->wire.stream = near->stream;
-    w->wire.meet = meet;
-    w->wire.post = post;
-    w->wire.look = look;
-    w->wire.close = close_wire;
+    w->wire = {"ipc within hosts, nccl between them", true, group, near->stream, meet, post, look, close_wire};
     return &w->wire;
 }

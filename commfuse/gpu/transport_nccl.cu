@@ -135,13 +135,7 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     cf_deadline_begin("NCCL connects the ranks", bootstrap->timeout_s);
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();
-    w->wire.stream = cf_cuda_stream_urgent();
+    w->wire = {"nccl", true, group, cf_cuda_stream_urgent(), NULL, post, look, close_wire};
     w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
-    w->wire.name = "nccl";
-    w->wire.nccl = true;
-    w->wire.group = group;
-    w->wire.post = post;
-    w->wire.look = look;
-    w->wire.close = close_wire;
     return &w->wire;
 }
