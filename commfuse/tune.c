@@ -54,7 +54,6 @@ struct cf_tuner {
     contest plans;
     int current_plan, winner; // -1: none yet
     int left_out;
-    double *all; // (ranks, operations + 1) the measurements of all ranks
 };
 
 // --- contests ---
@@ -124,8 +123,6 @@ cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world) {
 }
 
 void cf_tuner_free(cf_tuner *t) {
-    if (!t) return;
-    free(t->all);
     free(t);
 }
 
@@ -296,7 +293,6 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     if (!search) return;
     t->phase = WARM;
     if (t->set) begin_comparison(t);
-    t->all = cf_host_alloc((int64_t)t->world->size * (t->operations + 1), sizeof *t->all, "the trials of all ranks");
 }
 
 bool cf_tuner_trying(const cf_tuner *t) {
@@ -349,9 +345,10 @@ void cf_tuner_end_step(cf_tuner *t) {
     for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_median_ms(t->operation[i].fuse);
     ms[t->operations] = cf_event_ms(end) - cf_event_ms(t->begin);
     t->in_step = t->context->timed = false;
-    cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
+    double *all = cf_allgather_alloc(t->context->transport, ms, count * (int64_t)sizeof *ms);
     for (int r = 0; r < t->world->size; r++) // fmax ignores NAN: not measured on that rank
-        for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);
+        for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], all[r * count + i]);
+    free(all);
     if (t->phase == COMPARE)
         end_compare_step(t, ms[t->operations]);
     else if (t->phase == SEARCH)
