@@ -1,6 +1,5 @@
 // See model.h.
 #include "model.h"
-#include "../commfuse/base/die.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 #include "linear.h"
 #include "elementwise.h"
 #include "gemm.h"
-#include <string.h>
 
 // Rows of out at once: bias, product and GELU find them in the cache.
 enum { ROW_BLOCK = 512 };

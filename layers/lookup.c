@@ -1,6 +1,5 @@
 // See lookup.h.
 #include "lookup.h"
-#include "../commfuse/base/die.h"
 #include "embedding.h"
 #include <math.h>
 #include <stdlib.h>

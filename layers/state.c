@@ -1,9 +1,7 @@
 // See step.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters are copied in
 // one piece.
 #include "step.h"
-#include "../commfuse/base/die.h"
 #include <stdlib.h>
-#include <string.h>
 
 void state_create(rank_state *s, const zero_shards *z) {
     const parameters *p = z->params;

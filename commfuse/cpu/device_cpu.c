@@ -5,7 +5,6 @@
 #include "../base/die.h"
 #include "../base/limits.h"
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

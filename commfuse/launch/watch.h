@@ -6,9 +6,7 @@
 // separate from the transport, because the transport is what hangs. Ranks that UDP does not reach (a firewall) seem cut off.
 #pragma once
 
-#include <stdbool.h>
 #include "bootstrap.h"
-#include "../base/die.h"
 #include "stop.h"
 
 typedef struct cf_watch cf_watch;
