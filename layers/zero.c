@@ -131,17 +131,8 @@ void zero_free(zero_shards *z) {
 
 void zero_start(zero_shards *z) {
     const parameters *p = z->params;
-    cf_stream *stream = z->context->stream;
-    if (!z->master) return;
-    real *weight = cf_host_alloc(p->owned, sizeof *weight, "master weights");
-    accum *master = cf_host_alloc(p->owned, sizeof *master, "master weights");
-    for (const param_bucket *b = p->bucket; b < p->bucket + p->buckets; b++)
-        cf_copy(weight + b->owned, p->weight + params_first_owned(b), b->shard * (int64_t)sizeof *weight, stream);
-    cf_stream_sync(stream);
-    for (int64_t i = 0; i < p->owned; i++) master[i] = accum_of(weight[i]);
-    cf_copy(z->master, master, p->owned * (int64_t)sizeof *master, stream);
-    cf_stream_sync(stream);
-    free(weight), free(master);
+    for (const param_bucket *b = p->bucket; z->master && b < p->bucket + p->buckets; b++)
+        convert_to_accum(z->master + b->owned, p->weight + params_first_owned(b), b->shard, z->context->stream);
 }
 
 // --- weights ---
