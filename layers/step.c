@@ -54,17 +54,15 @@ void gpt_step_die(gpt_step *s) {
     const int ranks = g->mesh->world_group.size, step = g->context->step;
     const int64_t mine = zero_nonfinite(&g->zero, s->device);
     const int64_t *all = cf_allgather_alloc(g->context->transport, &mine, (int64_t)sizeof mine);
-    for (int rank = 0; rank < ranks; rank++) {
-        if (all[rank] < 0) continue;
+    char of_layer[32] = "", what[128] = "not finite, though every gradient tensor is";
+    int rank = 0;
+    while (rank < ranks && all[rank] < 0) rank++;
+    if (rank < ranks) {
         const int tensor = (int)(all[rank] % TENSORS), layer = (int)(all[rank] / TENSORS);
-        char name[48];
-        snprintf(name, sizeof name, params_layers(&g->params.shape, tensor) > 1 ? "%s of layer %d" : "%s", params_name(tensor),
-                 layer);
-        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite", step, r->loss,
-                        r->grad_norm, name, rank);
+        if (params_layers(&g->params.shape, tensor) > 1) snprintf(of_layer, sizeof of_layer, " of layer %d", layer);
+        snprintf(what, sizeof what, "the gradient of %s%s on rank %d is not finite", params_name(tensor), of_layer, rank);
     }
-    cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is", step, r->loss,
-                    r->grad_norm);
+    cf_die_together(hint, "step %d: loss %g, gradient norm %g: %s", step, r->loss, r->grad_norm, what);
 }
 
 // --- the step ---
