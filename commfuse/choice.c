@@ -150,9 +150,6 @@ static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs
 }
 
 enum { ROUNDS, AT_ONCE, NATIVE, KINDS };
-static int kind_of(const cf_algorithm *a) {
-    return a->native ? NATIVE : a->max_slices == 1 ? AT_ONCE : ROUNDS;
-}
 
 // The first is one slice in rounds.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
@@ -162,7 +159,8 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
         for (int m = 1; m <= SLICES_MOST; m *= 2)
             for (int i = -1; i < cf_algorithm_count && count < most; i++) {
                 const cf_algorithm *a = i < 0 ? first : &cf_algorithms[i];
-                if (kind_of(a) == kind && (i < 0 || a != first) && is_candidate(a, w, c, m)) list[count++] = (cf_choice){a, m};
+                const int is = a->native ? NATIVE : a->max_slices == 1 ? AT_ONCE : ROUNDS;
+                if (is == kind && (i < 0 || a != first) && is_candidate(a, w, c, m)) list[count++] = (cf_choice){a, m};
             }
     return count;
 }

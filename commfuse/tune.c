@@ -133,9 +133,8 @@ static operation *find(const cf_tuner *t, const char *name) { // NULL: none has 
 }
 
 static int find_choice(const operation *o, cf_choice c) { // -1: the operation does not have it
-    for (int i = 0; i < o->contest.candidates; i++) {
+    for (int i = 0; i < o->contest.candidates; i++)
         if (o->choice[i].algorithm == c.algorithm && o->choice[i].slices == c.slices) return i;
-    }
     return -1;
 }
 
@@ -358,7 +357,6 @@ void cf_tuner_end_step(cf_tuner *t) {
 }
 
 void cf_tuner_begin_step(cf_tuner *t) {
-    if (!cf_tuner_trying(t)) return;
     cf_tuner_end_step(t);
     if (!cf_tuner_trying(t)) return;
     for (int i = 0; i < t->operations; i++) {
