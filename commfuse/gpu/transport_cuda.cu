@@ -241,8 +241,7 @@ typedef struct card { // a rank's GPU
 
 typedef struct neighbourhood { // of the members of a group
     cf_group *here;            // those that need no network between them
-    bool one_gpu;              // two share a GPU, and NCCL sees it:
-    int a, b;                  // these, as world ranks
+    int a, b;                  // two world ranks that share a GPU, and NCCL sees it; the same: there are none
 } neighbourhood;
 
 static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *group) {
@@ -255,13 +254,12 @@ static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *grou
     CF_CUDA(cudaGetDevice(&device));
     CF_CUDA(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device));
     s->bootstrap->allgather(s->bootstrap, &mine, all, sizeof mine);
-    neighbourhood n = {(cf_group *)cf_host_alloc(1, sizeof *n.here, "a group"), false, 0, 0};
-    for (int i = 0; i < group->size; i++)
-        for (int j = 0; j < i && !n.one_gpu; j++) {
-            n.a = group->world[j], n.b = group->world[i];
-            n.one_gpu = memcmp(&all[n.a], &all[n.b], sizeof *all) == 0 && !getenv("NCCL_HOSTID"); // which hides it from NCCL
-        }
-    const int per_host = s->nccl && !n.one_gpu ? t->ranks_per_host : 0; // containers, or a host that plays several
+    neighbourhood n = {(cf_group *)cf_host_alloc(1, sizeof *n.here, "a group"), 0, 0};
+    for (int i = 0; i < group->size && !getenv("NCCL_HOSTID"); i++) // which hides it from NCCL
+        for (int j = 0; j < i && n.a == n.b; j++)
+            if (memcmp(&all[group->world[j]], &all[group->world[i]], sizeof *all) == 0)
+                n.a = group->world[j], n.b = group->world[i];
+    const int per_host = s->nccl && n.a == n.b ? t->ranks_per_host : 0; // containers, or a host that plays several
     n.here->name = group->name, n.here->low_priority = group->low_priority, n.here->hosts = 1;
     n.here->world = (int *)cf_host_alloc(group->size, sizeof *n.here->world, "a group");
     for (int i = 0; i < group->size; i++) {
@@ -278,7 +276,7 @@ static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
     cuda_state *s = (cuda_state *)t->state;
     char why[192] = "";
     const neighbourhood n = meet_neighbours(t, group);
-    const bool one_host = n.here->size == group->size, can = s->nccl && !n.one_gpu;
+    const bool one_host = n.here->size == group->size, can = s->nccl && n.a == n.b;
     cf_wire *near = s->ipc ? cf_wire_ipc(s->bootstrap, n.here, why) : NULL;
     if (!s->nccl && !one_host) snprintf(why, sizeof why, "its ranks are on several hosts");
     if (!s->nccl && *why)
