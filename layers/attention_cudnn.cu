@@ -40,7 +40,9 @@ typedef struct four {
 // Tensors that exist have these names in a graph, scalars from SCALE on; the others are numbered from VIRTUAL.
 enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
 
-static const char *const MISALIGNED = "an address is not a multiple of 16 bytes", *const PURPOSE = "attention workspace (cuDNN)";
+static const char *const PURPOSE = "attention workspace (cuDNN)";
+static const cudnnDataType_t BF16 = CUDNN_DATA_BFLOAT16, FP32 = CUDNN_DATA_FLOAT, INT32 = CUDNN_DATA_INT32,
+                             BOOLEAN = CUDNN_DATA_BOOLEAN;
 enum { OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
 
 typedef enum { FORWARD, BACKWARD } direction;
@@ -78,14 +80,13 @@ static void report_reason(const char *why) {
         fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %zu: %s\n", cudnnGetVersion(), why);
 }
 
-// Reports one of the reasons known beforehand, once. Returns NULL.
-static plan *unsupported(const char *why) {
+// A reason known beforehand.
+static void report_once(const char *why) {
     int i = 0;
     while (i < REASONS_MAX && cudnn.reported[i] && strcmp(cudnn.reported[i], why) != 0) i++;
-    if (i == REASONS_MAX || cudnn.reported[i]) return NULL;
+    if (i == REASONS_MAX || cudnn.reported[i]) return;
     cudnn.reported[i] = why;
     report_reason(why);
-    return NULL;
 }
 
 // ---- descriptors
@@ -156,15 +157,12 @@ static descriptor scalar(graph *g, int64_t name, cudnnDataType_t type) {
 
 // ---- operations
 
-static const cudnnDataType_t PRECISION = CUDNN_DATA_FLOAT;
-
 static void add_operation(graph *g, cudnnBackendDescriptorType_t type, std::initializer_list<attribute> attributes) {
     g->operation[g->operations++] = make(g, type, attributes);
 }
 
 static void matmul(graph *g, descriptor c, descriptor a, descriptor b) {
-    descriptor kind =
-        make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, {{CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION}});
+    descriptor kind = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, {{CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &FP32}});
     add_operation(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
                   {part(CUDNN_ATTR_OPERATION_MATMUL_ADESC, a), part(CUDNN_ATTR_OPERATION_MATMUL_BDESC, b),
                    part(CUDNN_ATTR_OPERATION_MATMUL_CDESC, c), part(CUDNN_ATTR_OPERATION_MATMUL_DESC, kind)});
@@ -172,7 +170,7 @@ static void matmul(graph *g, descriptor c, descriptor a, descriptor b) {
 
 static void reduce(graph *g, cudnnReduceTensorOp_t mode, descriptor y, descriptor x) {
     descriptor kind = make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR,
-                           {{CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &PRECISION},
+                           {{CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &FP32},
                             {CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode}});
     add_operation(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
                   {part(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x), part(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y),
@@ -181,7 +179,7 @@ static void reduce(graph *g, cudnnReduceTensorOp_t mode, descriptor y, descripto
 
 // The same elements of bf16, seen with this size and stride.
 static descriptor seen_as(graph *g, four size, four stride, descriptor x) {
-    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, size, stride);
+    descriptor y = tensor(g, g->next++, BF16, size, stride);
     add_operation(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
                   {part(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x), part(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y)});
     return y;
@@ -201,16 +199,15 @@ static void pointwise(graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t preci
 }
 
 // A new tensor: mode(x) or mode(x, b).
-static descriptor apply(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor b,
-                        cudnnDataType_t type = CUDNN_DATA_FLOAT) {
+static descriptor apply(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor b, cudnnDataType_t type = FP32) {
     descriptor y = between(g, type, size);
     pointwise(g, mode, type, -1, y, x, b, NULL);
     return y;
 }
 
 static descriptor index_along(graph *g, int64_t axis, four size, descriptor x) {
-    descriptor y = between(g, CUDNN_DATA_INT32, size);
-    pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, axis, y, x, NULL, NULL);
+    descriptor y = between(g, INT32, size);
+    pointwise(g, CUDNN_POINTWISE_GEN_INDEX, FP32, axis, y, x, NULL, NULL);
     return y;
 }
 
@@ -232,64 +229,61 @@ static sizes sizes_of(const problem *p) {
 }
 
 static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
-    const cudnnDataType_t int32 = CUDNN_DATA_INT32;
     descriptor row = index_along(g, 2, score, x), column = index_along(g, 3, score, x);
     if (p->keys > p->n) {
-        row = apply(g, CUDNN_POINTWISE_ADD, score, row, scalar(g, KEYS, int32), int32);
-        row = apply(g, CUDNN_POINTWISE_SUB, score, row, scalar(g, QUERIES, int32), int32);
+        row = apply(g, CUDNN_POINTWISE_ADD, score, row, scalar(g, KEYS, INT32), INT32);
+        row = apply(g, CUDNN_POINTWISE_SUB, score, row, scalar(g, QUERIES, INT32), INT32);
     }
-    descriptor seen = between(g, CUDNN_DATA_BOOLEAN, score), y = between(g, CUDNN_DATA_FLOAT, score);
-    pointwise(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, -1, seen, row, column, NULL);
-    pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, -1, y, x, scalar(g, LOWEST, CUDNN_DATA_FLOAT), seen);
+    descriptor seen = between(g, BOOLEAN, score), y = between(g, FP32, score);
+    pointwise(g, CUDNN_POINTWISE_CMP_GE, BOOLEAN, -1, seen, row, column, NULL);
+    pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, FP32, -1, y, x, scalar(g, LOWEST, FP32), seen);
     return y;
 }
 
 static void build_forward(graph *g, const problem *p) {
-    const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
     const sizes s = sizes_of(p);
-    descriptor q = tensor(g, Q, bf16, s.query, s.qkv);
-    descriptor k = tensor(g, K, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor v = tensor(g, V, bf16, s.key, s.qkv);
-    descriptor o = tensor(g, O, bf16, s.query, s.out);
-    descriptor stats = tensor(g, STATS, fp32, s.row, packed(s.row));
+    descriptor q = tensor(g, Q, BF16, s.query, s.qkv);
+    descriptor k = tensor(g, K, BF16, transposed(s.key), transposed(s.qkv));
+    descriptor v = tensor(g, V, BF16, s.key, s.qkv);
+    descriptor o = tensor(g, O, BF16, s.query, s.out);
+    descriptor stats = tensor(g, STATS, FP32, s.row, packed(s.row));
 
-    descriptor x = between(g, fp32, s.score);
+    descriptor x = between(g, FP32, s.score);
     matmul(g, x, q, k);
-    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scalar(g, SCALE, fp32));
+    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scalar(g, SCALE, FP32));
     x = causal_mask(g, p, s.score, x);
 
-    descriptor maximum = between(g, fp32, s.row), sum = between(g, fp32, s.row);
+    descriptor maximum = between(g, FP32, s.row), sum = between(g, FP32, s.row);
     reduce(g, CUDNN_REDUCE_TENSOR_MAX, maximum, x);
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, maximum);
     x = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, x);
     descriptor log_sum = apply(g, CUDNN_POINTWISE_LOG, s.row, sum, NULL);
-    pointwise(g, CUDNN_POINTWISE_ADD, fp32, -1, stats, maximum, log_sum, NULL);
+    pointwise(g, CUDNN_POINTWISE_ADD, FP32, -1, stats, maximum, log_sum, NULL);
 
-    descriptor probability = between(g, bf16, s.score);
-    pointwise(g, CUDNN_POINTWISE_DIV, fp32, -1, probability, x, sum, NULL);
+    descriptor probability = between(g, BF16, s.score);
+    pointwise(g, CUDNN_POINTWISE_DIV, FP32, -1, probability, x, sum, NULL);
     matmul(g, o, probability, v);
 }
 
 static void build_backward(graph *g, const problem *p) {
-    const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
     const sizes s = sizes_of(p);
     const four across = transposed(s.score), steps = transposed(packed(s.score)); // (B, H, keys, n)
-    descriptor q = tensor(g, Q, bf16, s.query, s.qkv);
-    descriptor k = tensor(g, K, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor v = tensor(g, V, bf16, transposed(s.key), transposed(s.qkv));
-    descriptor o = tensor(g, O, bf16, s.query, s.out), dout = tensor(g, DO, bf16, s.query, s.out);
-    descriptor stats = tensor(g, STATS, fp32, s.row, packed(s.row));
-    descriptor dq = tensor(g, DQ, bf16, s.query, s.qkv);
-    descriptor dk = tensor(g, DK, bf16, s.key, s.qkv), dv = tensor(g, DV, bf16, s.key, s.qkv);
-    descriptor scale = scalar(g, SCALE, fp32);
+    descriptor q = tensor(g, Q, BF16, s.query, s.qkv);
+    descriptor k = tensor(g, K, BF16, transposed(s.key), transposed(s.qkv));
+    descriptor v = tensor(g, V, BF16, transposed(s.key), transposed(s.qkv));
+    descriptor o = tensor(g, O, BF16, s.query, s.out), dout = tensor(g, DO, BF16, s.query, s.out);
+    descriptor stats = tensor(g, STATS, FP32, s.row, packed(s.row));
+    descriptor dq = tensor(g, DQ, BF16, s.query, s.qkv);
+    descriptor dk = tensor(g, DK, BF16, s.key, s.qkv), dv = tensor(g, DV, BF16, s.key, s.qkv);
+    descriptor scale = scalar(g, SCALE, FP32);
 
     descriptor product = apply(g, CUDNN_POINTWISE_MUL, s.query, dout, o);
-    descriptor sum = between(g, fp32, s.row), delta = tensor(g, DELTA, fp32, s.row, packed(s.row));
+    descriptor sum = between(g, FP32, s.row), delta = tensor(g, DELTA, FP32, s.row, packed(s.row));
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, product);
-    pointwise(g, CUDNN_POINTWISE_MUL, fp32, -1, delta, sum, scalar(g, ONE, fp32), NULL);
+    pointwise(g, CUDNN_POINTWISE_MUL, FP32, -1, delta, sum, scalar(g, ONE, FP32), NULL);
 
-    descriptor x = between(g, fp32, s.score);
+    descriptor x = between(g, FP32, s.score);
     matmul(g, x, q, k);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, stats);
@@ -297,7 +291,7 @@ static void build_backward(graph *g, const problem *p) {
     descriptor probability = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
     matmul(g, dv, seen_as(g, across, steps, probability), dout);
 
-    x = between(g, fp32, s.score);
+    x = between(g, FP32, s.score);
     matmul(g, x, dout, v);
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, delta);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, probability);
@@ -314,14 +308,12 @@ static bool deterministic(descriptor configuration) {
     graph g = {};
     descriptor engine = create(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
-    bool result = true;
     get(&g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     const int64_t count =
         get(&g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, note);
-    if (g.status != CUDNN_STATUS_SUCCESS) return false;
-    for (int64_t i = 0; i < count; i++)
-        if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) result = false;
-    cudnnBackendDestroyDescriptor(engine);
+    bool result = g.status == CUDNN_STATUS_SUCCESS;
+    for (int64_t i = 0; i < count; i++) result &= note[i] != CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    if (engine) cudnnBackendDestroyDescriptor(engine);
     return result;
 }
 
@@ -387,11 +379,12 @@ static plan *plan_for(const problem *of) {
 }
 
 // A reason not to ask cuDNN; NULL: none.
-static const char *objection(const problem *p) {
+static const char *objection(const problem *p, bool aligned) {
     const size_t version = cudnnGetVersion();
     int device = 0, major = 0;
     CF_CUDA(cudaGetDevice(&device));
     CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (!aligned) return "an address is not a multiple of 16 bytes";
     if (version < 90600 || version == 91000 || version == 91001) return "this version is wrong for it";
     if (p->D % 8 != 0 || p->D > 128) return "channels per head are not a multiple of 8 up to 128";
     if (p->n < 2) return "a range of one query";
@@ -401,20 +394,20 @@ static const char *objection(const problem *p) {
     return NULL;
 }
 
-// NULL: not supported, and reported.
-static plan *supported(const problem *of) {
+// NULL: not supported, and reported. aligned: all addresses are.
+static plan *supported(const problem *of, bool aligned) {
     if (cudnnGetVersion() != CUDNN_VERSION)
         cf_die("run scripts/find_cuda.sh report, take another cuDNN out of LD_LIBRARY_PATH, or set CUDNN_HOME and make cuda again",
                "cuDNN: this program was compiled with the header of version %d and runs with the library of %zu", CUDNN_VERSION,
                cudnnGetVersion());
-    const char *why = objection(of);
+    const char *why = objection(of, aligned);
     if (!why && !cudnn.handle && cudnnCreate(&cudnn.handle) != CUDNN_STATUS_SUCCESS) {
         cudnn.handle = NULL;
         why = "it does not start on this machine";
     }
-    if (why) return unsupported(why);
-    plan *p = plan_for(of);
-    return p->execution ? p : NULL;
+    if (why) report_once(why);
+    plan *p = why ? NULL : plan_for(of);
+    return p && p->execution ? p : NULL;
 }
 
 static void run(const plan *p, void *pointer[NAMES], void *workspace_memory, cf_stream *stream) {
@@ -461,7 +454,7 @@ static void set_pointers(void *pointer[NAMES], const problem *of, const real *qk
 bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream) {
     const problem of = {FORWARD, n, t0 + n, B, H, D};
-    plan *p = packable(0, out, qkv, lse) ? supported(&of) : unsupported(MISALIGNED);
+    const plan *p = supported(&of, packable(0, out, qkv, lse));
     if (!p) return false;
     const int64_t row = n * (int64_t)sizeof *lse, statistics = n < T ? (row * B * H + 255) / 256 * 256 : 0; // bytes
     char *memory = workspace_of(cudnn.of_stream, stream, statistics + p->workspace, PURPOSE);
@@ -478,7 +471,7 @@ bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0,
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                               int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
     const problem of = {BACKWARD, T, T, B, H, D};
-    plan *p = packable(0, dqkv, dout, out, qkv, lse, scratch) ? supported(&of) : unsupported(MISALIGNED);
+    const plan *p = supported(&of, packable(0, dqkv, dout, out, qkv, lse, scratch));
     if (!p) return false;
     const int64_t HD = H * D;
     void *pointer[NAMES] = {};
