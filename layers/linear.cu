@@ -36,11 +36,7 @@ static const double HOPEFUL = 1.1;         // one that takes more than this time
 static const int64_t WORKSPACE = 32 << 20; // bytes; cuBLAS recommends it for Hopper
 static const int64_t SUMS = 1 << 18;       // columns whose sums fit after it
 
-#ifdef REAL_IS_BF16
-static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
-#else
-static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
-#endif
+static const cudaDataType_t REAL_TYPE = REAL_DTYPE == CF_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 
 // Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
 // the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
@@ -112,13 +108,6 @@ static int64_t alignment(const void *address, int64_t step, int64_t size) {
 
 static void set_operation(plan *p, cublasLtMatmulDescAttributes_t name, const void *value, size_t bytes) {
     CHECK(cublasLtMatmulDescSetAttribute(p->operation, name, value, bytes), &p->of);
-}
-
-// These change from call to call, all else of a plan stays.
-static void leave(plan *p, int left) {
-    const int32_t takes = (int32_t)(left > 0 ? cf_cuda_multiprocessors() - left : 0); // 0: all
-    if (p->left != left) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
-    p->left = left;
 }
 
 static void set_addresses(plan *p, const void *bias, const void *pre) {
@@ -298,18 +287,20 @@ static void time_algorithms(plan *p, const matrices *x) {
 
 // False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it has named. Without either it must
 // have one: no product was refused on H100 and H200.
-static bool multiply(product of, const real *a, const real *b, const void *add, void *c, epilogue e, cf_stream *stream) {
-    const matrices x = {a, b, add, c, e, stream};
+static bool multiply(product of, const matrices &x) {
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
-    of.epilogue = e.kind;
-    of.aligned_a = alignment(a, of.step_a, sizeof(real));
-    of.aligned_b = alignment(b, of.step_b, sizeof(real));
-    of.aligned_c = smaller(alignment(c, of.step_c, size), alignment(add, 0, size));
-    plan *p = plan_for(&of, &e);
+    of.epilogue = x.e.kind;
+    of.aligned_a = alignment(x.a, of.step_a, sizeof(real));
+    of.aligned_b = alignment(x.b, of.step_b, sizeof(real));
+    of.aligned_c = smaller(alignment(x.c, of.step_c, size), alignment(x.add, 0, size));
+    plan *p = plan_for(&of, &x.e);
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
-        set_addresses(p, e.bias, e.pre);
-        leave(p, cf_cuda_left);
+        // These change from call to call, all else of a plan stays.
+        const int32_t takes = (int32_t)(cf_cuda_left > 0 ? cf_cuda_multiprocessors() - cf_cuda_left : 0); // 0: all
+        if (p->left != cf_cuda_left) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
+        p->left = cf_cuda_left;
+        set_addresses(p, x.e.bias, x.e.pre);
         time_algorithms(p, &x);
         blas.last = blas.first_only ? 0 : p->chosen;
         status = run(p, blas.last, &x);
@@ -350,7 +341,7 @@ void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix 
     of.c_type = wide ? CUDA_R_32F : REAL_TYPE;
     of.blocks = count;
     if (count > 1) of.step_a = a.step, of.step_b = b.step, of.step_c = c.step;
-    if (multiply(of, (const real *)a.at, (const real *)b.at, NULL, c.at, PLAIN, stream)) return;
+    if (multiply(of, {(const real *)a.at, (const real *)b.at, NULL, c.at, PLAIN, stream})) return;
     for (int64_t i = 0; i < count; i++) {
         gemm_matrix one[] = {a, b, c};
         for (int j = 0; j < 3; j++)
@@ -385,7 +376,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                         bias, pre};
     // Its kernels may read sixteen bytes of a bias at once.
     const bool possible = !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
-    if (possible && multiply(dense(false, true, r, OC, IC), x, w, add, out, e, stream)) return;
+    if (possible && multiply(dense(false, true, r, OC, IC), {x, w, add, out, e, stream})) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias,
@@ -397,7 +388,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
         const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
         const bool begin = bias || (add && add != out);
         if (begin) cf_launch(begin_sum, grid, dim3(THREADS), stream, out, bias, add, r.rows * OC, OC);
-        multiply(dense(false, true, r, OC, IC), x, w, begin ? out : add, out, PLAIN, stream);
+        multiply(dense(false, true, r, OC, IC), {x, w, begin ? out : add, out, PLAIN, stream});
     }
 }
 
@@ -406,13 +397,13 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
     const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
     const bool possible = !(add && r.blocks > 1) && takes_gelu(pre, IC);
     const product of = dense(false, false, r, IC, OC);
-    if (possible && multiply(of, dy, w, add ? dx : NULL, dx, e, stream)) return;
+    if (possible && multiply(of, {dy, w, add ? dx : NULL, dx, e, stream})) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, add, linear_all(r.rows), IC,
                          OC, stream);
     } else {
-        multiply(of, dy, w, add ? dx : NULL, dx, PLAIN, stream);
+        multiply(of, {dy, w, add ? dx : NULL, dx, PLAIN, stream});
         if (pre) activation_backward(dx, dx, pre, r.rows * IC, stream);
     }
 }
@@ -423,11 +414,11 @@ void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const re
     const epilogue e = {CUBLASLT_EPILOGUE_BGRADB, db ? workspace_for(stream) + WORKSPACE : NULL, NULL};
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    if (db && rows <= SUMS && multiply(of, dy, x, add ? dw : NULL, dw, e, stream)) {
+    if (db && rows <= SUMS && multiply(of, {dy, x, add ? dw : NULL, dw, e, stream})) {
         add_partials(sums<1>{{db}}, (const float *)e.bias, 1, rows, stream);
         return;
     }
-    multiply(of, dy, x, add ? dw : NULL, dw, PLAIN, stream);
+    multiply(of, {dy, x, add ? dw : NULL, dw, PLAIN, stream});
     if (db) linear_bias_grad(db, dy, R, rows, stream);
 }
 
