@@ -379,7 +379,7 @@ static const cf_step *last_addition(const cf_fuse *f, int k) {
 static void use_complete(cf_fuse *f) {
     for (int k = 0, first = 0; k <= f->schedule->slices; k++)
         if (k == f->schedule->slices || last_addition(f, k)) {
-            use_sum(f, first, k, NULL, f->context->stream);
+            if (first < k) use_sum(f, first, k, NULL, f->context->stream);
             first = k + 1;
         }
 }
