@@ -23,7 +23,8 @@ struct job {
     void (*linear)(const job *j, int64_t group, int64_t first, int64_t rows, real *data);
     int64_t width;
     time_steps *attend; // on the other side, or NULL
-    const real *in;     // (Ts, B, C) input of the linear layer, or NULL
+    const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
+    matrix_gradient dw; // backward of QKV: added to group by group; at NULL: computed elsewhere
     cf_stream *stream;  // of the slice in progress
     bool begun;         // an earlier slice was enqueued:
     cf_event added;     // when it has added to the sums of all slices
@@ -103,12 +104,18 @@ static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t
     linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, j->stream);
 }
 
-// Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum.
-static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
-    const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
+// Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum. Then the group's
+// part of the weight gradient, which hides what still arrives.
+static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
+    const int64_t B = j->g->pass.B, C = j->g->params.shape.C, width = j->width;
+    const matrix_gradient dw = j->dw;
+    const bool begun = j->g->up.dy[group];
     linear_dgrad(j->g->sums + first * B * C, dqkv, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
-                 linear_all(rows * B), C, j->width, j->stream);
-    j->g->up.dy[group] = dqkv - first * B * j->width; // the group's shard, for the weight gradient
+                 linear_all(rows * B), C, width, j->stream);
+    if (dw.at)
+        linear_wgrad(dw.at + group * width * C, dw.db ? dw.db + group * width : NULL, dqkv, width, j->in + first * B * C, rows * B, C,
+                     width, dw.add || begun, j->stream);
+    j->g->up.dy[group] = dqkv - first * B * width; // the group's shard, for a weight gradient that is computed elsewhere
 }
 
 // From g->up.dy and g->up.x, group by group.
@@ -135,15 +142,17 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_whole(g, layer);
 
-    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl};
+    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_backward, .width = 3 * Cl};
+    j.dw = zero_slices(&g->zero, QKVW, layer);
+    for (int64_t i = 0; i < N; i++) g->up.dy[i] = NULL;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
-    const real *norm = gpt_norm_again(g, 2 * layer);
+    j.in = gpt_norm_again(g, 2 * layer);
     prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
     cf_fuse_finish(g->qkv.backward);
     const bool later = zero_place(&g->zero, QKVW, layer) >= GRADIENT_AFTER;
     for (int64_t i = 0; i < N; i++) {
-        g->up.x[i] = norm;
+        g->up.x[i] = j.in;
         if (later) linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
     }
     if (!later) weight_gradients(g, &g->qkv, layer);
@@ -169,5 +178,5 @@ void up_create(gpt *g) {
     g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
     g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
     g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
-    g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
+    g->qkv.arrives = g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 6 * product, how);
 }
