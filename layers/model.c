@@ -103,6 +103,7 @@ static void alloc_activations(gpt *g) {
         g->up.dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
         g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
         g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
+        g->up.arrived = host_table(g, N, sizeof *g->up.arrived);
     }
     g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(accum), shared);
     g->attention_scratch = gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, C / s->H), sizeof(accum), shared);
@@ -201,9 +202,9 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
     const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
-    for (int i = 0; i < 5; i++) g->zero.matrix[linear[i]->w] = (zero_matrix){.arrives = linear[i]->arrives, .row = shape.C};
+    for (int i = 0; i < 5; i++) g->zero.matrix[linear[i]->w].arrives = linear[i]->arrives;
     g->zero.matrix[QKVW].may_wait = !is_up(g);
-    if (is_up(g)) g->zero.matrix[QKVW].row = 3 * shape.C / mesh->tp;
+    g->zero.matrix[QKVW].by_parts = is_up(g);
 }
 
 void gpt_free(gpt *g) {

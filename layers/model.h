@@ -51,6 +51,7 @@ typedef struct gpt {
         real *dheads;                  // (N, Ts, B, Cl) by destination
         real *dqkv;                    // (N, Ts, B, 3 Cl) arrived, by head group
         const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
+        int64_t *arrived;              // [N] rows of dqkv
     } up;
     // Backward: the gathered gradient of a half's output
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)

@@ -24,7 +24,7 @@ struct job {
     int64_t width;
     time_steps *attend; // on the other side, or NULL
     const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
-    matrix_gradient dw; // backward of QKV: added to group by group; at NULL: computed elsewhere
+    matrix_gradient dw; // backward of QKV, group by group; at NULL: computed elsewhere
     cf_stream *stream;  // of the slice in progress
     bool begun;         // an earlier slice was enqueued:
     cf_event added;     // when it has added to the sums of all slices
@@ -104,18 +104,18 @@ static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t
     linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, j->stream);
 }
 
-// Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum. Then the group's
-// part of the weight gradient, which hides what still arrives.
+// Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum. When all of
+// a group has arrived, its part of the weight gradient, which hides what still arrives of others.
 static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C, width = j->width;
     const matrix_gradient dw = j->dw;
-    const bool begun = j->g->up.dy[group];
     linear_dgrad(j->g->sums + first * B * C, dqkv, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
                  linear_all(rows * B), C, width, j->stream);
-    if (dw.at)
-        linear_wgrad(dw.at + group * width * C, dw.db ? dw.db + group * width : NULL, dqkv, width, j->in + first * B * C, rows * B, C,
-                     width, dw.add || begun, j->stream);
-    j->g->up.dy[group] = dqkv - first * B * width; // the group's shard, for a weight gradient that is computed elsewhere
+    j->g->up.dy[group] = dqkv - first * B * width; // the group's shard
+    j->g->up.arrived[group] += rows;
+    if (dw.at && j->g->up.arrived[group] == j->g->pass.Ts)
+        linear_wgrad(dw.at + group * width * C, dw.db ? dw.db + group * width : NULL, j->g->up.dy[group], width, j->in,
+                     j->g->pass.Ts * B, C, width, dw.add, j->stream);
 }
 
 // From g->up.dy and g->up.x, group by group.
@@ -144,7 +144,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
     j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_backward, .width = 3 * Cl};
     j.dw = zero_slices(&g->zero, QKVW, layer);
-    for (int64_t i = 0; i < N; i++) g->up.dy[i] = NULL;
+    for (int64_t i = 0; i < N; i++) g->up.arrived[i] = 0;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
     j.in = gpt_norm_again(g, 2 * layer);

@@ -184,10 +184,10 @@ bool zero_table_is_here(const zero_shards *z) {
 // --- where gradients are computed ---
 
 // Are the slices that arrive large enough to add to a gradient one by one?
-static bool slices_pay(const zero_matrix *m) {
+static bool slices_pay(const zero_matrix *m, int64_t C) {
     const cf_fuse_config *config = cf_fuse_get_config(m->arrives);
-    if (config->group->size == 1 || config->algorithm->blocking) return true; // one slice, which is all
-    return config->capacity / m->row / config->slices >= linear_wgrad_depth_min();
+    if (m->by_parts || config->group->size == 1 || config->algorithm->blocking) return true; // all of a part, or of the factor
+    return config->capacity / C / config->slices >= linear_wgrad_depth_min();
 }
 
 gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
@@ -198,7 +198,7 @@ gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
     if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
     if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
-    return m->arrives && slices_pay(m) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
+    return m->arrives && slices_pay(m, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
 }
 
 void zero_begin_backward(zero_shards *z, bool first, bool last) {

@@ -46,7 +46,7 @@ typedef struct zero_bucket {
 
 typedef struct zero_matrix { // facts about a kind of weight matrix
     cf_fuse *arrives;        // the operation that brings one factor of its gradient; NULL: none does
-    int64_t row;             // elements of a row of that factor
+    bool by_parts;           // of several parts (weight_gradient): each is computed once all of its factor is here
     bool may_wait;           // nothing in the first layer waits for its gradient
 } zero_matrix;
 
