@@ -363,6 +363,7 @@ static void run_layernorm(tool *t, const int64_t *n) {
     keep(t, "layernorm_backward", "db", db);
     keep(t, "layernorm_backward", "dbias", dbias);
     cf_sum parts = random_sum(t, R * C);
+    dx = randoms(t, OF_REAL, R * C, 0, 0.5);
     layernorm_backward(reals(dx), accums(dw), accums(db), NULL, parts, reals(x), reals(w), accums(mean), accums(rstd),
                        accums(scratch), R, C, t->stream);
     keep(t, "layernorm_backward", "dx of parts", dx);
