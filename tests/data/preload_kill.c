@@ -41,7 +41,7 @@ static void note(const char *call, const char *a, const char *b) {
 }
 
 static const char *path_of(int fd) {
-    static char path[PATH_MAX];
+    static _Thread_local char path[PATH_MAX]; // the log and a checkpoint are written by two threads
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
