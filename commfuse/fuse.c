@@ -351,7 +351,7 @@ static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) 
     cf_trace_end(f->context->trace, f->config.name, f->layer, slice, begin, stream);
 }
 
-// Passes own slices k … end − 1 of a sum to the callback. add: the addition that would complete slice k alone; NULL: all are complete.
+// Passes own slices k … end − 1 of a sum to the callback. add: the addition that would complete slice k alone; NULL: they are whole.
 static void use_sum(cf_fuse *f, int k, int end, const cf_step *add, cf_stream *stream) {
     const int slice = f->schedule->rank * f->schedule->slices + k;
     cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};

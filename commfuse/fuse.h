@@ -32,9 +32,10 @@ typedef struct cf_span {
     int64_t data_stride; // bytes between the starts of two blocks
     cf_sum sum;          // (device.h) reduce-scatter, CF_COMPUTE_AFTER; sum.to is data
 } cf_span;
-// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER. The callback enqueues all its work on
-// `stream`: the context's or, for an `independent` operation, also its second one. The callback of others may run operations. It
-// cannot fail: it notes an error in its argument and returns.
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER (begin() too, where a schedule of your own
+// makes the last addition of a sum before its `split`). The callback enqueues all its work on `stream`: the context's or, for an
+// `independent` operation, also its second one. The callback of others may run operations. It cannot fail: it notes an error in its
+// argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 // It grows only at its end, and what an older program leaves out is zero.
@@ -89,7 +90,7 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 // rows_per_rank may be smaller than the number of slices. false on an error; wrong arguments are refused before anything is done.
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
-// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (with CF_COMPUTE_BOTH perhaps without its last addition);
+// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (CF_COMPUTE_BOTH: perhaps without its last addition);
 // all-to-all: slices by source (with compute after, the own ones stay in full unless a native collective moves them); all-gather:
 // full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);

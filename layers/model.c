@@ -1,7 +1,7 @@
 // See model.h; README.md, "What overlaps with what", lists the operations of a step. up.c is UP's attention half. Layer norms, biases
 // of row-parallel layers and residuals work on this rank's shard: forward's norms between the operations, the others in the operation
-// whose sum they use (where one rank has all of a row-parallel layer, its product adds bias and residual). Their weight gradients are
-// partial sums, which the optimizer adds up over the tp group.
+// whose sum they use (where one rank has all of a row-parallel layer, its product adds both). Their weight gradients are partial
+// sums, which the optimizer adds up over the tp group.
 //
 // The gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
 // left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.

@@ -67,8 +67,8 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
-// Calls use(argument, …) with the rows of this rank's shard of dy · w. dx (T, B, IC): scratch. x: as gathered, or whole. Computes the
-// gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
+// Calls use(argument, …) with the rows of this rank's shard of dy · w. dx (T, B, IC): scratch. x: as gathered, or whole. Computes
+// the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
 void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument);
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 

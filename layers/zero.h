@@ -85,7 +85,7 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 // --- gradients, in backward ---
 
 void zero_begin_backward(zero_shards *z, bool first, bool last); // of the step
-// Where a weight gradient of this micro-batch is computed. In another step the tuner may have chosen another operation for a factor.
+// Where a weight gradient of this micro-batch is computed. It may differ from step to step, as the tuner tries operations.
 gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer);
 // GRADIENT_BY_SLICES: where to add it up. Otherwise `at` is NULL.
 matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer);
