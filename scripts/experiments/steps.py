@@ -22,7 +22,6 @@ LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
 BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
 SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
-DRAWINGS = 200      # bootstrap samples
 TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
 FREE_LINK = 40e9    # bits per second: practically unlimited
 
@@ -78,7 +77,7 @@ def take_turns(place, point, modes, rounds, *options):
 
 
 def ideal_of(steps):
-    return float(undisturbed([step["step_ms"] for step in steps if step["mode"] == "ideal"]))
+    return run_log.median([step for step in steps if step["mode"] == "ideal"], "step_ms")
 
 
 def first_look(place, point):
@@ -117,18 +116,6 @@ def measure(place, point):
 # --- arithmetic ---
 
 
-def undisturbed(times, values=None):
-    """The mean over the faster half of each row of times: of the values that belong to them, by default the times themselves."""
-    faster = np.argsort(times, axis=-1, kind="stable")[..., :(np.shape(times)[-1] + 1) // 2]
-    return np.take_along_axis(np.asarray(times if values is None else values), faster, -1).mean(axis=-1)
-
-
-def drawings(count, block):
-    """Bootstrap samples of repetitions, in blocks of consecutive ones: indices (DRAWINGS, count)."""
-    begins = np.random.default_rng(1).integers(count, size=(DRAWINGS, -(-count // block)))
-    return ((begins[:, :, None] + np.arange(block)) % count).reshape(DRAWINGS, -1)[:, :count]
-
-
 def by_mesh(rows):
     """mesh → mode → columns, each in the order of the point."""
     meshes = {}
@@ -138,14 +125,10 @@ def by_mesh(rows):
             for mesh, modes in meshes.items()}
 
 
-def multiples(modes):
-    """Each mode's multiple of ideal: (all rounds, (bootstrap samples of the rounds)), in blocks of consecutive rounds because
-    disturbances last longer than a round."""
-    steps = {mode: columns["step_ms"] for mode, columns in modes.items()}
-    count = len(steps["ideal"])
-    drawn = drawings(count, max(1, min(BLOCK_ROUNDS, count // 4)))
-    ideal, ideals = undisturbed(steps["ideal"]), undisturbed(steps["ideal"][drawn])
-    return {mode: (float(undisturbed(ms) / ideal), undisturbed(ms[drawn]) / ideals) for mode, ms in steps.items()}
+def alike(columns, other):
+    """Whether neither mode has the shorter step in more than three quarters of the rounds."""
+    low, high = np.percentile(columns["step_ms"] - other["step_ms"], [25, 75])
+    return low <= 0 <= high
 
 
 def compared(modes):
@@ -169,35 +152,31 @@ def problems(rows):
 
 
 def table(modes):
-    """Modes do not differ if their difference is within two standard errors of it."""
-    found, right, lines = multiples(modes), compared(modes), []
+    right, lines, ideal_ms = compared(modes), [], np.median(modes["ideal"]["step_ms"])
     for mode, steps in modes.items():
-        ratio, drawn = found[mode]
-        alike = [name for name in right if name != mode and abs(found[name][0] - ratio) <= 2 * np.std(found[name][1] - drawn)]
-        low, middle, high = np.percentile(steps["step_ms"], [10, 50, 90]) / np.median(modes["ideal"]["step_ms"])
+        low, middle, high = np.percentile(steps["step_ms"], [10, 50, 90]) / ideal_ms
+        same = [name for name in right if name != mode and mode in right and alike(steps, modes[name])]
         difference = loss_difference(steps, modes["none"])
         lines.append({
-            "mode": mode, "step, ms": f"{np.median(steps['step_ms']):.1f}",
-            "of ideal": f"{ratio:.3f} ± {np.std(drawn):.3f}",
-            "medians of ideal, p10 – p90": f"{middle:.3f} ({low:.3f} – {high:.3f})",
-            "exposed, ms": f"{undisturbed(steps['step_ms'], steps['exposed_ms']):.1f}",
+            "mode": mode, "step, ms": f"{middle * ideal_ms:.1f}", "of ideal, p10 – p90": f"{middle:.3f} ({low:.3f} – {high:.3f})",
+            "exposed, ms": f"{np.median(steps['exposed_ms']):.1f}",
             "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
             "loss differs by": ("wrong by construction" if mode not in right else
                                 f"{'' if difference <= LOSS_TOLERANCE else '**ERROR** '}{difference:.0e}"),
-            "remarks": remarks(alike if mode in right else [], ratio)})
+            "remarks": remarks(same, float(middle))})
     return markdown(lines)
 
 
 def describe_mesh(modes):
     ideal = modes["ideal"]
-    row, ms = {name: values[0] for name, values in ideal.items()}, undisturbed(ideal["step_ms"])
+    row, ms = {name: values[0] for name, values in ideal.items()}, np.median(ideal["step_ms"])
     text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
             f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
             f"{len(ideal['step_ms'])} steps a mode, in turns. A rank sends "
             f"{max(np.median(steps['bytes_sent_per_step']) for steps in modes.values()) / 1e6:.1f} MB a step ")
     if not row["link_bits_per_s"]:
         return text + "through shared memory."
-    rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal["step_ms"], ideal["line_ms"])
+    rates, line = ideal["link_bits_per_s"] / 1e6, np.median(ideal["line_ms"])
     return text + (f"over a link of {min(rates):.0f} to {max(rates):.0f} Mbit/s each way, which takes {line:.0f} ms, "
                    f"{line / ms:.2f} of the ideal step.")
 

@@ -6,11 +6,9 @@ the steps compared are seconds apart and a drift of the machine affects all mode
 other memory and other choices of its libraries. The first round of a process is not counted. Mode auto finds its plan in trials
 before the first round; later processes read it. The bytes of a step over the line rate take `ratio` times the step of mode ideal
 (whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
-of the process before. Other work can only lengthen a step, so modes are compared by the mean of the faster half of their steps. The
-standard error is the deviation of this ratio over bootstrap samples of blocks of eight rounds. It describes one report; another
-report may differ by 1 or 2 %. Modes do not differ if their difference is within two such errors of it. Medians and percentiles are
-of all steps. Of the time beyond ideal, nowire shows what slices cost without transfers; exposed is the mean over ranks of what the log
-says. A rank has two cores in every mode, one of them for transfers.
+of the process before. Times are medians; the step also has its 10th and 90th percentile. Two modes do not differ if neither has the
+shorter step in more than three quarters of the rounds. Of the time beyond ideal, nowire shows what slices cost without transfers;
+exposed is the mean over ranks of what the log says. A rank has two cores in every mode, one of them for transfers.
 """
 from . import steps
 
