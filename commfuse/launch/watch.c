@@ -88,8 +88,7 @@ typedef struct rank_state { // what this rank knows about another
 
 struct cf_watch {
     int rank, size, socket; // socket -1: none
-    token token;
-    contact *contacts; // (size)
+    contact *contacts;      // (size)
     pthread_t thread;
     pthread_mutex_t lock; // protects all the following
     rank_state *ranks;    // (size), this rank's included
@@ -201,17 +200,13 @@ static packet make_packet(cf_watch *w, bool asks) {
     p.at = w->awaited.waits ? w->awaited : w->posted;
     p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
-    p.from = w->rank, p.asks = asks, p.token = w->token;
+    p.from = w->rank, p.asks = asks, p.token = w->contacts[0].token;
     return p;
 }
 
-static bool is_rank(const cf_watch *w, int rank) {
-    return rank >= 0 && rank < w->size;
-}
-
 static bool is_valid(const cf_watch *w, const packet *p, ssize_t bytes) {
-    return bytes == sizeof *p && memcmp(&p->token, &w->token, sizeof p->token) == 0 && is_rank(w, p->from) &&
-           (p->at.peer == -1 || is_rank(w, p->at.peer));
+    return bytes == sizeof *p && memcmp(&p->token, &w->contacts[0].token, sizeof p->token) == 0 && p->from >= 0 &&
+           p->from < w->size && p->at.peer >= -1 && p->at.peer < w->size;
 }
 
 // Reads the packets that came back because nobody listens at that address and port.
@@ -383,7 +378,6 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     if (getrandom(&mine.token, sizeof mine.token, 0) != sizeof mine.token) cf_die(NULL, "the system gives no random bytes");
     w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
     ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
-    w->token = w->contacts[0].token;
     for (int rank = 0; rank < size; rank++) keep_reachable(&w->contacts[rank], &mine);
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
     return w;

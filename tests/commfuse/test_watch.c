@@ -74,7 +74,7 @@ static packet forged(bool asks) {
     memset(&p, 0, sizeof p);
     p.asks = asks;
     p.from = 1;
-    p.token = m.watch[0]->token;
+    p.token = m.watch[0]->contacts[0].token;
     return p;
 }
 
@@ -110,8 +110,8 @@ static void ranks_reach_each_other(void **state) {
 static void another_runs_packet_is_not_believed(void **state) {
     (void)state;
     open_watches();
-    assert_memory_equal(&m.watch[0]->token, &m.watch[1]->token, sizeof(token));
-    assert_true(m.watch[0]->token.bits[0] != 0 || m.watch[0]->token.bits[1] != 0);
+    assert_memory_equal(&m.watch[0]->contacts[0].token, &m.watch[1]->contacts[0].token, sizeof(token));
+    assert_true(m.watch[0]->contacts[0].token.bits[0] != 0 || m.watch[0]->contacts[0].token.bits[1] != 0);
     packet p = forged(true);
     p.token.bits[1] ^= 1;
     assert_false(believed(p, false));
