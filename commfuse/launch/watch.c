@@ -77,12 +77,10 @@ typedef struct contact { // how to reach a rank; on all ranks of one host only p
     token token; // rank 0's is the run's
 } contact;
 
-typedef enum { UNKNOWN, ANSWERED, SILENT, DEAD } status;
-
 typedef struct rank_state { // what this rank knows about another
-    status is;
-    position at; // the first that it sent
-    bool refused;
+    bool answered;
+    bool refused;  // its process is dead, unless it answers at another address
+    position at;   // the first that it sent
     int questions; // that it sent: it repeats them while this rank does not answer
 } rank_state;
 
@@ -107,10 +105,8 @@ static void print_rank(FILE *out, int rank, const rank_state *r) {
     const position *at = &r->at;
     char wait[CF_WAIT_TEXT], operation[CF_OPERATION_TEXT];
     fprintf(out, "; rank %d ", rank);
-    if (r->is == DEAD)
-        fprintf(out, "is dead: its process has ended");
-    else if (r->is == SILENT)
-        fprintf(out, "does not answer: frozen, or its host is dead or cut off");
+    if (!r->answered)
+        fprintf(out, r->refused ? "is dead: its process has ended" : "does not answer: frozen, or its host is dead or cut off");
     else if (at->waits)
         fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step, 0}, NULL));
     else
@@ -133,12 +129,12 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
         for (int rank = 0; rank < size; rank++) {
             const rank_state *r = &ranks[rank];
             const position *at = &r->at, *here = &ranks[me].at;
-            const bool answers = r->is == ANSWERED, waits = answers && at->waits;
+            const bool waits = r->answered && at->waits;
             const bool there = at->layer == here->layer && at->step == here->step && strcmp(at->label, here->label) == 0;
             const bool apart = waits && (!there || at->config != here->config);
-            const bool is[KINDS] = {!answers, answers && !waits, apart && named == 0}; // of APART, naming one is enough
+            const bool is[KINDS] = {!r->answered, r->answered && !waits, apart && named == 0}; // of APART, naming one is enough
             if (rank == me || !is[kind]) continue;
-            dead |= r->is == DEAD, same = there;
+            dead |= !r->answered && r->refused, same = there;
             if (++named <= NAMED_MAX) print_rank(out, rank, r);
         }
     if (named > NAMED_MAX) fprintf(out, "; and %d more", named - NAMED_MAX);
@@ -242,7 +238,7 @@ static void *receive(void *argument) {
         cf_sanitize(p.at.label);
         rank_state *r = &w->ranks[p.from];
         pthread_mutex_lock(&w->lock);
-        if (r->is == UNKNOWN) r->is = ANSWERED, r->at = p.at; // otherwise verdict() may be reading it
+        if (!r->answered) r->answered = true, r->at = p.at;
         r->questions += p.asks;
         if (p.asks && w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
         pthread_mutex_unlock(&w->lock);
@@ -301,12 +297,10 @@ static void ask(cf_watch *w) {
         for (int rank = 0; rank < w->size; rank++) {
             rank_state *r = &w->ranks[rank];
             pthread_mutex_lock(&w->lock);
-            if (r->is == UNKNOWN && cf_now_ms() - begin_ms > (r->refused ? REFUSED_MS : SILENCE_MS))
-                r->is = r->refused ? DEAD : SILENT;
-            const status is = r->is;
+            const bool may_answer = !r->answered && cf_now_ms() - begin_ms <= (r->refused ? REFUSED_MS : SILENCE_MS);
             pthread_mutex_unlock(&w->lock);
-            open |= is == UNKNOWN;
-            if (send && is == UNKNOWN) send_question(w, rank);
+            open |= may_answer;
+            if (send && may_answer) send_question(w, rank);
         }
     }
 }
@@ -329,7 +323,9 @@ CF_NORETURN static void give_up(cf_watch *w, const char *peers, cf_wait wait, do
         } else {
             w->ranks[w->rank].at = make_packet(w, false).at;
             ask(w);
+            pthread_mutex_lock(&w->lock); // answers may still come
             hint = verdict(w->ranks, w->size, w->rank, found + length, sizeof found - (size_t)length);
+            pthread_mutex_unlock(&w->lock);
         }
     }
     cf_die(hint, "rank %d %s; %s%s", cf_die_rank(), cf_wait_text(what, &wait, peers), news ? news : nothing, found);
@@ -365,7 +361,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .posted = {.layer = -1, .step = -1},
                     .since_ms = cf_now_ms(),
                     .first_to_give_up = -1};
-    w->ranks[w->rank].is = ANSWERED;
+    w->ranks[w->rank].answered = true;
     pthread_mutex_init(&w->lock, NULL);
     contact mine;
     memset(&mine, 0, sizeof mine);

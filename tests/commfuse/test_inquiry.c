@@ -11,7 +11,7 @@ static char text[2048];
 static const char *hint;
 
 static void computes(int rank, const char *label, int layer, int step) {
-    ranks[rank] = (rank_state){.is = ANSWERED, .at = {.since_s = 61, .layer = layer, .step = step}};
+    ranks[rank] = (rank_state){.answered = true, .at = {.since_s = 61, .layer = layer, .step = step}};
     strcpy(ranks[rank].at.label, label);
 }
 
@@ -19,6 +19,10 @@ static void waits_for(int rank, int peer, const char *label, int layer, int step
     computes(rank, label, layer, step);
     ranks[rank].at.waits = true;
     ranks[rank].at.peer = peer;
+}
+
+static void is_gone(int rank, bool refused) {
+    ranks[rank] = (rank_state){.refused = refused};
 }
 
 static const char *inquire(int size) {
@@ -35,10 +39,10 @@ static int setup(void **state) {
 
 static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
     (void)state;
-    ranks[1].is = DEAD;
+    is_gone(1, true);
     assert_string_equal(inquire(4), "; rank 1 is dead: its process has ended");
     assert_non_null(strstr(hint, "killed"));
-    ranks[1].is = SILENT;
+    is_gone(1, false);
     assert_string_equal(inquire(4), "; rank 1 does not answer: frozen, or its host is dead or cut off");
     assert_non_null(strstr(hint, "stopped"));
     computes(1, "reduce-scatter mlp.fc2", 6, 41);
@@ -52,7 +56,7 @@ static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
 
 static void the_end_of_a_chain_is_named_and_not_its_links(void **state) {
     (void)state;
-    ranks[20].is = DEAD;
+    is_gone(20, true);
     waits_for(2, 3, "all-gather att.qkv", 8, 41);
     assert_string_equal(inquire(SIZE), "; rank 20 is dead: its process has ended");
 }
@@ -60,8 +64,8 @@ static void the_end_of_a_chain_is_named_and_not_its_links(void **state) {
 static void ranks_that_are_gone_go_before_those_that_compute(void **state) {
     (void)state;
     computes(1, "barrier", -1, 41);
-    ranks[2].is = SILENT;
-    ranks[3].is = DEAD;
+    is_gone(2, false);
+    is_gone(3, true);
     assert_string_equal(inquire(4), "; rank 2 does not answer: frozen, or its host is dead or cut off; rank 3 is dead: its process "
                                     "has ended");
     assert_non_null(strstr(hint, "killed")); // the worse one's
@@ -116,7 +120,7 @@ static void a_circle_in_one_operation(void **state) {
 
 static void of_many_a_few_are_named(void **state) {
     (void)state;
-    for (int i = 1; i < SIZE; i++) ranks[i].is = i < SIZE - 1 ? SILENT : DEAD;
+    for (int i = 1; i < SIZE; i++) is_gone(i, i == SIZE - 1);
     inquire(SIZE);
     assert_non_null(strstr(text, "; rank 4 does not answer: frozen, or its host is dead or cut off; and 19 more"));
     assert_null(strstr(text, "rank 5"));
@@ -127,7 +131,7 @@ static void a_text_that_is_too_long_is_cut(void **state) {
     (void)state;
     char small[16];
     memset(small, 'x', sizeof small);
-    ranks[1].is = DEAD;
+    is_gone(1, true);
     verdict(ranks, 4, 0, small, 10);
     assert_string_equal(small, "; rank 1 ");
     assert_int_equal(small[10], 'x');
