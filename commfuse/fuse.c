@@ -112,16 +112,14 @@ static cf_schedule *create_schedule(const cf_fuse_config *p, cf_choice c, int ra
 // This rank's schedule. Those of an algorithm that the tests do not know are checked, all ranks' together.
 static cf_schedule *checked_schedule(const cf_fuse_config *p, cf_choice c) {
     if (cf_algorithm_find(c.algorithm->name) == c.algorithm) return create_schedule(p, c, p->group->rank);
-    cf_schedule **all = cf_host_alloc(p->group->size, sizeof *all, p->name), *mine = NULL;
+    cf_schedule **all = cf_host_alloc(p->group->size, sizeof *all, p->name);
     for (int r = 0; r < p->group->size; r++) all[r] = create_schedule(p, c, r);
     char where[CF_WHERE_TEXT];
     const char *property = cf_schedule_check(all, where);
     if (property) cf_die("cf_schedule_print() prints it", "%s: %s violates %s: %s", p->name, c.algorithm->name, property, where);
+    cf_schedule *mine = all[p->group->rank];
     for (int r = 0; r < p->group->size; r++)
-        if (r == p->group->rank)
-            mine = all[r];
-        else
-            cf_schedule_free(all[r]);
+        if (all[r] != mine) cf_schedule_free(all[r]);
     free(all);
     return mine;
 }
@@ -268,15 +266,12 @@ static int64_t rows_of(const cf_fuse *f, int k) {
     return offset_of(f, k + 1) - offset_of(f, k);
 }
 
-static int64_t first_row(const cf_fuse *f, cf_place place) {
-    int m = f->schedule->slices, owner = place.slot / m, k = place.slot % m;
-    if (place.buffer == CF_FULL && f->schedule->slice_major) return f->schedule->ranks * offset_of(f, k) + owner * rows_of(f, k);
-    return owner * f->rows + offset_of(f, k);
-}
-
 static char *place_of(const cf_fuse *f, cf_place place) {
     char *base = place.buffer == CF_FULL ? f->full : place.buffer == CF_STAGE ? f->stage : f->result;
-    return base + first_row(f, place) * f->row_bytes;
+    const int m = f->schedule->slices, owner = place.slot / m, k = place.slot % m;
+    int64_t row = owner * f->rows + offset_of(f, k);
+    if (place.buffer == CF_FULL && f->schedule->slice_major) row = f->schedule->ranks * offset_of(f, k) + owner * rows_of(f, k);
+    return base + row * f->row_bytes;
 }
 
 static cf_span span_of(const cf_fuse *f, const cf_step *step) {
@@ -324,8 +319,9 @@ static void trace_request(cf_fuse *f, int index) {
                       peer < 0 ? -1 : f->config.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
 }
 
-static void wait_request(cf_fuse *f, cf_request *request, cf_point point) {
+static void wait_request(cf_fuse *f, int index, cf_point point) {
     cf_transport *t = f->context->transport;
+    cf_request *request = &f->request[index];
     if (t->test(t, request, point, stream_of(f, f->current))) return;
     // The other stream's computation still hides the transfer: the wait begins when that ends.
     cf_event begin = cf_event_record(stream_of(f, f->join ? 1 - f->current : f->current));
@@ -333,14 +329,11 @@ static void wait_request(cf_fuse *f, cf_request *request, cf_point point) {
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
-static void wait_transfer(cf_fuse *f, int index, cf_point point) {
-    wait_request(f, &f->request[index], point);
-    f->arrived[index] |= 1 << f->current;
-}
-
 static void wait_if_needed(cf_fuse *f, int index) {
     const bool arrived = f->arrived[index] >> f->current & 1;
-    if (cf_is_transfer(&f->schedule->step[index]) && !arrived) wait_transfer(f, index, CF_ARRIVED);
+    if (arrived || !cf_is_transfer(&f->schedule->step[index])) return;
+    wait_request(f, index, CF_ARRIVED);
+    f->arrived[index] |= 1 << f->current;
 }
 
 static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) {
@@ -521,10 +514,10 @@ static void wait_for_requests(cf_fuse *f) {
     int last = f->schedule->count - 1;
     while (last >= 0 && !cf_is_transfer(&f->schedule->step[last])) last--;
     if (last >= 0 && f->context->transport->in_order) // one wait for all
-        wait_request(f, &f->request[last], CF_COMPLETE);
+        wait_request(f, last, CF_COMPLETE);
     for (int i = 0; i <= last; i++)
         if (cf_is_transfer(&f->schedule->step[i])) {
-            wait_transfer(f, i, CF_COMPLETE);
+            wait_request(f, i, CF_COMPLETE);
             trace_request(f, i);
         }
 }
