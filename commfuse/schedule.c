@@ -334,8 +334,8 @@ static void compute_others(cf_schedule *s, cf_side side, cf_buffer buffer, int f
 
 static bool at_once(cf_schedule *s, const void *argument) {
     (void)argument;
-    bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH, gather = s->operation == CF_ALLGATHER;
-    bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH, all_to_all = s->operation == CF_ALLTOALL;
+    const bool before = s->side & CF_COMPUTE_BEFORE, after = s->side & CF_COMPUTE_AFTER;
+    const bool gather = s->operation == CF_ALLGATHER, all_to_all = s->operation == CF_ALLTOALL;
     if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
     const int others = s->ranks - 1;
     const int last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
@@ -366,13 +366,12 @@ static bool native(cf_schedule *s, const void *argument) {
     s->slice_major = reduce && M > 1;
     for (int k = 0; k < M; k++) {
         int computed = -1;
-        if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
-            computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, -1);
+        if (s->side & CF_COMPUTE_BEFORE) computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
         *posted(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
     }
     s->split = s->count;
-    for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
+    for (int k = 0; k < M && (s->side & CF_COMPUTE_AFTER); k++)
         cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *posted(s, 0, k));
     if (reduce && !s->bound) s->result = (cf_place){CF_RESULT, 0};
     return true;

@@ -23,11 +23,8 @@
 #include <string.h>
 
 enum {
-    RANKS_MAX = CF_CHECKED_RANKS,
-    SLICES_MAX = CF_CHECKED_SLICES,
-    STEPS_MAX = CF_CHECKED_STEPS,
-    PLACES_MAX = 3 * SLICES_MAX, // of each buffer as many
-    ACCESSES_MAX = 4 * STEPS_MAX + 4 * SLICES_MAX,
+    PLACES_MAX = 3 * CF_CHECKED_SLICES, // of each buffer as many
+    ACCESSES_MAX = 4 * CF_CHECKED_STEPS + 4 * CF_CHECKED_SLICES,
     SEND = 0,
     RECV = 1
 };
@@ -53,16 +50,16 @@ typedef struct checker {
     jmp_buf first;            // ends the check
     const char *found;        // property; NULL: none
 
-    bool computed[CF_COMPUTE_BOTH][SLICES_MAX]; // on a side, by the rank that is checked
+    bool computed[CF_COMPUTE_BOTH][CF_CHECKED_SLICES]; // on a side, by the rank that is checked
     int slices_computed[CF_COMPUTE_BOTH];
     access access[ACCESSES_MAX]; // of one step, or of the rank that is checked
     int last_access[PLACES_MAX];
-    uint64_t before[STEPS_MAX][STEPS_MAX / 64]; // steps of that rank that precede step i
+    uint64_t before[CF_CHECKED_STEPS][CF_CHECKED_STEPS / 64]; // steps of that rank that precede step i
 
     // The run: data; the next step of the host; the first incomplete transfer, and whether its halves have met those of peers
-    value held[RANKS_MAX][PLACES_MAX];
-    int host[RANKS_MAX], head[RANKS_MAX];
-    bool met[RANKS_MAX][2];
+    value held[CF_CHECKED_RANKS][PLACES_MAX];
+    int host[CF_CHECKED_RANKS], head[CF_CHECKED_RANKS];
+    bool met[CF_CHECKED_RANKS][2];
 } checker;
 
 CF_NORETURN CF_PRINTF(5, 6) static void violated(checker *c, const char *property, int rank, int step, const char *format, ...) {
@@ -84,11 +81,7 @@ static bool place_exists(const checker *c, const cf_schedule *s, cf_place place)
 }
 
 static int place_number(cf_place place) {
-    return place.slot + (int)place.buffer * SLICES_MAX;
-}
-
-static bool computes(const checker *c, cf_side side) {
-    return c->side == side || (c->side == CF_COMPUTE_BOTH && side != CF_NO_COMPUTE);
+    return place.slot + (int)place.buffer * CF_CHECKED_SLICES;
 }
 
 static access *append(access *list, cf_place at, int ahead, int slice, bool writes) {
@@ -131,7 +124,7 @@ static void check_step(checker *c, int r, int i) {
         {wait0 < -1 || wait0 >= i || wait1 < -1 || wait1 >= i, "form", "waits for a step that is not earlier"},
         {step->range && ((!compute && step->kind != CF_ADD) || wait0 < 0 || wait1 < wait0), "form", "waits for an empty range"},
         {compute && c->side == CF_NO_COMPUTE, "form", "computes, but the operation does not"},
-        {compute && ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !computes(c, step->side)), "side",
+        {compute && ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !(c->side & step->side)), "side",
          "computes on a side on which the operation does not"},
         {step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER, "form", "adds, but the operation does not"},
         {step->kind == CF_ADD && (count < 1 || count > c->ranks || step->stride != c->slices), "form",
@@ -163,8 +156,8 @@ static void check_form(checker *c, int r) {
     if (s->operation != c->operation || s->side != c->side || s->algorithm != first->algorithm || s->bound != first->bound ||
         s->ranks != c->ranks || s->hosts != first->hosts || s->rank != r || s->slices != c->slices)
         violated(c, "form", r, -1, "not a schedule of the same operation");
-    if (s->count < 0 || s->count > STEPS_MAX || s->split < 0 || s->split > s->count || s->stage_slots < 0 ||
-        s->stage_slots > SLICES_MAX || s->stage_slots % c->slices != 0)
+    if (s->count < 0 || s->count > CF_CHECKED_STEPS || s->split < 0 || s->split > s->count || s->stage_slots < 0 ||
+        s->stage_slots > CF_CHECKED_SLICES || s->stage_slots % c->slices != 0)
         violated(c, "form", r, -1, "begin %d of %d steps, %d slots", s->split, s->count, s->stage_slots);
     if (s->slice_major && c->operation != CF_REDUCE_SCATTER)
         violated(c, "form", r, -1, "slice-major payload outside of a reduce-scatter");
@@ -175,13 +168,13 @@ static void check_form(checker *c, int r) {
     memset(c->slices_computed, 0, sizeof c->slices_computed);
     for (int i = 0; i < s->count; i++) check_step(c, r, i);
     for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
-        if (computes(c, side) && c->slices_computed[side] < c->total)
+        if ((c->side & side) && c->slices_computed[side] < c->total)
             violated(c, "coverage", r, -1, "%d of %d slices", c->slices_computed[side], c->total);
 }
 
 static void check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
+    int met[2][CF_CHECKED_RANKS] = {{0}}, units = 0; // met[half][peer]: the latest unit with that peer
     for (int i = 0, first = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         bool exchange = step->kind == CF_EXCHANGE;
@@ -361,7 +354,7 @@ static void check_run(checker *c) {
         c->host[r] = 0;
         find_head(c, r, 0);
         for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
-        for (int slice = 0; slice < c->total && !computes(c, CF_COMPUTE_BEFORE); slice++)
+        for (int slice = 0; slice < c->total && !(c->side & CF_COMPUTE_BEFORE); slice++)
             if (c->operation != CF_ALLGATHER || slice / c->slices == r) c->held[r][slice] = own_value(c, r, slice);
     }
     for (bool moved = true; moved;) {
@@ -438,8 +431,8 @@ static void check_all(checker *c) {
     const cf_schedule *s = c->schedule[0];
     c->operation = s->operation, c->side = s->side;
     c->ranks = s->ranks, c->slices = s->slices;
-    if (c->ranks < 1 || c->ranks > RANKS_MAX || s->hosts < 1 || c->ranks % s->hosts != 0 || c->slices < 1 ||
-        c->slices > SLICES_MAX / c->ranks)
+    if (c->ranks < 1 || c->ranks > CF_CHECKED_RANKS || s->hosts < 1 || c->ranks % s->hosts != 0 || c->slices < 1 ||
+        c->slices > CF_CHECKED_SLICES / c->ranks)
         violated(c, "form", 0, -1, "%d ranks, %d slices", c->ranks, c->slices);
     c->total = c->ranks * c->slices;
     for (int r = 0; r < c->ranks; r++) {
