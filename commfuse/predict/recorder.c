@@ -3,7 +3,6 @@
 //
 // Memory is reserved and never touched. When the host reads device memory it gets random token numbers of the vocabulary; read as
 // the doubles of reports these are tiny. A program has one device, so there is one record.
-#pragma GCC diagnostic ignored "-Wunused-parameter" // nothing is read or written
 #include <stdlib.h>
 #include <string.h>
 #include "../device.h"
@@ -128,10 +127,6 @@ static void *no_memory(void) {
 
 // --- transport ---
 
-static int level_of(int a, int b) {
-    return cf_record_link(record.hardware, a, b);
-}
-
 // The member `offset` places after world rank `rank` in its group, whose members are neighbours or `stride` apart.
 static int shifted(const cf_group *g, int rank, int offset) {
     int stride = g->size > 1 ? g->world[1] - g->world[0] : 1, span = g->size * stride;
@@ -145,11 +140,11 @@ static int shifted(const cf_group *g, int rank, int offset) {
 static void add_bytes(const cf_group *g, int offset, int reach, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
     int me = g->world[g->rank];
-    mine[level_of(me, shifted(g, me, offset))] += bytes;
+    mine[cf_record_link(h, me, shifted(g, me, offset))] += bytes;
     for (int level = 0; level <= reach; level++) {
         int size = level > 0 ? h->link[level - 1].ranks : 1, first = me / size * size;
         for (int q = first; h->link[level].block_bytes_per_s > 0 && q < first + size && q < record.world; q++)
-            if (level_of(q, shifted(g, q, offset)) == level) block[level] += bytes;
+            if (cf_record_link(h, q, shifted(g, q, offset)) == level) block[level] += bytes;
     }
 }
 
@@ -161,7 +156,7 @@ static uint64_t player(const cf_group *g, int member) {
 // forwards them to the next block.
 static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
-    int reach = level_of(g->world[0], g->world[g->size - 1]), together = 1;
+    int reach = cf_record_link(h, g->world[0], g->world[g->size - 1]), together = 1;
     for (int level = 0; level <= reach; level++) {
         int here = 0; // members of one block of this level
         for (int i = 0; i < g->size; i++)
@@ -191,8 +186,8 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
         if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
         if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
         if (r->send_to < 0) return;
-        const int level = level_of(g->world[g->rank], g->world[r->send_to]);
-        const int back = r->recv_from < 0 ? 0 : level_of(g->world[g->rank], g->world[r->recv_from]);
+        const int level = cf_record_link(h, g->world[g->rank], g->world[r->send_to]);
+        const int back = r->recv_from < 0 ? 0 : cf_record_link(h, g->world[g->rank], g->world[r->recv_from]);
         const cf_link *l = &h->link[level];
         add_bytes(g, r->send_to - g->rank, level > back ? level : back, bytes, mine, block);
         u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
@@ -209,7 +204,7 @@ static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_L
     if (ring) add_ring(u, g, (g->size - 1) * bytes, mine, block);
     for (int peer = 0; peer < g->size; peer++) {
         if (ring || peer == g->rank) continue;
-        const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
+        const cf_link *l = &h->link[cf_record_link(h, g->world[g->rank], g->world[peer])];
         add_bytes(g, peer - g->rank, h->links - 1, bytes / cf_curve_at(&l->native, (g->size - 1) * bytes), mine, block);
         u->taken = fmax(u->taken, l->taken);
         if (!h->gpu) latency_s = fmax(latency_s, l->latency_s);
@@ -225,19 +220,14 @@ static int lane_of(const cf_transport *t, const cf_request *r) {
     return 2 * queue + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
-// Joined exchanges wait for the same ones.
-static void add_after(cf_record_unit *u, const cf_request *r) {
-    for (int i = 0; i < 2; i++)
-        if (r->after[i]) u->after[i] = (int)r->after[i]->end.number - 1;
-}
-
 static void post(cf_transport *t, cf_request *request, int count, cf_stream *stream) {
     const cf_hardware *h = record.hardware;
     double mine[CF_LINKS] = {0}, block[CF_LINKS] = {0};
     int messages = 0;
     cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(t, request));
     u->layer = request->layer, u->bulk = request->bulk;
-    add_after(u, request);
+    for (int i = 0; i < 2; i++) // joined exchanges wait for the same ones
+        if (request->after[i]) u->after[i] = (int)request->after[i]->end.number - 1;
     for (cf_request *r = request; r < request + count; r++) {
         r->end.number = record.units, r->state = 0;
         u->bytes += cf_request_bytes(r);
@@ -275,7 +265,7 @@ static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     const cf_hardware *h = record.hardware;
-    const cf_link *network = &h->link[level_of(0, record.world - 1)];
+    const cf_link *network = &h->link[cf_record_link(h, 0, record.world - 1)];
     const int host = network > h->link ? network[-1].ranks : 1;
     const double all = network->block_bytes_per_s > 0 ? network->block_bytes_per_s : INFINITY;
     return (cf_costs){.latency_s = h->link[0].latency_s,
@@ -299,8 +289,8 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 
 static void bind_group(cf_transport *t, cf_group *group) {
     t->in_order = record.hardware->gpu;
-    const cf_link *link = record.hardware->link;
-    group->collectives = !link[level_of(group->world[0], group->world[group->size - 1])].copied;
+    const cf_hardware *h = record.hardware;
+    group->collectives = !h->link[cf_record_link(h, group->world[0], group->world[group->size - 1])].copied;
 }
 
 static void close_transport(cf_transport *t) {
