@@ -38,7 +38,6 @@ typedef struct operation {
     contest contest; // of its choices
     int best;        // choice
     int current;     // choice of this step
-    int planned[PLANS];
 } operation;
 
 struct cf_tuner {
@@ -186,10 +185,9 @@ int cf_tuner_operations(const cf_tuner *t) {
 
 cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
     const operation *o = &t->operation[i];
-    int chosen = t->winner >= 0 ? o->planned[t->winner] : o->best;
     return (cf_tuned){.name = o->name,
-                      .choice = o->choice[chosen],
-                      .ms = median_ms(&o->contest, chosen),
+                      .choice = o->choice[o->best],
+                      .ms = median_ms(&o->contest, o->best),
                       .first_ms = median_ms(&o->contest, 0),
                       .native_ms = median_ms(&o->contest, find_native(o))};
 }
@@ -257,10 +255,7 @@ static bool is_another(const cf_tuner *t, int plan) {
 }
 
 static void begin_comparison(cf_tuner *t) {
-    for (int p = 0; p < PLANS; p++) {
-        t->plans.dropped[p] = !is_another(t, p);
-        for (operation *o = t->operation; o < t->operation + t->operations; o++) o->planned[p] = choice_in(t, o, p);
-    }
+    for (int p = 0; p < PLANS; p++) t->plans.dropped[p] = !is_another(t, p);
     t->phase = COMPARE, t->current_plan = FOUND;
 }
 
@@ -331,7 +326,8 @@ static void end_compare_step(cf_tuner *t, double step_ms) {
         return;
     }
     t->winner = winner_of(&t->plans, WORTH);
-    for (operation *o = t->operation; o < t->operation + t->operations; o++) cf_fuse_choose(o->fuse, o->planned[t->winner]);
+    for (operation *o = t->operation; o < t->operation + t->operations; o++)
+        cf_fuse_choose(o->fuse, o->best = choice_in(t, o, t->winner));
     t->phase = DONE;
 }
 
@@ -365,7 +361,7 @@ void cf_tuner_begin_step(cf_tuner *t) {
         // the same choice.
         const int warm = t->context->transport->in_order ? t->warm_steps % o->contest.candidates : -1;
         const int next = t->phase == SEARCH ? least_measured(&o->contest, i) : t->phase == WARM ? warm : -1;
-        o->current = t->phase == COMPARE ? o->planned[t->current_plan] : next >= 0 ? next : o->best;
+        o->current = t->phase == COMPARE ? choice_in(t, o, t->current_plan) : next >= 0 ? next : o->best;
         cf_fuse_choose(o->fuse, o->current);
     }
     t->context->timed = t->phase == SEARCH;
