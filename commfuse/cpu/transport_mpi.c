@@ -58,7 +58,8 @@ typedef struct mpi_state {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t posted, done; // wake the progress thread; wake waiting compute threads
-    cf_request *first, *last;    // the queue of the progress thread; `first` is also read without the lock
+    _Atomic(cf_request *) first; // the queue of the progress thread; also read without the lock
+    cf_request *last;
     bool quit;
     atomic_int waiters;
     atomic_bool crowded; // ranks · (threads + 1) > cores, on this host
@@ -85,21 +86,16 @@ static void wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, long 
 
 // --- the progress thread ---
 
-static bool has_posted(const mpi_state *s) {
-    return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
-}
-
 // Returns the requests posted since the last call, in order. Sleeps while there are none and nothing is in flight; returns NULL
 // then only when the transport is closed.
 static cf_request *collect_posted(mpi_state *s) {
     const bool busy = s->flights.actives > 0;
-    if (busy && !has_posted(s)) return NULL;
+    if (busy && !atomic_load(&s->first)) return NULL;
     const double begin_ms = cf_now_ms();
-    while (!busy && !has_posted(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS) sched_yield();
+    while (!busy && !atomic_load(&s->first) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS) sched_yield();
     pthread_mutex_lock(&s->lock);
     while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
-    cf_request *first = s->first;
-    __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
+    cf_request *first = atomic_exchange(&s->first, NULL);
     s->last = NULL;
     pthread_mutex_unlock(&s->lock);
     if (!busy) s->moved_ms = cf_now_ms(); // nothing could move before
@@ -187,7 +183,7 @@ static void enqueue(mpi_state *s, cf_request *r, int count) {
     if (s->last)
         s->last->next = r;
     else
-        __atomic_store_n(&s->first, r, __ATOMIC_RELEASE);
+        atomic_store(&s->first, r);
     s->last = &r[count - 1];
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
