@@ -117,10 +117,8 @@ void *cf_memory_lend(const void *address, int64_t *bytes) {
 }
 
 static void *checked(void *memory, int64_t count, size_t size, const char *purpose) {
-    const char *limit = memory ? "" : limit_text();
     if (!memory)
-        cf_die(*limit ? "raise that limit" : NULL, "out of memory: %lld times %zu bytes for %s%s", (long long)count, size, purpose,
-               limit);
+        cf_die(cf_memory_hint, "out of memory: %lld times %zu bytes for %s%s", (long long)count, size, purpose, limit_text());
     return memory;
 }
 

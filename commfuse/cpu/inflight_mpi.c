@@ -28,9 +28,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     if (p->spares > 0) m = p->spare[--p->spares];
     if (m.bytes >= bytes) return m;
     free(m.at);
-    m = (cf_memory){.at = malloc((size_t)bytes + 1), .bytes = bytes}; // malloc(0) may return NULL
-    if (!m.at) cf_die(cf_memory_hint, "out of memory: %lld bytes for %s", (long long)bytes, r->label);
-    return m;
+    return (cf_memory){cf_host_alloc(bytes, 1, r->label), bytes};
 }
 
 static void put_back(cf_pool *p, cf_memory m) {
