@@ -71,15 +71,12 @@ static void pass_on(int number) {
     errno = saved;
 }
 
-static bool under_nohup(int number) {
-    struct sigaction inherited;
-    return number == SIGHUP && sigaction(number, NULL, &inherited) == 0 && inherited.sa_handler == SIG_IGN;
-}
-
 void cf_stop_listen(void) {
+    struct sigaction inherited;
+    const bool nohup = sigaction(SIGHUP, NULL, &inherited) == 0 && inherited.sa_handler == SIG_IGN;
     sigemptyset(&stop.signals);
     for (int i = 0; i < SIGNALS; i++)
-        if (!under_nohup(numbers[i])) sigaddset(&stop.signals, numbers[i]);
+        if (numbers[i] != SIGHUP || !nohup) sigaddset(&stop.signals, numbers[i]);
 #pragma omp parallel
     pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
     if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
