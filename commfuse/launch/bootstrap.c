@@ -83,7 +83,6 @@ void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     const cpu_set_t own = mine.cores;
     bool shared = false;
     b->allgather(b, &mine, all, (int64_t)sizeof mine);
-    b->local_rank = b->local_size = 0;
     for (int rank = 0; rank < b->size; rank++) {
         if (memcmp(&all[rank], &mine, offsetof(location, cores)) != 0) continue;
         cpu_set_t both;
