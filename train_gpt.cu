@@ -8,11 +8,11 @@
 #include <signal.h>
 #include <string.h>
 #include "commfuse/base/die.h"
-#include "commfuse/base/streams.h"
 #include "layers/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
 #endif
+#include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
 #include "data/run/startup.h"
 #include "data/run/predict.h"

@@ -4,9 +4,6 @@
 #include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include "extern_c.h"
-
-CF_EXTERN_C_BEGIN
 
 // What belongs to a program that uses this folder as a library (cf_open_on); empty in others.
 extern struct cf_host {
@@ -33,5 +30,3 @@ void cf_limits_near(const char *list, int least);
 int cf_limits_threads(int share);
 // " (a control group's quota allows 1 of 2 cores)", " (OMP_NUM_THREADS)"; "": nothing limits cores or threads.
 const char *cf_limits_text(void);
-
-CF_EXTERN_C_END

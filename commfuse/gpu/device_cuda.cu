@@ -11,7 +11,6 @@
 //
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once.
 #include "transport_cuda.h"
-#include "../base/limits.h"
 #include <cuda_bf16.h>
 #include <sched.h>
 #include <stdio.h>

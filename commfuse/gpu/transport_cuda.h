@@ -5,6 +5,7 @@
 #include "../context.h"
 #include "../transport.h"
 extern "C" { // these are for C
+#include "../base/limits.h"
 #include "../launch/bootstrap.h"
 #include "../launch/watch.h"
 }
