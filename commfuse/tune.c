@@ -320,11 +320,8 @@ static void end_search_step(cf_tuner *t, const double *ms) {
 
 static void end_compare_step(cf_tuner *t, double step_ms) {
     measure(&t->plans, t->current_plan, step_ms);
-    int next = least_measured(&t->plans, t->current_plan + 1); // plans take turns
-    if (next >= 0) {
-        t->current_plan = next;
-        return;
-    }
+    t->current_plan = least_measured(&t->plans, t->current_plan + 1); // plans take turns
+    if (t->current_plan >= 0) return;
     t->winner = winner_of(&t->plans, WORTH);
     for (operation *o = t->operation; o < t->operation + t->operations; o++)
         cf_fuse_choose(o->fuse, o->best = choice_in(t, o, t->winner));
