@@ -149,10 +149,7 @@ static void *progress(void *argument) {
     for (;;) {
         cf_request *posted = collect_posted(s);
         bool moved = posted != NULL, news = false;
-        for (cf_request *r = posted, *next; r; r = next) {
-            next = r->next;
-            cf_inflight_add(&s->flights, r);
-        }
+        for (cf_request *r = posted; r; r = r->next) cf_inflight_add(&s->flights, r);
         if (s->flights.actives == 0) return NULL;
         moved |= cf_inflight_move(&s->flights, &news);
         if (news && atomic_load(&s->waiters) > 0) {
