@@ -2,13 +2,9 @@
 //
 // A cf_fuse is one operation: schedule, staging memory and requests. It is created before the first training step and run
 // any number of times, with any payload up to its capacity. Several may be in flight at a time if all ranks of the group begin
-// them in the same order.
+// them in the same order. Other computation, between begin and finish, hides the remaining transfers.
 //
-//     cf_fuse *rs = cf_fuse_create(&context, (cf_fuse_config){.name = "mlp.fc2", …});
-//     float *mine = cf_fuse_run(rs, partial, rows, row_elements, gemm, &args, layer);
-// or begin, other computation, finish: the other computation then hides the remaining transfers.
-//
-// Threads, lifetimes, units and errors as values: context.h.
+// An example, threads, lifetimes, units and errors as values: context.h.
 #pragma once
 
 #include "choice.h"
