@@ -73,8 +73,7 @@ typedef struct location {
 } location;
 
 void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
-    location mine, *all = cf_host_alloc(b->size, sizeof *all, "the hosts of ranks");
-    memset(&mine, 0, sizeof mine);
+    location mine = {.host = ""}, *all = cf_host_alloc(b->size, sizeof *all, "the hosts of ranks");
     gethostname(mine.host, sizeof mine.host - 1);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
     if (file && !fgets(mine.boot, sizeof mine.boot, file)) *mine.boot = 0;

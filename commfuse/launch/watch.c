@@ -190,13 +190,11 @@ static void keep_reachable(contact *c, const contact *mine) {
 // --- packets ---
 
 static packet make_packet(cf_watch *w, bool asks) {
-    packet p;
-    memset(&p, 0, sizeof p);
+    packet p = {.token = w->contacts[0].token, .from = w->rank, .asks = asks};
     pthread_mutex_lock(&w->lock);
     p.at = w->awaited.waits ? w->awaited : w->posted;
     p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
-    p.from = w->rank, p.asks = asks, p.token = w->contacts[0].token;
     return p;
 }
 
@@ -363,8 +361,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .first_to_give_up = -1};
     w->ranks[w->rank].answered = true;
     pthread_mutex_init(&w->lock, NULL);
-    contact mine;
-    memset(&mine, 0, sizeof mine);
+    contact mine = {.addresses = 0};
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) all = NULL;
     for (const struct ifaddrs *i = all; i && mine.addresses < ADDRESSES_MAX; i = i->ifa_next)
