@@ -34,7 +34,6 @@ typedef struct operation {
     char name[96];
     cf_fuse *fuse;
     cf_choice choice[CF_CHOICES];
-    double predicted_ms[CF_CHOICES];
     contest contest; // of its choices
     int best;        // choice
     int current;     // choice of this step
@@ -142,16 +141,16 @@ static int find_native(const operation *o) {
     return blocking >= 0 ? blocking : find_choice(o, (cf_choice){cf_algorithm_find("slice"), 1}); // begun early: must not block
 }
 
-static void add_choice(operation *o, cf_choice c, double predicted_ms) {
-    o->choice[o->contest.candidates] = c;
-    o->predicted_ms[o->contest.candidates++] = predicted_ms;
-}
-
 // Native collectives that costs do not choose may still be tried.
 static cf_work work_of(const cf_fuse *fuse) {
     cf_work work = cf_fuse_work(fuse);
     work.native |= cf_fuse_get_config(fuse)->group->tries;
     return work;
+}
+
+static double predicted_ms(const cf_tuner *t, const operation *o, cf_choice c) {
+    const cf_work work = work_of(o->fuse);
+    return cf_choice_ms(c, &work, &t->context->transport->costs);
 }
 
 // Its first choice is the one that it was created with. Rounds that are predicted to be hopeless (small slices, many ranks) would
@@ -166,17 +165,15 @@ void cf_tuner_add(cf_tuner *t, const char *pass, cf_fuse *fuse) {
     operation *o = &t->operation[t->operations++];
     snprintf(o->name, sizeof o->name, "%s", name);
     o->fuse = fuse, o->contest.repeats = CHOICE_REPEATS;
+    o->choice[o->contest.candidates++] = (cf_choice){config->algorithm, config->slices};
     const cf_work work = work_of(fuse);
-    const cf_costs *costs = &t->context->transport->costs;
     cf_choice list[CF_CHOICES];
-    double ms[CF_CHOICES], best = INFINITY;
-    const int count = cf_choices(&work, costs, list, CF_CHOICES - 1);
-    for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
-    const cf_choice first = {config->algorithm, config->slices};
-    add_choice(o, first, cf_choice_ms(first, &work, costs));
-    for (int i = 0; i < count && o->contest.candidates < CF_CHOICES; i++)
-        if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].algorithm->native || ms[i] < HOPELESS * best))
-            add_choice(o, list[i], ms[i]);
+    double best = INFINITY;
+    const int count = cf_choices(&work, &t->context->transport->costs, list, CF_CHOICES - 1);
+    for (int i = 0; i < count; i++) best = fmin(best, predicted_ms(t, o, list[i]));
+    for (int i = 0; i < count; i++)
+        if (find_choice(o, list[i]) != 0 && (i == 0 || list[i].algorithm->native || predicted_ms(t, o, list[i]) < HOPELESS * best))
+            o->choice[o->contest.candidates++] = list[i];
 }
 
 int cf_tuner_operations(const cf_tuner *t) {
@@ -294,14 +291,14 @@ bool cf_tuner_trying(const cf_tuner *t) {
 }
 
 // If the choice that was just measured is far from the best, others of its mode that are predicted to take as long are not tried.
-static void drop_worse(operation *o, int measured) {
+static void drop_worse(const cf_tuner *t, operation *o, int measured) {
     double best = INFINITY;
     for (int k = 0; k < o->contest.candidates; k++) best = fmin(best, median_ms(&o->contest, k)); // fmin ignores NAN
     if (!(median_ms(&o->contest, measured) > FAR * best)) return;
     for (int k = 1; k < o->contest.candidates; k++)
         o->contest.dropped[k] |= o->contest.measured[k] == 0 && k != find_native(o) &&
                                  o->choice[k].algorithm->native == o->choice[measured].algorithm->native &&
-                                 o->predicted_ms[k] >= o->predicted_ms[measured];
+                                 predicted_ms(t, o, o->choice[k]) >= predicted_ms(t, o, o->choice[measured]);
 }
 
 // ms: of each operation and of the step, the same on all ranks.
@@ -310,7 +307,7 @@ static void end_search_step(cf_tuner *t, const double *ms) {
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
         measure(&o->contest, o->current, isnan(ms[i]) ? INFINITY : ms[i]);
-        drop_worse(o, o->current);
+        drop_worse(t, o, o->current);
         more |= least_measured(&o->contest, 0) >= 0;
     }
     if (more) return;
