@@ -169,7 +169,6 @@ void cf_inflight_add(cf_inflight *all, cf_request *r) {
     all->active = cf_host_grow(all->active, &all->capacity, all->actives + 1, sizeof *all->active, "transfers");
     cf_flight *f = &all->active[all->actives++];
     *f = (cf_flight){.request = r, .started = r->kind == CF_REQUEST_EXCHANGE};
-    r->begin = cf_event_record(NULL);
     if (f->started) start_exchange(all, f, r);
 }
 
