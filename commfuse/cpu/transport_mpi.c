@@ -59,8 +59,8 @@ typedef struct mpi_state {
     pthread_mutex_t lock;
     pthread_cond_t posted, done; // wake the progress thread; wake waiting compute threads
     _Atomic(cf_request *) first; // the queue of the progress thread; also read without the lock
-    cf_request *last;
-    bool quit;
+    cf_request *last;            // of them
+    atomic_bool quit;
     atomic_int waiters;
     atomic_bool crowded; // ranks · (threads + 1) > cores, on this host
     bool never_block;    // ranks > cores, on any host: all ranks must call the same function
@@ -84,6 +84,13 @@ static void wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, long 
     pthread_cond_timedwait(condition, lock, &until);
 }
 
+// Call it after what the sleepers wait for has happened.
+static void wake(mpi_state *s, pthread_cond_t *sleepers) {
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(sleepers);
+    pthread_mutex_unlock(&s->lock);
+}
+
 // --- the progress thread ---
 
 // Returns the requests posted since the last call, in order. Sleeps while there are none and nothing is in flight; returns NULL
@@ -96,7 +103,6 @@ static cf_request *collect_posted(mpi_state *s) {
     pthread_mutex_lock(&s->lock);
     while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = atomic_exchange(&s->first, NULL);
-    s->last = NULL;
     pthread_mutex_unlock(&s->lock);
     if (!busy) s->moved_ms = cf_now_ms(); // nothing could move before
     return first;
@@ -152,11 +158,7 @@ static void *progress(void *argument) {
         for (cf_request *r = posted; r; r = r->next) cf_inflight_add(&s->flights, r);
         if (s->flights.actives == 0) return NULL;
         moved |= cf_inflight_move(&s->flights, &news);
-        if (news && atomic_load(&s->waiters) > 0) {
-            pthread_mutex_lock(&s->lock);
-            pthread_cond_broadcast(&s->done);
-            pthread_mutex_unlock(&s->lock);
-        }
+        if (news && atomic_load(&s->waiters) > 0) wake(s, &s->done);
         idle = moved ? 0 : (idle + 1) % POLLS_BEFORE_REST;
         if (moved) {
             double now_ms = cf_now_ms();
@@ -177,7 +179,7 @@ static void enqueue(mpi_state *s, cf_request *r, int count) {
         __atomic_store_n(&r[i].state, CF_POSTED, __ATOMIC_RELEASE);
     }
     pthread_mutex_lock(&s->lock);
-    if (s->last)
+    if (s->first)
         s->last->next = r;
     else
         atomic_store(&s->first, r);
@@ -229,9 +231,7 @@ static cf_event wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *
     if (cf_reached(r, point)) return cf_event_record(stream);
     double begin_ms = cf_now_ms();
     atomic_fetch_add(&s->waiters, 1); // from here on naps are short
-    pthread_mutex_lock(&s->lock);
-    pthread_cond_signal(&s->posted);
-    pthread_mutex_unlock(&s->lock);
+    wake(s, &s->posted);
     while (!atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS) sched_yield();
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
@@ -278,10 +278,8 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 
 static void close_transport(cf_transport *t) {
     mpi_state *s = (mpi_state *)t->state;
-    pthread_mutex_lock(&s->lock);
     s->quit = true;
-    pthread_cond_signal(&s->posted);
-    pthread_mutex_unlock(&s->lock);
+    wake(s, &s->posted);
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
     cf_deadline_begin("MPI ends", s->ranks->timeout_s);
