@@ -383,13 +383,12 @@ static bool uses_sums(const cf_fuse *f) {
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     const int k = step->at.slot % f->schedule->slices;
-    if (uses_sums(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream_of(f, f->current));
-    int64_t elements = rows_of(f, k) * f->row_elements;
     cf_stream *stream = stream_of(f, f->current);
+    if (uses_sums(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
-    cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->config.dtype,
-           stream);
+    cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, rows_of(f, k) * f->row_elements,
+           f->config.dtype, stream);
     cf_trace_end(f->context->trace, "add", f->layer, step->at.slot, begin, stream);
 }
 
