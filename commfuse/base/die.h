@@ -1,10 +1,8 @@
-// The one way to end on an error: print what, where, why and what to do next, then end all ranks. Programs that use this folder as
-// a library may get the error as a value instead: cf_errors_return().
+// The one way to end on an error: print what, where, why and what to do next, then end all ranks, this one with status 1 within
+// four seconds. Programs that use this folder as a library may get the error as a value instead: cf_errors_return().
 //
 //     error: rank 3 of 8 (host): WHAT AND WHY
 //     hint:  WHAT TO DO NEXT
-// Then standard output and error are flushed, and the transport's abort hook ends the other ranks. The process exits with status 1
-// within four seconds, whatever that hook does.
 #pragma once
 
 #include <setjmp.h>

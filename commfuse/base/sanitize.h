@@ -18,8 +18,7 @@ static inline int cf_utf8_bytes(const char *text) {
     return bytes;
 }
 
-// Puts '?' for every byte of what may not be printed (no UTF-8, or C0 but a line's end and a tab, DEL or C1), and returns the
-// text.
+// Puts '?' for every byte of what may not be printed (no UTF-8, or C0 but a line's end and a tab, DEL or C1), and returns the text.
 static inline char *cf_sanitize(char *text) {
     for (char *at = text; *at;) {
         const unsigned char first = (unsigned char)at[0], second = (unsigned char)at[1];

@@ -44,9 +44,8 @@ void cf_inflight_add(cf_inflight *all, cf_request *r);
 // Starts, sends and ends all that is possible; true if anything was. *news becomes true if a request has arrived or is complete.
 bool cf_inflight_move(cf_inflight *all, bool *news);
 
-// True for NULL. For any thread. Sequentially consistent, so that no wake-up is lost: a thread that is about to sleep counts
-// itself as a waiter and then calls this; the progress thread writes and then reads the count. (On AArch64 a weaker load may be
-// early.)
+// True for NULL. For any thread. Sequentially consistent, so that no wake-up is lost: a thread that is about to sleep counts itself
+// as a waiter and then calls this; the progress thread writes and then reads the count. (On AArch64 a weaker load may be early.)
 static inline bool cf_reached(const cf_request *r, cf_point point) {
     if (!r || __atomic_load_n(&r->state, __ATOMIC_SEQ_CST) == CF_DONE) return true;
     return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_SEQ_CST);

@@ -1,8 +1,7 @@
 // How ranks meet, and what they exchange before (and beside) the transports: at start and at the end, never in a step. The
 // environment decides how a run starts:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
-//   torchrun, srun, by hand      RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens there, the others connect and
-//                                say who they are; a lost connection ends the run
+//   torchrun, srun, by hand      TCP, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (bootstrap_sockets.c)
 // Without either, the process is alone. (The program for CPUs uses MPI only.)
 #pragma once
 
