@@ -61,9 +61,8 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     if (!numbered && (cf_getenv("RANK") || cf_getenv("WORLD_SIZE")))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
                cf_getenv("RANK") ? "RANK" : "WORLD_SIZE", cf_getenv("RANK") ? "WORLD_SIZE" : "RANK");
-    const bool in_step = cf_getenv("SLURM_STEP_ID") && cf_getenv("SLURM_PROCID") && cf_getenv("SLURM_NTASKS");
-    if (!numbered && in_step) return by_environment("SLURM_PROCID", "SLURM_NTASKS", timeout_s);
-    return by_environment("RANK", "WORLD_SIZE", timeout_s); // neither: a process alone
+    const bool srun = !numbered && cf_getenv("SLURM_STEP_ID") && cf_getenv("SLURM_PROCID") && cf_getenv("SLURM_NTASKS");
+    return by_environment(srun ? "SLURM_PROCID" : "RANK", srun ? "SLURM_NTASKS" : "WORLD_SIZE", timeout_s); // or alone
 }
 
 // The kernel's boot_id distinguishes machines with one name, the name containers on one kernel.
