@@ -219,12 +219,11 @@ static void accept_one(sockets *s, int listener) {
         check_hello(s, &said, reason);
         joins = send_message(s, fd, reason, sizeof reason) == WHOLE && !*reason;
     }
-    if (!joins) {
+    if (joins) {
+        s->polled[said.rank].fd = fd;
+        memcpy(s->host[said.rank], said.host, HOST_LENGTH);
+    } else
         close(fd);
-        return;
-    }
-    s->polled[said.rank].fd = fd;
-    memcpy(s->host[said.rank], said.host, HOST_LENGTH);
 }
 
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
