@@ -92,11 +92,6 @@ bool atomic_file_problem(problem *why, const char *doing, const char *path, int6
 
 // --- a file that appears whole -----------------------------------------------------------------------------
 
-static const char *last_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 // Removes what killed writers have left. One that lives, at the same time, finds that its file is gone when it commits.
 static void remove_temporaries(int directory, const char *name) {
     const size_t length = strlen(name);
@@ -128,10 +123,10 @@ bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, prob
     if ((!exists && errno != ENOENT) || getrandom(&random, sizeof random, 0) != sizeof random)
         return atomic_file_problem(why, "cannot create", path, bytes);
     snprintf(file->path, sizeof file->path, "%s", path);
-    snprintf(file->temporary, sizeof file->temporary, "%s.tmp.%0*lx", last_name(path), RANDOM, random);
+    snprintf(file->temporary, sizeof file->temporary, "%s.tmp.%0*lx", basename(file->path), RANDOM, random);
     file->directory = open_parent(path);
     if (file->directory >= 0) {
-        remove_temporaries(file->directory, last_name(path));
+        remove_temporaries(file->directory, basename(file->path));
         file->fd = openat(file->directory, file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
     if (file->fd < 0) atomic_file_problem(why, "cannot create", path, bytes);
@@ -154,7 +149,7 @@ bool atomic_file_commit(atomic_file *file, problem *why) {
     bool done = true;
     if (fsync(file->fd) != 0)
         done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
-    else if (renameat(file->directory, file->temporary, file->directory, last_name(file->path)) != 0) {
+    else if (renameat(file->directory, file->temporary, file->directory, basename(file->path)) != 0) {
         if (errno == ENOENT) errno = EWOULDBLOCK;
         done = atomic_file_problem(why, "cannot rename the temporary file to", file->path, file->bytes);
     } else {
