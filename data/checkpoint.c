@@ -226,11 +226,8 @@ int checkpoint_lock(const char *out, problem *why) {
     char path[PATH_MAX + 8];
     int64_t count;
     snprintf(path, sizeof path, "%s/lock", out);
-    if (!atomic_file_make_directories(out)) {
-        atomic_file_problem(why, "cannot make directory", out, -1);
-        return -1;
-    }
-    const int lock = atomic_file_lock(path, why);
+    const bool made = atomic_file_make_directories(out) || atomic_file_problem(why, "cannot make directory", out, -1);
+    const int lock = made ? atomic_file_lock(path, why) : -1;
     found *all = lock < 0 ? NULL : list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed does no harm: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, NULL);
