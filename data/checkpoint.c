@@ -61,10 +61,6 @@ void manifest_add(cJSON *options, const char *name, const char *form, ...) {
     free(value);
 }
 
-const char *manifest_value(const manifest *m, const char *name) {
-    return json_text(m->options, name);
-}
-
 char *manifest_print(const manifest *m, int64_t *size) {
     char *text, *options = got(cJSON_Print(m->options)), name[FILE_NAME], seal[SEAL_ROOM];
     size_t length;

@@ -19,11 +19,10 @@ enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24 };
 typedef struct manifest {
     int64_t step, ranks;
     file_hash *file;       // (ranks)
-    struct cJSON *options; // texts by their names
+    struct cJSON *options; // texts by their names, for json_text()
 } manifest;
 
 void manifest_add(struct cJSON *options, const char *name, const char *format, ...) CF_PRINTF(3, 4);
-const char *manifest_value(const manifest *m, const char *name); // of an option; NULL: there is none
 
 char *manifest_print(const manifest *m, int64_t *size); // the caller frees it
 // NULL: the text is not a sound manifest, see why. name: its file. The caller frees it.

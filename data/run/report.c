@@ -4,6 +4,7 @@
 #include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
+#include "../json.h"
 #include "audit.h"
 #include "derived.h"
 #include <math.h>
@@ -37,8 +38,8 @@ static double lap(run_report *r) {
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
     report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->opt->out,
-                m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
-                manifest_value(m, "version"));
+                m->ranks, json_text(m->options, "strategy"), json_text(m->options, "tp"), json_text(m->options, "dp"),
+                json_text(m->options, "version"));
 }
 
 void report_open(run_report *r) {

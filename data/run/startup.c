@@ -124,14 +124,14 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
 
 void startup_name(const manifest *m, char name[RUN_NAME]) {
     uint64_t number = 0;
-    const char *old = m ? manifest_value(m, "run") : NULL;
+    const char *old = m ? json_text(m->options, "run") : NULL;
     if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
     snprintf(name, RUN_NAME, "%016lx", number);
     if (old) snprintf(name, RUN_NAME, "%s", old);
 }
 
 int64_t startup_number(const manifest *m, const char *name) {
-    const char *text = manifest_value(m, name);
+    const char *text = json_text(m->options, name);
     char *end = NULL;
     long value = text ? strtol(text, &end, 10) : 0;
     return text && *text && !*end ? value : 0;
@@ -141,11 +141,11 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
     char model[1024] = "", run[1024] = ""; // "--lr 0.1 (the checkpoint: 0.2), …"
     cJSON *mine = startup_describe(opt, facts);
     // If the learning rate does not depend on --steps, the run may be made longer or shorter.
-    const char *schedule = manifest_value(m, "schedule");
+    const char *schedule = json_text(m->options, "schedule");
     const bool constant = strcmp(opt->schedule, "constant") == 0 && schedule && strcmp(schedule, opt->schedule) == 0,
                steps_may_change = constant || (opt->decay_steps > 0 && startup_number(m, "decay-steps") != 0);
     for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
-        const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
+        const char *name = must_stay[i], *now = json_text(mine, name), *saved = json_text(m->options, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
         if (!saved) saved = strcmp(name, "define") == 0 ? "none" : strcmp(name, "reduce-dtype") == 0 ? "fp32" : "not recorded";

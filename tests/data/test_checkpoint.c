@@ -138,8 +138,8 @@ static void test_save_and_load(void **state) {
     assert_int_equal(m->step, 20);
     assert_int_equal(m->ranks, 2);
     assert_int_equal(cJSON_GetArraySize(m->options), 3);
-    for (int i = 0; i < 3; i++) assert_string_equal(manifest_value(m, options[i][0]), options[i][1]);
-    assert_null(manifest_value(m, "dp"));
+    for (int i = 0; i < 3; i++) assert_string_equal(json_text(m->options, options[i][0]), options[i][1]);
+    assert_null(json_text(m->options, "dp"));
     for (int64_t rank = 0; rank < 2; rank++) {
         char path[PATH_MAX];
         checkpoint_file_path(out_path(), 20, rank, false, path);

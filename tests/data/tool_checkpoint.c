@@ -7,7 +7,7 @@
 //
 // Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.
 #include "data/checkpoint.h"
-#include <cjson/cJSON.h>
+#include "data/json.h"
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -78,7 +78,7 @@ static manifest *newest_sound(const char *out, problem *why) {
 static int latest(const char *out, problem *why) {
     manifest *m = newest_sound(out, why);
     if (!m) return 1;
-    const char *seed = manifest_value(m, "seed");
+    const char *seed = json_text(m->options, "seed");
     saved_state *saved = saved_state_open(out, m, why);
     for (int64_t rank = 0; rank < m->ranks; rank++)
         if (!seed || !saved || !right(saved, atoll(seed), rank)) {
