@@ -42,10 +42,6 @@ bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem 
     return true;
 }
 
-void input_expect(const input *file, int64_t at, int64_t bytes) {
-    posix_fadvise(file->fd, at, bytes, POSIX_FADV_WILLNEED);
-}
-
 void input_close(input *file) {
     const int error = errno;
     if (file->path) close(file->fd);
