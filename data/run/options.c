@@ -66,15 +66,13 @@ static bool set(options *opt, const option_row *row, const char *text, problem *
     return true;
 }
 
-// --- names -------------------------------------------------------------------------------------------------
+// --- the command line --------------------------------------------------------------------------------------
 
 static const option_row *find(const char *name, size_t length) {
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
         if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
     return NULL;
 }
-
-// --- the command line --------------------------------------------------------------------------------------
 
 // Sets the option in argv[*at]; *at becomes the last argument used.
 static bool set_argument(options *opt, int argc, char **argv, int *at, problem *why) {
