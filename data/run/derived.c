@@ -41,14 +41,11 @@ void derived_choose_program(options *opt, const char *dtype, const char *other, 
 
 cf_choice derived_schedule(const options *opt) {
     cf_choice schedule;
-    char names[512] = "auto";
     if (cf_choice_parse(opt->overlap, &schedule)) return schedule;
-    for (int i = 0, length = 4; i < cf_algorithm_count && length < (int)sizeof names; i++)
-        length += snprintf(names + length, sizeof names - (size_t)length, ", %s", cf_algorithms[i].name);
-    char hint[600];
-    snprintf(hint, sizeof hint, "write NAME or NAME:SLICES, as in direct:4; NAME is one of %s", names);
+    char hint[600] = "write NAME or NAME:SLICES, as in direct:4; NAME is one of auto";
+    for (int i = 0, length = (int)strlen(hint); i < cf_algorithm_count && length < (int)sizeof hint; i++)
+        length += snprintf(hint + length, sizeof hint - (size_t)length, ", %s", cf_algorithms[i].name);
     cf_die_together(hint, "--overlap %.64s: no schedule has that name, or that many slices", opt->overlap);
-    return schedule;
 }
 
 void derived_check(options *opt) {
