@@ -119,10 +119,8 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
     w->bf16 = bf16;
     problem why;
     if (!atomic_file_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
-    const int64_t fields[] = {MAGIC,    bf16 ? VERSION_BF16 : VERSION_FP32, shape->maxT, shape->V, shape->L, shape->H, shape->C,
-                              shape->Vp};
-    int32_t header[INPUT_HEADER] = {0};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) header[i] = (int32_t)fields[i];
+    const int version = bf16 ? VERSION_BF16 : VERSION_FP32;
+    const int32_t header[INPUT_HEADER] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
     append(w, header, sizeof header);
     return w;
 }
