@@ -22,27 +22,22 @@ from experiments import ablation, timeline, training
 from experiments.steps import Place
 
 EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
-CONFIG = "machine", "compiler", "mpi", "oneDNN", "build"  # of make config
 
 
-def conditions_of(place):
-    """Of what is measured from now on."""
-    lines = dict(line.split(maxsplit=1) for line in place.runner.output(["make", "-s", "config"]).splitlines())
-    return {"place": place.kind, "cores": place.cores, **{name: lines[name] for name in CONFIG},
-            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
-
-
-def doubts(conditions):
-    """Why figures are less exact on this machine; "" if no reason is known."""
-    shortage = lab.shortage(2, conditions["cores"])
+def doubts(cores):
+    """Why figures are less exact on so few; "" if no reason is known."""
+    shortage = lab.shortage(2, cores)
     return shortage and f"**{lab.SHARED}**: {shortage}"
 
 
-def caption(conditions):
-    shared = doubts(conditions) and f" ({doubts(conditions)})"
-    return (f"{conditions['machine']}{shared}, load {conditions['load']:.2f} at the start; {conditions['compiler']}; "
-            f"{conditions['mpi']}; oneDNN {conditions['oneDNN']}; {conditions['build']}; "
-            f"{'lab, link as named' if conditions['place'] == 'lab' else 'one host, shared memory'}; {conditions['date']}")
+def caption_of(place):
+    """The conditions of what is measured from now on."""
+    config = dict(line.split(maxsplit=1) for line in place.runner.output(["make", "-s", "config"]).splitlines())
+    shared = doubts(place.cores) and f" ({doubts(place.cores)})"
+    return (f"{config['machine']}{shared}, load {os.getloadavg()[0]:.2f} at the start; {config['compiler']}; {config['mpi']}; "
+            f"oneDNN {config['oneDNN']}; {config['build']}; "
+            f"{'lab, link as named' if place.kind == 'lab' else 'one host, shared memory'}; "
+            f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}")
 
 
 # --- writing ---
@@ -67,10 +62,10 @@ def problems_of(done):
             for problem in getattr(EXPERIMENTS[name], "problems", lambda _: [])(rows)]
 
 
-def write_report(folder, conditions, done, wrong, left=0):
+def write_report(folder, cores, caption, done, wrong, left=0):
     """done: of each experiment its rows and commands."""
-    text = [f"In this report {doubts(conditions)}.", ""] if doubts(conditions) else []
-    text += ["# What overlapping brings, measured", "", f"{caption(conditions)}.", ""]
+    text = [f"In this report {doubts(cores)}.", ""] if doubts(cores) else []
+    text += ["# What overlapping brings, measured", "", f"{caption}.", ""]
     if left:
         text += [f"**Not complete: {left} points were not measured.**", ""]
     text += ["To repeat all of it:", "", "```sh",
@@ -80,8 +75,8 @@ def write_report(folder, conditions, done, wrong, left=0):
              "token file (`data/prepare.py`): contents do not change times.", ""]
     if wrong:
         text += ["## What went wrong", "", *(f"- **{' '.join(one.split())[:600]}**" for one in wrong), ""]
-    plots.note = doubts(conditions) and f"{conditions['cores']} cores: {lab.SHARED}"
-    text += [section(EXPERIMENTS[name], *found, folder, caption(conditions)) for name, found in done.items()]
+    plots.note = doubts(cores) and f"{cores} cores: {lab.SHARED}"
+    text += [section(EXPERIMENTS[name], *found, folder, caption) for name, found in done.items()]
     write_whole(folder / "report.md", "\n".join(text))
 
 
@@ -99,10 +94,10 @@ def main():
     o = parser.parse_args()
     o.out.mkdir(parents=True, exist_ok=True)
     place, done, failed = Place(o.place, o.ratio), {}, []
-    conditions = conditions_of(place)
+    caption = caption_of(place)
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
-    note(caption(conditions))
+    note(caption)
     for number, (name, point) in enumerate(points, 1):
         left = sum(point["seconds"] for _, point in points[number - 1:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
@@ -117,7 +112,7 @@ def main():
             failed.append(f"not measured: {name} {short}: {error}")
             note(failed[-1])
         wrong = problems_of(done) + failed
-        write_report(o.out, conditions, done, wrong, len(points) - number)
+        write_report(o.out, place.cores, caption, done, wrong, len(points) - number)
     note("".join(f"{one}\n" for one in wrong) + f"{o.out}/report.md")
     return int(bool(wrong))
 

@@ -153,7 +153,7 @@ class ReportOfAFakeExperiment(Case):
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
                          [(size, way) for size in range(POINTS) for way in (1, 2)])
         config = subprocess.run(["make", "-s", "config"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in report.CONFIG:
+        for name in "machine", "compiler", "mpi", "oneDNN", "build":
             self.assertIn(re.search(f"^{name} +(.*)", config, re.MULTILINE)[1], text)
         self.assertIn("scripts/report.py --out", text)
 
@@ -429,8 +429,13 @@ class Measured(Case):
 class FirstLine(Case):
     def written(self, done, cores=4, load=0.1):
         self.out.mkdir(exist_ok=True)
-        report.write_report(self.out, {"machine": "P", "cores": cores, "compiler": "cc", "mpi": "m", "oneDNN": "2", "build": "v",
-                                       "place": "local", "date": "today", "load": load}, done, [])
+        place = Place("local")
+        place.cores = cores
+        config = "machine P\ncompiler cc\nmpi m\noneDNN 2\nbuild v\n"
+        with unittest.mock.patch.object(place.runner, "output", return_value=config), \
+                unittest.mock.patch("os.getloadavg", return_value=(load, 0, 0)):
+            caption = report.caption_of(place)
+        report.write_report(self.out, cores, caption, done, [])
         return (self.out / "report.md").read_text()
 
     def test_says_that_cores_do_not_suffice(self):
