@@ -17,12 +17,12 @@ struct saver {
     cf_transport *transport;
     const options *opt;
     const rank_state *copy; // this rank's
+    void (*work)(saver *);  // write_file, until the ranks have exchanged how it ended; on rank 0 then commit; NULL: nothing
     pthread_t thread;
-    void (*work)(saver *); // what the thread does; NULL: there is none
-    atomic_bool done;      // the thread's last act
-    bool writing;          // the same on all ranks: their files are not exchanged yet
+    bool threaded;    // the thread does the work
+    atomic_bool done; // the last act of the work
     int64_t step;
-    bool ok; // the thread's result
+    bool ok; // the result of the work
     problem why;
     file_hash *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     file_hash mine;  // this rank's
@@ -62,13 +62,12 @@ static void *run(void *saver_) {
 static void start(saver *s, void (*work)(saver *)) {
     s->work = work;
     atomic_store(&s->done, false);
-    if (pthread_create(&s->thread, NULL, run, s) == 0) return;
-    run(s); // thread creation failed: training waits, but the checkpoint is saved
-    s->work = NULL;
+    s->threaded = pthread_create(&s->thread, NULL, run, s) == 0;
+    if (!s->threaded) run(s); // training waits, but the checkpoint is saved
 }
 
 static void join(saver *s) {
-    if (s->work) pthread_join(s->thread, NULL);
+    if (s->threaded) pthread_join(s->thread, NULL);
     s->work = NULL;
 }
 
@@ -119,7 +118,6 @@ bool saver_begin(saver *s, int64_t step) {
 void saver_write(saver *s, const rank_state *copy) {
     s->copy = copy;
     s->stall_ms = cf_now_ms() - s->begun_ms;
-    s->writing = true;
     start(s, write_file);
 }
 
@@ -130,7 +128,6 @@ bool saver_written(const saver *s) {
 // Collective, when all have written or will soon have.
 static void gather(saver *s) {
     join(s);
-    s->writing = false;
     if (!s->ok) warn(s), s->mine.bytes = -1;
     cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
     for (int rank = 0; rank < s->transport->size; rank++) s->ok &= s->file[rank].bytes >= 0;
@@ -145,12 +142,12 @@ static void end_commit(saver *s) {
 }
 
 void saver_advance(saver *s, bool all_written) {
-    if (s->writing && all_written) gather(s);
-    if (!s->writing && atomic_load(&s->done)) end_commit(s);
+    if (s->work == write_file && all_written) gather(s);
+    if (atomic_load(&s->done)) end_commit(s);
 }
 
 bool saver_finish(saver *s) {
-    if (s->writing) gather(s);
+    if (s->work == write_file) gather(s);
     end_commit(s);
     return cf_allreduce_min(s->transport, s->ok);
 }
