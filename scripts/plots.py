@@ -6,13 +6,9 @@ import matplotlib.pyplot as plt
 from command import whole
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9,
-                     "legend.frameon": False, "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150})
+                     "legend.frameon": False, "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150,
+                     "figure.constrained_layout.use": True})
 note = ""  # printed at the foot of every figure
-
-
-def panels(down, across, size):
-    """A figure and its (down, across) axes, of the same x."""
-    return plt.subplots(down, across, figsize=size, squeeze=False, sharex=True, layout="constrained")
 
 
 def save(figure, path):

@@ -67,9 +67,9 @@ def published(_):
 
 def scaling(o):
     """Tokens per second and GPU of each mode, on its best mesh that fits. Takes some minutes."""
-    figure, axes = plots.panels(1, 2, (9, 3.6))
+    figure, axes = plots.plt.subplots(1, 2, figsize=(9, 3.6))
     text = ""
-    for axis, micro in zip(axes[0], (16, 1)):
+    for axis, micro in zip(axes, (16, 1)):
         printed = run(["./train_gpt", "--predict", "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model", "d48",
                        "--heads", "16", "--micro-batch", micro])
         found = {}
@@ -84,7 +84,7 @@ def scaling(o):
                  title=f"{micro} sequence{'s' * (micro > 1)} a GPU")
         lines = [{"GPUs": n, **{mode: "{:.1f} (tp {})".format(*found[n, mode]) for mode in MODES}} for n in sizes]
         text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
-    axes[0][0].legend()
+    axes[0].legend()
     plots.save(figure, o.out / "scaling.png")
     return text
 

@@ -121,14 +121,14 @@ def figure(rows):
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], list(MODES)
-    drawn, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
+    drawn, axes = plots.plt.subplots(2 * len(modes), figsize=(10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
     below = 0.5 / drawn.get_figheight()  # the share of two lines
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - below))
     drawn.legend(legend.values(), legend, loc="lower center", ncols=4)
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
-        panels, now = axes[way * len(modes):][:len(modes), 0], select(rows, direction=direction)
+        panels, now = axes[way * len(modes):][:len(modes)], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
         for axis, mode in zip(panels, modes):
             draw_panel(axis, select(now, mode=mode), MODES[mode])

@@ -64,7 +64,7 @@ def measure(place, point):
             for way in (1, 2)]
 
 def shown(rows, folder):
-    drawn, _ = plots.panels(1, 1, (2, 2))
+    drawn = plots.plt.figure(figsize=(2, 2))
     plots.save(drawn, folder / "fake.png")
     return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
 """
@@ -282,6 +282,8 @@ class Timeline(Case):
         self.assertIn("(timeline.png)", timeline.shown(rows, self.folder))
         self.assertGreater((self.folder / "timeline.png").stat().st_size, 10000)
         self.assertIn("20 ms, of which 12 ms waiting", timeline.figure(rows).axes[0].get_title(loc="left"))
+        longer = [row | {"end_ms": 2 * row["end_ms"]} if row["direction"] == "backward" else row for row in rows]
+        self.assertEqual([panel.get_xlim()[1] for panel in timeline.figure(longer).axes], 3 * [20.4] + 3 * [40.8])
 
     def test_transfers_at_the_same_time_lie_in_lanes(self):
         spans = [(0, 10), (2, 5), (5, 8), (3, 12), (11, 13)]
