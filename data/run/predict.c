@@ -120,22 +120,19 @@ static void read_fields(void *to, cJSON *object, const field *table, int count, 
     for (const field *f = table; f < table + count; f++) {
         char what[112];
         double value = 0;
-        int64_t whole = 0;
         const bool rate = f->kind == CURVE && f->unit == 1e12;
         const double high = rate ? h->peak / f->unit : f->high;
         const char *otherwise = f->otherwise[h->gpu];
         if (otherwise && !cJSON_HasObjectItem(object, f->name)) add_default(object, f, otherwise, h->peak / 1e12);
         const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, f->name);
         void *at = (char *)to + f->offset;
-        bool right = f->kind == CURVE   ? read_curve(at, found, f, high)
-                     : f->kind == WHOLE ? json_whole(object, f->name, (int64_t)f->low, (int64_t)f->high, &whole)
-                                        : json_number(object, f->name, f->low, f->high, &value);
+        bool right = f->kind == CURVE ? read_curve(at, found, f, high) : json_number(object, f->name, f->low, high, &value);
         snprintf(what, sizeof what,
                  f->kind == CURVE ? "is no list of 1 to 32 pairs with ascending x, y from %g to %g%s"
                                   : "is no number from %g to %g",
                  f->low, high, rate ? ", the peak" : "");
-        if (!right) refuse(path, f->name, found ? what : "is missing");
-        if (f->kind == WHOLE) *(int *)at = (int)whole;
+        if (!right || (f->kind == WHOLE && value != floor(value))) refuse(path, f->name, found ? what : "is missing");
+        if (f->kind == WHOLE) *(int *)at = (int)value;
         if (f->kind == NUMBER) *(double *)at = value * f->unit;
     }
 }
