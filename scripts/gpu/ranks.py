@@ -66,12 +66,11 @@ def run(check):
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
     """Ring and direct have the same bits over every transport, however often. bits: of the first run of a kind, and its mesh."""
-    native = mesh.mode in NATIVE
     if result.status:
         return check.judge(name_of(mesh), False, f"status {result.status}: {result.reason}")
     far = relative([step["loss"] for step in steps], expected)
     note, same = f"{far:.1e} from one rank, {result.seconds:.1f} s", True
-    if not native:
+    if mesh.mode not in NATIVE:
         mine, slices = [(step["loss"], step["grad_norm"]) for step in steps], mesh.mode.partition(":")[2]
         first, other = bits.setdefault((mesh.strategy, mesh.tp, mesh.dp, slices, mesh.kind), (mine, mesh))
         same = first == mine
