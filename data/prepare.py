@@ -31,7 +31,7 @@ import tempfile
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
-from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of, sync_directory
+from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of, sync_directory, whole
 
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
@@ -345,13 +345,12 @@ def write_split(own, split, chunks, shard_tokens):
         file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, (total - 1) % shard_tokens + 1))
         close_synced(file)
 
-    files = total = 0
+    total = 0
     for tokens in map(memoryview, chunks):
         while len(tokens) > 0:
             if total % shard_tokens == 0:
-                file = open(os.path.join(own, f"{split}_{files:06d}.bin"), "xb")
+                file = open(os.path.join(own, f"{split}_{total // shard_tokens:06d}.bin"), "xb")
                 file.write(bytes(HEADER * 4))
-                files += 1
             count = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
             file.write(tokens[:2 * count])
             tokens = tokens[2 * count:]
@@ -361,7 +360,7 @@ def write_split(own, split, chunks, shard_tokens):
                 note(f"{split}: {total:,} tokens so far")
     if total % shard_tokens > 0:
         close()
-    return split, files, total
+    return split, -(-total // shard_tokens), total
 
 
 def parse_arguments(arguments):
@@ -399,9 +398,8 @@ def prepare(options):
         written = [write_split(own, split, encoded(parts, encoder), options.shard_tokens)
                    for split, parts in (("train", train), ("val", val))]
         if options.encoding == "gpt2":
-            with open(os.path.join(own, "tokenizer.bin"), "xb") as file:
+            with whole(os.path.join(own, "tokenizer.bin"), "wb") as file:
                 file.write(encoder.tokenizer_file())
-                close_synced(file)
         gone = replace_data_set(own, options.out)
     for path in gone:
         say(f"removed {path} of an earlier run")
