@@ -1,5 +1,5 @@
-// See audit.h.
-#include "audit.h"
+// See report.h.
+#include "report.h"
 #include "derived.h"
 
 enum { SHOWN = 8 };

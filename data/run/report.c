@@ -5,7 +5,6 @@
 #include "../../commfuse/launch/stop.h"
 #include "../atomic_file.h"
 #include "../json.h"
-#include "audit.h"
 #include "derived.h"
 #include <math.h>
 #include <sys/resource.h>

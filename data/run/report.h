@@ -61,6 +61,9 @@ void report_meet(run_report *r);                          // waits until every r
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences);
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
 void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // prints on rank 0
+// The overlap audit: for each operation, how much of its communication was hidden, what limited it, and an option worth trying.
+// Means over ranks and all steps but trials. Collective. Rank 0 prints the operations with the longest exposed time and logs all.
+void audit(const cf_trace *trace, cf_transport *transport, const options *opt, logfile *log);
 // stopped: a signal ended the run before its last step. Dies together unless the state was saved. Returns the exit status of the
 // program: STATUS_STOPPED if the same command resumes the run; EXIT_FAILURE if log or timeline could not be written.
 enum { STATUS_STOPPED = 75 };

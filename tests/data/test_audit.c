@@ -3,7 +3,7 @@
 // The overlap audit: what bounds an operation, by what transfers cost and how much of them waited.
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/run/audit.h"
+#include "data/run/report.h"
 
 enum { BYTES = 1000000, TRANSFERS = 4 };
 
