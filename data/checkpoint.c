@@ -174,25 +174,19 @@ static bool read_name(const char *name, found *f) {
     return false;
 }
 
-static int newest_first(const void *a, const void *b) {
-    const found *x = a, *y = b;
-    return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
-}
-
 // The checkpoints in OUT, newest first; none if there is no OUT. NULL, see why, if they cannot be listed: a new run must not begin
 // then.
 static found *list(const char *out, int64_t *count, problem *why) {
     struct dirent **entry = NULL;
-    int entries = scandir(out, &entry, NULL, NULL);
+    int entries = scandir(out, &entry, NULL, versionsort);
     if (entries < 0 && errno != ENOENT) {
         atomic_file_problem(why, "cannot list", out, -1);
         return NULL;
     }
     *count = 0;
     found *all = cf_host_alloc(entries > 0 ? entries : 0, sizeof *all, "the list of checkpoints");
-    for (int i = 0; i < entries; free(entry[i++])) *count += read_name(entry[i]->d_name, &all[*count]);
+    for (int i = entries - 1; i >= 0; free(entry[i--])) *count += read_name(entry[i]->d_name, &all[*count]);
     free(entry);
-    qsort(all, (size_t)*count, sizeof *all, newest_first);
     return all;
 }
 
