@@ -1,6 +1,5 @@
 """Random tokens to train on."""
 import array
-import itertools
 import random
 
 
@@ -10,8 +9,7 @@ def write_tokens(path, count, vocabulary, seed=7):
     tokens."""
     draw = random.Random(seed)
     tokens = draw.sample(range(vocabulary), vocabulary)
-    weights = list(itertools.accumulate(1 / (rank + 2) for rank in range(vocabulary)))
-    drawn = draw.choices(tokens, cum_weights=weights, k=4 * vocabulary)
+    drawn = draw.choices(tokens, [1 / (rank + 2) for rank in range(vocabulary)], k=4 * vocabulary)
     text, token = array.array("H"), tokens[0]
     for _ in range(count):
         text.append(token)
