@@ -10,7 +10,6 @@
 // (Ignore SIGXFSZ, so that a limit on the size of files, ulimit -f, is such an error too.)
 #pragma once
 #include <limits.h>
-#include <stdint.h>
 #include "../layers/params.h"
 #include "input.h"
 

@@ -2,7 +2,6 @@
 // (llm.c's), beside the token files: a header of 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one
 // byte with its length and its bytes. Byte-level models need none: token = byte.
 #pragma once
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct vocabulary vocabulary;

@@ -3,11 +3,9 @@
 // removes older ones. Only rank 0 knows how that ended, until saver_finish().
 #define _GNU_SOURCE
 #include "saver.h"
-#include "../../commfuse/device.h"
 #include <cjson/cJSON.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
