@@ -2,7 +2,6 @@
 // matrices (out, in) row-major.
 //   header[0] 20240326   header[1] version: 3 = fp32, 5 = bf16
 //   header[2] maxT  [3] V  [4] L  [5] heads  [6] C  [7] Vp (V padded)
-// Every header field is checked, and their product against the file's size, before anything is used.
 #pragma once
 #include "../layers/params.h"
 #include "input.h"

@@ -102,8 +102,7 @@ nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/sh
     sh -c "$LAB_RANK" rank "$@"
 exit $?
 """
-# A rank: its main thread, which computes, gets one core, its other threads, those of the transport, the other. Repeated for some
-# seconds, while the program may still start threads.
+# Puts the threads of a rank on its two cores, for some seconds, while the program may still start threads.
 RANK = r"""
 cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK / LAB_EACH + 1)))
 at=$((2 * OMPI_COMM_WORLD_LOCAL_RANK + 1))

@@ -1,7 +1,6 @@
 #!/bin/sh
-# mpirun for ranks that are all on this machine, such as a laptop, a container or a CI runner: also as root, with
-# more ranks than cores, without pinning (two jobs would pin to the same cores). commfuse/cpu/transport_mpi.c decides
-# whether waiting ranks yield.
+# mpirun for ranks that are all on this machine, such as a laptop, a container or a CI runner: also as root, with more ranks than
+# cores, without pinning (two jobs would pin to the same cores). commfuse/cpu/transport_mpi.c decides whether waiting ranks yield.
 #
 #     scripts/mpirun.sh -np 2 ./train_gpt --tp 2 …
 #

@@ -4,7 +4,7 @@
 gpu         this program's steps on one H100 and one H200 (the reports of gpu_check.py that are committed), by the machine files
             whose kernels come from these reports (measure_machine.py); nothing is fitted to a step
 published   llm.c's published steps, nothing fitted
-emulated    the emulator's clock, with a machine file of the same assumptions
+emulated    the emulator's clock (tests/emulator/clock.cc), with a machine file of the same assumptions
 report      the committed report of a lab of four cores; for each mesh the speed of a rank is fitted
 here        this machine, described by measure_machine.py: two ranks over shared memory and, as root, on two hosts made of it
 scaling     no measurement: d48 (with 16 heads, a multiple of 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
@@ -121,8 +121,7 @@ def here(o):
 
 
 def report(o):
-    """The lab of the committed report. Its machine is not here: one constant is fitted for each mesh, the speed of a rank, so that
-    the step without transfers is as measured."""
+    """Its machine is not here, so the speed of a rank is fitted: the step without transfers is as measured."""
     laptop = json.loads(pathlib.Path(ROOT, "scripts/machines/laptop.json").read_text(encoding="utf-8"))
     with open(f"{ROOT}/scripts/experiments/results/training/training.csv", encoding="utf-8") as file:
         steps = [row for row in csv.DictReader(file) if row["threads"] == "1" and row["round"] != "0"]
@@ -150,7 +149,6 @@ def report(o):
 
 
 def emulated(o):
-    """On the GPUs of tests/emulator/clock.cc."""
     program = "build/emulated-bf16/tests/bench/bench_train"
     if not os.path.exists(f"{ROOT}/{program}"):
         return f"Skipped: {program} is not built (make {program})\n"

@@ -1,6 +1,5 @@
-// See saver.h. A rank's thread writes the copy of its state. When those of all ranks have, which the ranks tell each other with
-// the figures of a step, they exchange sizes and hashes, and rank 0's thread writes the manifest, gives the checkpoint its name and
-// removes older ones. Only rank 0 knows how that ended, until saver_finish().
+// See saver.h. When all ranks have written their files they exchange sizes and hashes, for the manifest, which rank 0's thread
+// writes. Only rank 0 knows how that ended, until saver_finish().
 #define _GNU_SOURCE
 #include "saver.h"
 #include <cjson/cJSON.h>
