@@ -79,7 +79,7 @@ CF_NORETURN static void refuse(const char *path, const char *name, const char *w
     cf_die_together(examples, "%s: \"%.100s\" %s", path, name, what);
 }
 
-static bool read_curve(cf_curve *c, const cJSON *list, const field *f, double high) {
+static bool read_curve(cf_curve *c, const cJSON *list, const field *f, double unit, double high) {
     const cJSON *pair;
     c->points = 0;
     cJSON_ArrayForEach(pair, list) {
@@ -89,20 +89,11 @@ static bool read_curve(cf_curve *c, const cJSON *list, const field *f, double hi
             !cJSON_IsNumber(y))
             return false;
         if (!(x->valuedouble > 0 && x->valuedouble <= 1e12 && y->valuedouble >= f->low && y->valuedouble <= high)) return false;
-        c->x[i] = x->valuedouble * f->unit_x, c->y[i] = y->valuedouble * f->unit;
+        c->x[i] = x->valuedouble * f->unit_x, c->y[i] = y->valuedouble * unit;
         if (i > 0 && c->x[i] <= c->x[i - 1]) return false;
         c->points++;
     }
     return cJSON_IsArray(list) && c->points > 0;
-}
-
-static void add_default(cJSON *object, const field *f, const char *text, double peak_tflops) {
-    cJSON *value = cJSON_Parse(text), *pair;
-    cJSON_ArrayForEach(pair, value) {
-        cJSON *y = cJSON_GetArrayItem(pair, 1);
-        if (y) cJSON_SetNumberValue(y, y->valuedouble * (f->unit_x == 1e9 ? peak_tflops : 1));
-    }
-    cJSON_AddItemToObject(object, f->name, value);
 }
 
 // Reads the fields of a table from an object. It has each at most once, and some of `others`: a misspelt name is an error. No rate
@@ -120,13 +111,13 @@ static void read_fields(void *to, cJSON *object, const field *table, int count, 
     for (const field *f = table; f < table + count; f++) {
         char what[112];
         double value = 0;
-        const bool rate = f->kind == CURVE && f->unit == 1e12;
-        const double high = rate ? h->peak / f->unit : f->high;
+        const bool rate = f->kind == CURVE && f->unit == 1e12, given = cJSON_HasObjectItem(object, f->name);
+        const double unit = rate && !given ? h->peak : f->unit, high = rate ? h->peak / unit : f->high;
         const char *otherwise = f->otherwise[h->gpu];
-        if (otherwise && !cJSON_HasObjectItem(object, f->name)) add_default(object, f, otherwise, h->peak / 1e12);
+        if (otherwise && !given) cJSON_AddItemToObject(object, f->name, cJSON_Parse(otherwise));
         const cJSON *found = cJSON_GetObjectItemCaseSensitive(object, f->name);
         void *at = (char *)to + f->offset;
-        bool right = f->kind == CURVE ? read_curve(at, found, f, high) : json_number(object, f->name, f->low, high, &value);
+        bool right = f->kind == CURVE ? read_curve(at, found, f, unit, high) : json_number(object, f->name, f->low, high, &value);
         snprintf(what, sizeof what,
                  f->kind == CURVE ? "is no list of 1 to 32 pairs with ascending x, y from %g to %g%s"
                                   : "is no number from %g to %g",
