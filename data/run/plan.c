@@ -31,7 +31,6 @@ static bool unsound(problem *why, const char *name, const char *what, const char
 static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool here, problem *why) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(plan, "operations"), *item;
     const char *shape = json_text(plan, "shape"), *machine = json_text(plan, "machine");
-    const int count = cf_tuner_operations(p->tuner);
     if (!cJSON_IsObject(list) || !shape || !machine)
         return unsound(why, name, "is damaged: it is not a JSON object with \"shape\", \"machine\" and \"operations\"", "");
     if (strcmp(shape, p->shape) != 0)
@@ -46,7 +45,7 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
             return unsound(why, name, "has no valid choice (ring:2, direct, once, none, slice:4) for an operation of this run: ",
                            item->string);
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
         const char *operation = cf_tuner_operation(p->tuner, i).name;
         if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
     }
