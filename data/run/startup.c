@@ -166,20 +166,18 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
 
 // --- the model's shape -------------------------------------------------------------------------------------
 
-static gpt_shape shape_of_file(options *opt, model_file **start) {
+static gpt_shape shape_of_file(const options *opt, model_file **start) {
     static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_heads, OPTION_vocab};
     *start = model_file_open(opt->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (opt->given[fixed[i]])
             cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[fixed[i]].name,
                             opt->init_from);
-    gpt_shape s = (*start)->shape;
-    if (!opt->given[OPTION_seq] && opt->seq > s.maxT) opt->seq = s.maxT;
-    return s;
+    return (*start)->shape;
 }
 
 // saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
-static gpt_shape shape_of_options(options *opt, const vocabulary *words, const gpt_shape *saved) {
+static gpt_shape shape_of_options(const options *opt, const vocabulary *words, const gpt_shape *saved) {
     gpt_shape s = saved->L > 0 && !opt->given[OPTION_model] ? *saved : params_named(opt->model);
     if (opt->layers > 0) s.L = opt->layers;
     if (opt->channels > 0) s.C = opt->channels;
@@ -187,7 +185,6 @@ static gpt_shape shape_of_options(options *opt, const vocabulary *words, const g
     s.V = opt->vocab > 0 ? opt->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
     s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
     if (s.V == saved->V) s.Vp = saved->Vp;
-    if (saved->L > 0 && !opt->given[OPTION_seq] && opt->seq > saved->maxT) opt->seq = saved->maxT;
     s.maxT = saved->L > 0 ? saved->maxT : opt->seq;
     return s;
 }
@@ -211,6 +208,7 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m
         const bool readable = cf_allreduce_min(transport, access(opt->init_from, R_OK) == 0);
         shape = *opt->init_from && (readable || shape.L == 0) ? shape_of_file(opt, start) : shape_of_options(opt, words, &shape);
     }
+    if (!opt->given[OPTION_seq] && opt->seq > shape.maxT) opt->seq = shape.maxT;
     opt->layers = shape.L, opt->channels = shape.C, opt->heads = shape.H, opt->vocab = shape.V;
     return shape;
 }
