@@ -70,19 +70,18 @@ static bool cut(const logfile *log, const char *run, int64_t step) {
     atomic_file replacement;
     char *text = NULL;
     size_t room = 0;
-    bool ours = false, others = false;
+    bool ours = false;
     FILE *from = fopen(log->path, "r");
     if (!from) die_unwritable(log->path);
     bool ok = atomic_file_create(&replacement, log->path, -1, &why);
-    for (ssize_t length; ok && !others && (length = getline(&text, &room, from)) > 0;) {
+    for (ssize_t length; ok && (length = getline(&text, &room, from)) > 0;) {
         if (text[length - 1] != '\n') break; // cut short
         cJSON *line = cJSON_Parse(text);
-        if (!ours && json_is(line, "event", "config")) {
-            ours = json_is(line, "run", run);
-            others = !ours;
-        }
+        const bool config = json_is(line, "event", "config");
+        ours |= config && json_is(line, "run", run);
         if (stays(line, step)) ok = atomic_file_append(&replacement, text, length, &why);
         cJSON_Delete(line);
+        if (config && !ours) break; // all of it is another run's
     }
     ok = ok && (!ferror(from) || atomic_file_problem(&why, "cannot read", log->path, -1)) &&
          (!ours || atomic_file_commit(&replacement, &why));
