@@ -5,5 +5,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 command -v make >/dev/null || PATH=$PWD/build/deps/bin:$PATH # carried along
-python=$(scripts/find_python.sh)
-exec "$python" scripts/gpu_check.py "$@"
+exec "$(scripts/find_python.sh)" scripts/gpu_check.py "$@"
