@@ -8,8 +8,6 @@ shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone) $(recorded)
 gpu_objects  := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c data/run/*.c)) # need cJSON and xxHash; layers do not
 real_bf16 := -DREAL_IS_BF16
-other_bf16 := fp32
-other_fp32 := bf16
 
 # gpu_variant DIRECTORY, TYPE, FAMILY: the program (of FAMILY_objects and FAMILY_data) and its tests (of FAMILY_objects), compiled
 # with FAMILY_cc and FAMILY_cxx, linked with FAMILY_link and FAMILY_libs.
@@ -22,7 +20,7 @@ $(1)/%.cuda.o: %.cu build/machine
 	$$($(3)_cxx) $$(real_$(2)) -MMD -MP -c -o $$@ $$<
 $(1)/train_gpt.o: train_gpt.cu build/machine $$($(3)_version)
 	@mkdir -p $$(@D)
-	$$($(3)_cxx) $$(real_$(2)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$$(other_$(2)))"' -MMD -MP -c -o $$@ $$<
+	$$($(3)_cxx) $$(real_$(2)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$(filter-out $(2),bf16 fp32))"' -MMD -MP -c -o $$@ $$<
 $(1)/train_gpt: $$(patsubst %,$(1)/%,train_gpt.o $$($(3)_objects) $$($(3)_data))
 	$$($(3)_link) -o $$@ $$^ $$(CJSON) $$($(3)_libs)
 $(1)/tests/%: tests/%.c $$($(3)_objects:%=$(1)/%)
