@@ -57,9 +57,7 @@ lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known
 --lint|clang-format|program clang-format|the format of the C sources
 --lint|clang-tidy|program clang-tidy|checks of the C sources"
 
-installed=
-program dpkg-query && installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' 2>/dev/null \
-    $(echo "$needed" | cut -d'|' -f2))
+installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' $(echo "$needed" | cut -d'|' -f2) 2>/dev/null)
 
 missing=
 reasons=
