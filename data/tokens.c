@@ -111,11 +111,9 @@ tokens *tokens_open(const char *pattern, int64_t T, int64_t vocab) {
         cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
     tokens *t = cf_host_alloc(1, sizeof *t, "token files");
-    *t = (tokens){.file = cf_host_alloc((int64_t)found.gl_pathc, sizeof *t->file, "token files"),
-                  .files = (int)found.gl_pathc,
-                  .T = T,
-                  .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
-                  .vocab = vocab};
+    t->T = T, t->vocab = vocab, t->files = (int)found.gl_pathc;
+    t->file = cf_host_alloc(t->files, sizeof *t->file, "token files");
+    t->piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens");
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
         open_file(&t->file[i], found.gl_pathv[i]);

@@ -32,10 +32,8 @@ vocabulary *vocabulary_open(const char *path) {
     const int32_t *header = (const int32_t *)bytes;
     if (!input_check_header("vocabulary file", path, size, field, 3, header, &why)) cf_die_together(how_to_make, "%s", why.what);
     vocabulary *v = cf_host_alloc(1, sizeof *v, path);
-    *v = (vocabulary){.count = header[2],
-                      .end_of_text = (uint32_t)header[3],
-                      .word = cf_host_alloc(header[2], sizeof *v->word, path),
-                      .bytes = bytes};
+    v->bytes = bytes, v->count = header[2], v->end_of_text = (uint32_t)header[3];
+    v->word = cf_host_alloc(v->count, sizeof *v->word, path);
     if (v->end_of_text >= v->count)
         cf_die_together(how_to_make, "vocabulary file %s: end of text is token %ld of %ld", path, v->end_of_text, v->count);
     for (int64_t token = 0; token < v->count; token++) {
