@@ -43,11 +43,9 @@ bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem 
 }
 
 void input_close(input *file) {
-    const int error = errno;
     if (file->path) close(file->fd);
     free(file->path);
     file->path = NULL;
-    errno = error;
 }
 
 bool input_check_header(const char *kind, const char *path, int64_t bytes, const header_field *field, int fields,

@@ -12,7 +12,7 @@ typedef struct input {
 } input;
 bool input_open(input *file, const char *kind, const char *path, problem *why);        // false: see why
 bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem *why); // all `bytes` from byte `at` on, or false
-void input_close(input *file); // keeps errno; a file that is all zero was never open
+void input_close(input *file);                                                         // a file that is all zero was never open
 
 // A whole file of at most `most` bytes, with a terminating 0; the caller frees it. NULL: see why; errno is ENOENT only if there is
 // no such file.
