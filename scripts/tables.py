@@ -2,12 +2,10 @@
 
 
 def markdown(lines):
-    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell; some may lack the last."""
+    """The first column is left-aligned, the others right. Lines are dictionaries from heading to cell, with the same headings."""
     lines = list(lines)
-    headings = list(dict.fromkeys(heading for line in lines for heading in line))
-    cells = [[line.get(heading, "") for heading in headings] for line in lines]
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (headings, rule, *cells))
+    rule = ["---", *["---:"] * (len(lines[0]) - 1)]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (lines[0], rule, *map(dict.values, lines)))
 
 
 def remarks(alike, of_ideal):
