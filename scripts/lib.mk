@@ -5,7 +5,6 @@ L      := $(if $(SAN),$(B),build)/lib
 # The other headers of commfuse/ are internal.
 public_headers := $(addsuffix .h,$(addprefix commfuse/,choice context device fuse memory mesh replay schedule schedule_check trace \
                                                        transport tune base/die base/extern_c))
-examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
 lib_objects := $(patsubst %.c,$(L)/%.o,$(core))
@@ -35,6 +34,6 @@ install: lib ## the library, its headers, pkg-config file and examples, below PR
 	install -m 755 $(L)/$(soname) '$(to)/lib'
 	ln -sf $(soname) '$(to)/lib/libcommfuse.so'
 	install -m 644 $(L)/commfuse.pc '$(to)/lib/pkgconfig'
-	install -m 644 $(examples) '$(to)/share/commfuse/examples'
+	install -m 644 $(wildcard commfuse/examples/*) '$(to)/share/commfuse/examples'
 
 .PHONY: lib install
