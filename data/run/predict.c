@@ -10,21 +10,19 @@
 #include <stddef.h>
 #include <unistd.h>
 
-enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
+enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX, MACHINE_BYTES_MAX = 1 << 16 };
 static const char *modes[] = {"ideal", "none", "slice", "commfuse", "levels", "auto"}; // --overlap NAME takes the place of commfuse
 enum { IDEAL, NONE, SLICE, COMMFUSE, LEVELS, AUTO, MODES };
 
 typedef struct forecast {
     cf_played played;
-    double tokens_per_s, mfu;
-    double gib;
+    double tokens_per_s, mfu, gib;
     bool fits;
     int plan; // of auto: the best of the whole plans that trials compare
 } forecast;
 
 // --- MACHINE.json ---
 
-enum { MACHINE_BYTES_MAX = 1 << 16 };
 typedef enum { NUMBER, WHOLE, CURVE } field_kind;
 typedef struct field {
     const char *name;
