@@ -202,9 +202,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
     const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
-    for (int i = 0; i < 5; i++) g->zero.matrix[linear[i]->w].arrives = linear[i]->arrives;
-    g->zero.matrix[QKVW].may_wait = !is_up(g);
-    g->zero.matrix[QKVW].by_parts = is_up(g);
+    for (int i = 0; i < 5; i++) g->zero.arrives[linear[i]->w] = linear[i]->arrives;
 }
 
 void gpt_free(gpt *g) {

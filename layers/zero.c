@@ -184,21 +184,22 @@ bool zero_table_is_here(const zero_shards *z) {
 // --- where gradients are computed ---
 
 // Are the slices that arrive large enough to add to a gradient one by one?
-static bool slices_pay(const zero_matrix *m, int64_t C) {
-    const cf_fuse_config *config = cf_fuse_get_config(m->arrives);
-    if (m->by_parts || config->group->size == 1 || config->algorithm->blocking) return true; // all of a part, or of the factor
-    return config->capacity / C / config->slices >= linear_wgrad_depth_min();
+static bool slices_pay(const parameters *p, const cf_fuse *arrives) {
+    const cf_fuse_config *config = cf_fuse_get_config(arrives);
+    if (p->strategy == STRATEGY_UP) return true;                              // up.c waits for all of a part
+    if (config->group->size == 1 || config->algorithm->blocking) return true; // all of the factor
+    return config->capacity / p->shape.C / config->slices >= linear_wgrad_depth_min();
 }
 
 gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
     const parameters *p = z->params;
     const int bucket = params_bucket_of(p, tensor, layer);
     const bool alone = p->bucket[bucket].tensor == tensor;
-    const zero_matrix *m = &z->matrix[tensor];
+    const bool may_wait = tensor == QKVW && layer == 0 && p->strategy == STRATEGY_TPSP; // nothing needs it soon
     if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
     // In a bucket with others these would wait, too.
-    if (m->may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
-    return m->arrives && slices_pay(m, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
+    if (may_wait && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
+    return z->arrives[tensor] && slices_pay(p, z->arrives[tensor]) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
 }
 
 void zero_begin_backward(zero_shards *z, bool first, bool last) {
@@ -268,7 +269,7 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
     const gradient_place place = zero_place(z, tensor, layer);
     const int bucket = params_bucket_of(z->params, tensor, layer);
-    cf_fuse *arrives = z->matrix[tensor].arrives;
+    cf_fuse *arrives = z->arrives[tensor];
     g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
     g.to = destination(z, tensor, layer);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};

@@ -44,27 +44,21 @@ typedef struct zero_bucket {
     char name[32]; // in messages and traces
 } zero_bucket;
 
-typedef struct zero_matrix { // facts about a kind of weight matrix
-    cf_fuse *arrives;        // the operation that brings one factor of its gradient; NULL: none does
-    bool by_parts;           // of several parts (weight_gradient): each is computed once all of its factor is here
-    bool may_wait;           // nothing in the first layer waits for its gradient
-} zero_matrix;
-
 typedef struct zero_shards {
     cf_context *context;
     parameters *params;
     gradients_policy gradients;
-    int64_t prefetch;        // overlap.h
-    bool rows_travel;        // the lookup exchanges rows (lookup.h), so that only the head needs the whole table
-    zero_bucket *bucket;     // [params->buckets]
-    int *forward, *backward; // [params->buckets] in the order of forward's needs; in that of finishing reductions
-    int gathers_begun;       // in forward order, since the last update
-    zero_matrix matrix[TENSORS];
-    bool first, last; // this is the step's first micro-batch, the last one, after which gradients travel
-    adamw update;     // of shards that are not updated yet
-    accum *m, *v;     // (params->owned) moments of this rank's shards, bucket by bucket
-    accum *master;    // (params->owned) their weights if `real` is not accum; else NULL
-    double *squares;  // (SQUARES_SCRATCH)
+    int64_t prefetch;          // overlap.h
+    bool rows_travel;          // the lookup exchanges rows (lookup.h), so that only the head needs the whole table
+    zero_bucket *bucket;       // [params->buckets]
+    int *forward, *backward;   // [params->buckets] in the order of forward's needs; in that of finishing reductions
+    int gathers_begun;         // in forward order, since the last update
+    cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
+    bool first, last;          // this is the step's first micro-batch, the last one, after which gradients travel
+    adamw update;              // of shards that are not updated yet
+    accum *m, *v;              // (params->owned) moments of this rank's shards, bucket by bucket
+    accum *master;             // (params->owned) their weights if `real` is not accum; else NULL
+    double *squares;           // (SQUARES_SCRATCH)
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.

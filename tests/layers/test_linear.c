@@ -270,7 +270,7 @@ static void place_of_a_weight_gradient(void **state) {
     zero_shards z = {.params = &p, .bucket = bucket};
     bucket[params_bucket_of(&p, QKVW, 1)].by_owners = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
-        z.matrix[QKVW].may_wait = may_wait;
+        p.strategy = may_wait ? STRATEGY_TPSP : STRATEGY_UP;
         for (int last = 0; last <= 1; last++) {
             z.last = last;
             assert_int_equal(zero_place(&z, QKVW, 1), last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
