@@ -130,20 +130,9 @@ accum *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + find(p, tensor, layer)->first;
 }
 
-static bool is_zeroed(const param_bucket *b) {
-    return b->layer < 0 && b->tensor < 0;
-}
-
-matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first) {
-    const bool zeroed = is_zeroed(&p->bucket[params_bucket_of(p, tensor, layer)]);
-    return (matrix_gradient){.at = params_grad(p, tensor, layer), .add = zeroed || !first};
-}
-
 void params_zero_grad(const parameters *p, cf_stream *stream) {
-    for (int i = 0; i < p->buckets; i++) {
-        const param_bucket *b = &p->bucket[i];
-        if (is_zeroed(b)) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
-    }
+    const param_bucket *b = p->bucket + p->table + 1;
+    for (; b < p->bucket + p->buckets; b++) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
 }
 
 static int64_t runs_of_part(const parameters *p, int tensor) {

@@ -99,12 +99,10 @@ real *params_weight(const parameters *p, int tensor, int64_t layer);
 accum *params_grad(const parameters *p, int tensor, int64_t layer);
 
 // Destination of a weight gradient. add: to the value there; if not, that is the previous step's and is overwritten.
-// first: this micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
     accum *at, *db; // db += the gradient of the bias; NULL: is not computed with the matrix'
     bool add;
 } matrix_gradient;
-matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
 // At the start of a step: zeroes the gradients of positions and vectors. Those of the layers' matrices and of the token table are
 // large, and writing their first product moves a third of the bytes of zeroing and adding.
 void params_zero_grad(const parameters *p, cf_stream *stream);

@@ -210,7 +210,7 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
 }
 
 static matrix_gradient destination(const zero_shards *z, int tensor, int64_t layer) {
-    matrix_gradient to = params_matrix_grad(z->params, tensor, layer, z->first);
+    matrix_gradient to = {.at = params_grad(z->params, tensor, layer), .add = !z->first};
     const bool bias = (tensor == QKVW || tensor == FCW) && zero_place(z, tensor, layer) < GRADIENT_AFTER;
     if (bias) to.db = params_grad(z->params, tensor + 1, layer);
     return to;

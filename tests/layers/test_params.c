@@ -360,14 +360,6 @@ static void check_step_begins(const world *w, int rank) {
         if (writes && p->grad[i] != 7) fail_at(w, rank, "needlessly zeroed", tensor, i);
         if (!writes && p->grad[i] != 0) fail_at(w, rank, "of the step before", tensor, i);
     }
-    for (int first = 0; first < 2; first++)
-        for (int tensor = 0; tensor < TENSORS; tensor++)
-            for (int64_t l = 0; l < params_layers(&w->shape, tensor); l++) {
-                int64_t layer = in_layer(tensor) ? l : -1;
-                matrix_gradient g = params_matrix_grad(p, tensor, layer, first != 0);
-                assert_ptr_equal(g.at, params_grad(p, tensor, layer));
-                assert_int_equal(g.add, !first || !is_product(tensor));
-            }
 }
 
 static void a_step_begins_without_the_last_one(void **state) {
