@@ -272,21 +272,18 @@ static void embed_backward(gpt *g) {
 
 // --- layer norms: of the halves of blocks, and the last one ---
 
-// The weights of layer norm n; its bias is the next tensor.
-static int norm_tensor(const gpt *g, int64_t n, int64_t *layer) {
-    const bool last = n == 2 * g->params.shape.L;
-    *layer = last ? 0 : n / 2;
-    return last ? LNFW : n % 2 ? LN2W : LN1W;
+// The weights of layer norm n, of layer n / 2; its bias is the next tensor.
+static int norm_tensor(const gpt *g, int64_t n) {
+    return n == 2 * g->params.shape.L ? LNFW : n % 2 ? LN2W : LN1W;
 }
 
 // Computes this rank's shard. Returns the address of the whole, which a column-parallel layer gathers.
 static real *norm_forward(gpt *g, int64_t n) {
     const parameters *p = &g->params;
     const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
-    int64_t layer = 0;
-    const int w = norm_tensor(g, n, &layer);
-    layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, layer),
-                      params_weight(p, w + 1, layer), rows, C, g->context->stream);
+    const int w = norm_tensor(g, n);
+    layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, n / 2),
+                      params_weight(p, w + 1, n / 2), rows, C, g->context->stream);
     return g->norm[n];
 }
 
@@ -306,11 +303,10 @@ static void norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t step
     gpt *g = norm->g;
     const parameters *p = &g->params;
     const int64_t n = norm->n, C = p->shape.C, first = t0 * g->pass.B;
-    int64_t layer = 0;
-    const int w = norm_tensor(g, n, &layer);
+    const int w = norm_tensor(g, n);
     accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
-    layernorm_backward(g->dx + first * C, params_grad(p, w, layer), params_grad(p, w + 1, layer), bias, dnorm, g->x[n] + first * C,
-                       params_weight(p, w, layer), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
+    layernorm_backward(g->dx + first * C, params_grad(p, w, n / 2), params_grad(p, w + 1, n / 2), bias, dnorm, g->x[n] + first * C,
+                       params_weight(p, w, n / 2), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
                        stream);
 }
 

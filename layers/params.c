@@ -117,9 +117,9 @@ int64_t params_local_count(const parameters *p, int tensor) {
     return params_local_rows(p, tensor) * params_local_columns(p, tensor);
 }
 
-// wte, wpe and the final norm have one layer, 0 or -1.
+// wte, wpe and the final norm have one layer, whatever is asked for.
 static const param_tensor *find(const parameters *p, int tensor, int64_t layer) {
-    return &p->placed[p->place[(layer > 0 ? layer : 0) * TENSORS + tensor]];
+    return &p->placed[p->place[(kinds[tensor].per_layer ? layer : 0) * TENSORS + tensor]];
 }
 
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
