@@ -404,10 +404,8 @@ void gpt_backward(gpt *g, bool first, bool last) {
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g);
-        linear_job job = {.x = g->acts.hidden[l],
-                          .pre = g->acts.fch[l],
-                          .rows = g->setup.recompute ? activation_again : NULL,
-                          .argument = g};
+        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .argument = g};
+        if (g->setup.recompute) job.rows = activation_again;
         row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
@@ -420,8 +418,8 @@ void gpt_backward(gpt *g, bool first, bool last) {
         if (is_up(g)) {
             norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
         } else {
-            job = (linear_job){.x = g->acts.heads[l], .rows = attention_backward_by_ranges() ? gpt_attend_backward : NULL};
-            job.argument = g;
+            job = (linear_job){.x = g->acts.heads[l], .argument = g};
+            if (attention_backward_by_ranges()) job.rows = gpt_attend_backward;
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             gpt_attend_backward_whole(g, l);

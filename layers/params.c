@@ -71,8 +71,7 @@ gpt_shape params_named(const char *model) {
         const char *name;
         int64_t layers, channels, heads;
     } named[] = {{"d6", 6, 384, 6}, {"d12", 12, 768, 12}, {"d24", 24, 1024, 16}, {"d36", 36, 1280, 20}, {"d48", 48, 1600, 25}};
-    gpt_shape s;
-    memset(&s, 0, sizeof s);
+    gpt_shape s = {0};
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
         if (strcmp(model, named[i].name) == 0) s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
     return s;
@@ -249,12 +248,9 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
 
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes) {
     check_shape(shape, mesh);
-    bool up = strategy == STRATEGY_UP;
-    *p = (parameters){.shape = shape,
-                      .strategy = strategy,
-                      .tp_rank = mesh->tp_group.rank,
-                      .splits = up ? 1 : mesh->tp,
-                      .parts = up ? mesh->tp : 1};
+    const bool up = strategy == STRATEGY_UP;
+    *p = (parameters){.shape = shape, .strategy = strategy, .tp_rank = mesh->tp_group.rank};
+    p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1;
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");

@@ -15,11 +15,8 @@ void state_create(rank_state *s, const zero_shards *z) {
             int64_t begin = first, end = first + r.count;
             if (!params_owned(b, &begin, &end)) continue;
             s->run = cf_host_grow(s->run, &room, s->runs + 1, sizeof *s->run, "a copy of the state");
-            s->run[s->runs++] = (state_run){.tensor = t->tensor,
-                                            .layer = t->layer,
-                                            .whole = r.whole + begin - first,
-                                            .count = end - begin,
-                                            .at = b->owned + begin - params_first_owned(b)};
+            const int64_t whole = r.whole + begin - first, at = b->owned + begin - params_first_owned(b);
+            s->run[s->runs++] = (state_run){t->tensor, t->layer, whole, end - begin, at};
         }
     for (int kind = 0; kind < STATE_KINDS; kind++)
         s->value[kind] = cf_host_alloc(s->elements, sizeof *s->value[kind], "a copy of the state");
