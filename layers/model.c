@@ -156,9 +156,8 @@ static void create_layers(gpt *g) {
     column_create(&g->head, "head", shard, how, false);
 }
 
-static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity,
-                              const overlap *how) {
-    return cf_fuse_create(g->context, overlap_config(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
+static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity) {
+    return cf_fuse_create(g->context, overlap_config(&g->setup.how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
 // Between the hosts of GPUs a bucket's transfer takes at least this many times its latency.
@@ -196,9 +195,9 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     alloc_activations(g);
     alloc_ends(g);
     create_layers(g);
-    g->gather_stats = create_gather(g, "loss", g->split, ACCUM_DTYPE, T * B * 3, how);
-    g->collect = create_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
-    g->gather_logits = create_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
+    g->gather_stats = create_gather(g, "loss", g->split, ACCUM_DTYPE, T * B * 3);
+    g->collect = create_gather(g, "save", g->split, REAL_DTYPE, COLLECT);
+    g->gather_logits = create_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
     const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};

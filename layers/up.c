@@ -161,22 +161,21 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
 // --- life ---
 
-static cf_fuse *create_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, const overlap *how) {
-    cf_fuse_config config = overlap_config(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
+static cf_fuse *create_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops) {
+    cf_fuse_config config = overlap_config(&g->setup.how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
     config.flops = flops, config.result_given = true, config.independent = true;
     return cf_fuse_create(g->context, config);
 }
 
 // Replaces the operations that the linear layers have in TPSP.
 void up_create(gpt *g) {
-    const overlap *how = &g->setup.how;
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->setup.T * g->setup.B / N;
     const double product = 2.0 * (double)(shard_rows * C * C),
                  attention = attention_flops(g->setup.T, g->setup.B, shape->H / N, C / shape->H);
     const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
-    g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
-    g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
-    g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges, how);
-    g->qkv.arrives = g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 6 * product, how);
+    g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product);
+    g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention);
+    g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges);
+    g->qkv.arrives = g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 6 * product);
 }
