@@ -23,9 +23,8 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-// Adds rows (R, C) of accum, or of real.
-static void scatter(accum *dwte, const void *rows, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
-                    int64_t C) {
+void embedding_backward(accum *dwte, const void *dout, bool wide, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+                        int64_t C, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
@@ -34,18 +33,8 @@ static void scatter(accum *dwte, const void *rows, bool sums, const int32_t *tok
             const int64_t from = r * C + c, columns = smaller(C - c, STRIP);
 #pragma omp simd
             for (int64_t i = 0; i < columns; i++)
-                to[i] += sums ? ((const accum *)rows)[from + i] : accum_of(((const real *)rows)[from + i]);
+                to[i] += wide ? ((const accum *)dout)[from + i] : accum_of(((const real *)dout)[from + i]);
         }
-}
-
-void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                        cf_stream *stream) {
-    scatter(dwte, dout, false, tokens, first, count, R, C);
-}
-
-void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                   cf_stream *stream) {
-    scatter(dwte, dout, true, tokens, first, count, R, C);
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {

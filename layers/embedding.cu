@@ -95,14 +95,12 @@ static void add_rows(accum *dwte, const T *dout, const int32_t *tokens, int64_t 
               dout, sorted, count, R, C);
 }
 
-void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                        cf_stream *stream) {
-    add_rows(dwte, dout, tokens, first, count, R, C, stream);
-}
-
-void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                   cf_stream *stream) {
-    add_rows(dwte, dout, tokens, first, count, R, C, stream);
+void embedding_backward(accum *dwte, const void *dout, bool wide, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+                        int64_t C, cf_stream *stream) {
+    if (wide)
+        add_rows(dwte, (const accum *)dout, tokens, first, count, R, C, stream);
+    else
+        add_rows(dwte, (const real *)dout, tokens, first, count, R, C, stream);
 }
 
 // --- positions ---

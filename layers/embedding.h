@@ -10,12 +10,10 @@ CF_EXTERN_C_BEGIN
 // out (R, C): wte[token − first] if this rank holds the token's row, else zero. tokens (R), wte (count, C)
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream);
-// dwte (count, C) += dout rows of the tokens held here, in row order: the same bits every time
-void embedding_backward(accum *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                        cf_stream *stream);
-// The same for rows of accum
-void embedding_add(accum *dwte, const accum *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
-                   cf_stream *stream);
+// dwte (count, C) += dout rows of the tokens held here, in row order: the same bits every time. dout (R, C): of accum, if it is
+// wide, else of real
+void embedding_backward(accum *dwte, const void *dout, bool wide, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+                        int64_t C, cf_stream *stream);
 // x (T, B, C) += wpe[t0 + t] (maxT, C)
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
 // dwpe[t0 + t] (maxT, C) += sum over b of dx (T, B, C)

@@ -136,7 +136,7 @@ static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream)
 static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream) {
     lookup *l = (lookup *)argument;
     for (int i = 0; i < span->blocks; i++)
-        embedding_backward(l->gradient, (const real *)(span->data + i * span->data_stride),
+        embedding_backward(l->gradient, span->data + i * span->data_stride, false,
                            l->tokens + (span->row + i * span->row_stride) * l->B, l->first, l->count, span->rows * l->B,
                            l->p->shape.C, stream);
 }
@@ -209,8 +209,8 @@ void lookup_finish_backward(lookup *l) {
 
 void lookup_finish_delivery(lookup *l, accum *shard) {
     if (!l->delivering) return;
-    embedding_add(shard, cf_fuse_finish(l->deliver), l->wanted, l->owners->rank * l->owned, l->owned, l->owners->size * l->rows,
-                  l->p->shape.C, l->context->stream);
+    embedding_backward(shard, cf_fuse_finish(l->deliver), true, l->wanted, l->owners->rank * l->owned, l->owned,
+                       l->owners->size * l->rows, l->p->shape.C, l->context->stream);
     l->delivering = false;
 }
 

@@ -302,11 +302,11 @@ static void lookup(bench *b, const int64_t *n) {
 }
 static void lookup_gradient(bench *b, const int64_t *n) {
     (void)n;
-    embedding_backward(b->dtable, residual(b, 0), b->tokens, 0, b->s.V, b->s.R, b->s.C, b->stream);
+    embedding_backward(b->dtable, residual(b, 0), false, b->tokens, 0, b->s.V, b->s.R, b->s.C, b->stream);
 }
 static void lookup_gradient_uniform(bench *b, const int64_t *n) {
     (void)n;
-    embedding_backward(b->dtable, residual(b, 0), b->uniform, 0, b->s.V, b->s.R, b->s.C, b->stream);
+    embedding_backward(b->dtable, residual(b, 0), false, b->uniform, 0, b->s.V, b->s.R, b->s.C, b->stream);
 }
 static void position(bench *b, const int64_t *n) {
     (void)n;

@@ -143,7 +143,7 @@ static void run_embedding_forward(bench *b) {
     embedding_forward(b->narrow, b->tokens, b->table, 0, b->s.V, b->s.R, b->s.C, NULL);
 }
 static void run_embedding_backward(bench *b) {
-    embedding_backward(b->dtable, b->narrow, b->tokens, 0, b->s.V, b->s.R, b->s.C, NULL);
+    embedding_backward(b->dtable, b->narrow, false, b->tokens, 0, b->s.V, b->s.R, b->s.C, NULL);
 }
 static void run_position_forward(bench *b) {
     position_forward(b->narrow, b->wide2, 0, b->s.T, b->s.B, b->s.C, NULL);

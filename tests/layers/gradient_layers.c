@@ -145,7 +145,7 @@ static void check_embedding(int64_t first, int64_t count, int64_t t0, int64_t T,
     p.dx = random_buffer(R * C);
     real *dwte = random_buffer(count * C), *dwpe = random_buffer(maxT * C);
     real *dwte_before = copy_buffer(dwte, count * C), *dwpe_before = copy_buffer(dwpe, maxT * C);
-    embedding_backward(dwte, p.dx, p.tokens, first, count, R, C, NULL);
+    embedding_backward(dwte, p.dx, false, p.tokens, first, count, R, C, NULL);
     position_backward(dwpe, p.dx, t0, T, B, C, NULL);
     subtract(dwte, dwte_before, count * C);
     subtract(dwpe, dwpe_before, maxT * C);

@@ -414,10 +414,10 @@ static void run_embedding(tool *t, const int64_t *n) {
            *sums = randoms(t, OF_ACCUM, R * C, 0, 1), *dwpe = randoms(t, OF_ACCUM, (t0 + T) * C, 0, 1);
     embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
     keep(t, "embedding_forward", "out", out);
-    embedding_backward(accums(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
+    embedding_backward(accums(dwte), reals(dout), false, tokens_of(tokens), first, count, R, C, t->stream);
     keep(t, "embedding_backward", "dwte", dwte);
-    embedding_add(accums(dwte), accums(sums), tokens_of(tokens), first, count, R, C, t->stream);
-    keep(t, "embedding_add", "dwte", dwte);
+    embedding_backward(accums(dwte), accums(sums), true, tokens_of(tokens), first, count, R, C, t->stream);
+    keep(t, "embedding_backward", "dwte of wide rows", dwte);
     position_forward(reals(x), reals(wpe), t0, T, B, C, t->stream);
     keep(t, "position_forward", "x", x);
     position_backward(accums(dwpe), reals(dout), t0, T, B, C, t->stream);
