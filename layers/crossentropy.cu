@@ -45,7 +45,7 @@ static __device__ inline softmax merge(softmax a, softmax b) {
     return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
 }
 
-typedef raw<PACK, real> row_pack;
+typedef cf_pack<real> row_pack;
 // The packs of a row that its block keeps in shared memory, from the first on.
 typedef struct kept {
     row_pack *at;

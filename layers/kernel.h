@@ -43,19 +43,17 @@ template <typename T> static __device__ inline void store_pack(T *to, const cf_p
 #endif
 }
 
-// W elements as they are in memory: of bf16, half of the registers of their values.
-template <int W, typename T> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) raw { T at[W]; };
-
-template <int W, typename T> static __device__ inline values<W> values_of(const raw<W, T> &x) {
+template <int W, typename T> static __device__ inline values<W> values_of(const cf_pack<T, W> &x) {
     values<W> v;
 #pragma unroll
     for (int i = 0; i < W; i++) v.at[i] = (float)x.at[i];
     return v;
 }
 
-// W is 1, or the address is on a sixteen-byte boundary and W elements are whole packs.
-template <int W, typename T> static __device__ inline raw<W, T> load_raw(const T *from) {
-    return *(const raw<W, T> *)from;
+// As they are in memory: of bf16, half of the registers of their values. W is 1, or the address is on a sixteen-byte boundary and
+// W elements are whole packs.
+template <int W, typename T> static __device__ inline cf_pack<T, W> load_raw(const T *from) {
+    return *(const cf_pack<T, W> *)from;
 }
 
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
@@ -63,12 +61,12 @@ template <int W, typename T> static __device__ inline values<W> load(const T *fr
 }
 
 // A sum of parts as cf_add would round it. One part after another: all at once take too many registers.
-template <int W> static __device__ inline raw<W, real> load_sum(const cf_sum &sum, int64_t i) {
+template <int W> static __device__ inline cf_pack<real, W> load_sum(const cf_sum &sum, int64_t i) {
     const real *from = (const real *)sum.from + i, *last = (const real *)sum.to + i;
-    raw<W, real> total = load_raw<W>(sum.parts > 0 ? from : last);
+    cf_pack<real, W> total = load_raw<W>(sum.parts > 0 ? from : last);
 #pragma unroll 1
     for (int p = 1; p <= sum.parts; p++) {
-        const raw<W, real> next = load_raw<W>(p < sum.parts ? from + p * sum.stride : last);
+        const cf_pack<real, W> next = load_raw<W>(p < sum.parts ? from + p * sum.stride : last);
 #pragma unroll
         for (int k = 0; k < W; k++) total.at[k] = (real)((float)total.at[k] + (float)next.at[k]);
     }
@@ -83,7 +81,7 @@ template <int W, typename T> static __device__ inline void store(T *to, const va
         for (int p = 0; p < W / cf_pack<T>::N; p++) {
             cf_pack<T> pack;
 #pragma unroll
-            for (int i = 0; i < cf_pack<T>::N; i++) pack.value[i] = (T)x.at[p * cf_pack<T>::N + i];
+            for (int i = 0; i < cf_pack<T>::N; i++) pack.at[i] = (T)x.at[p * cf_pack<T>::N + i];
             store_pack(to + p * cf_pack<T>::N, pack);
         }
     }

@@ -30,11 +30,11 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
     int64_t at = mine ? c : 0;
-    raw<W, real> row[ROWS];
+    cf_pack<real, W> row[ROWS];
     float m[ROWS], s[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; k++) row[k] = load_raw<W>(x + (first + k < R ? first + k : R - 1) * C + at);
-    const raw<W, real> raw_scale = load_raw<W>(w + at), raw_shift = load_raw<W>(b + at);
+    const cf_pack<real, W> raw_scale = load_raw<W>(w + at), raw_shift = load_raw<W>(b + at);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         const values<W> v = values_of(row[k]);
@@ -101,7 +101,7 @@ int64_t layernorm_scratch(int64_t C) {
 
 // What backward reads of some rows of W columns.
 template <int W> struct rows_read {
-    raw<W, real> x[ROWS_BACKWARD], dy[ROWS_BACKWARD], dx[ROWS_BACKWARD];
+    cf_pack<real, W> x[ROWS_BACKWARD], dy[ROWS_BACKWARD], dx[ROWS_BACKWARD];
     float mean[ROWS_BACKWARD], rstd[ROWS_BACKWARD];
 };
 
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
     bool mine = c < C;
     int64_t at = mine ? c : 0;
     values<W> dw = {}, db = {}, dbias = {};
-    const raw<W, real> raw_scale = load_raw<W>(w + at);
+    const cf_pack<real, W> raw_scale = load_raw<W>(w + at);
     rows_read<W> now, next;
     const auto read = [&](int64_t first) {
 #pragma unroll

@@ -50,8 +50,8 @@ static inline __device__ int64_t cf_device_ns() {
 #endif
 }
 
-// Sixteen bytes of T, moved by one instruction.
-template <typename T> struct alignas(16) cf_pack {
-    enum { N = 16 / sizeof(T) };
-    T value[N];
+// W elements as they are in memory. By default sixteen bytes, moved by one instruction.
+template <typename T, int W = 16 / sizeof(T)> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) cf_pack {
+    enum { N = W };
+    T at[W];
 };

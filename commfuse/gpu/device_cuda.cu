@@ -322,22 +322,19 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
 }
 
 template <typename T> static __device__ T sum(T a, T b) {
-    return a + b;
-}
-
-template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
-    return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+    if constexpr (sizeof(T) == sizeof(__nv_bfloat16))
+        return (T)((float)a + (float)b);
+    else
+        return a + b;
 }
 
 // N elements, from element i on.
 template <typename T, int N> static __device__ void add_at(T *to, const T *from, int parts, int64_t stride, int64_t i) {
-    typedef struct alignas(N * sizeof(T)) group {
-        T value[N];
-    } group;
+    typedef cf_pack<T, N> group;
     group a = *(const group *)(from + i);
     for (int p = 1; p <= parts; p++) {
         const group b = *(const group *)(p < parts ? from + p * stride + i : to + i);
-        for (int k = 0; k < N; k++) a.value[k] = sum(a.value[k], b.value[k]);
+        for (int k = 0; k < N; k++) a.at[k] = sum(a.at[k], b.at[k]);
     }
     *(group *)(to + i) = a;
 }
