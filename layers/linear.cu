@@ -38,14 +38,17 @@ static const int64_t SUMS = 1 << 18;       // columns whose sums fit after it
 
 static const cudaDataType_t REAL_TYPE = REAL_DTYPE == CF_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 
-// Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
-// the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
-typedef struct epilogue {
-    cublasLtEpilogue_t kind;
-    const void *bias;
-    const real *pre;
-} epilogue;
-static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+typedef struct matrices {
+    const real *a, *b;
+    const void *add; // c = this + the product; may be c. NULL: nothing
+    void *c;
+    cf_stream *stream;
+    // Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
+    // the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    const void *bias = NULL;
+    const real *pre = NULL;
+} matrices;
 
 // One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) and an epilogue; what is added makes no difference. All
 // fields have one type, so that two of them can be compared byte by byte.
@@ -126,19 +129,19 @@ static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t columns, int64
     return l;
 }
 
-static void describe(plan *p, const epilogue *e) {
+static void describe(plan *p, const matrices *x) {
     const product *of = &p->of;
     const cublasOperation_t keep = CUBLAS_OP_N, transpose = CUBLAS_OP_T;
     CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), of);
     // cuBLASLt's first factor is our second.
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
-    set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
-    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
+    set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &x->epilogue, sizeof x->epilogue);
+    if (x->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     // cuBLASLt assumes that all later addresses of a bias or of GELU's input are aligned as these are: sixteen bytes, as
     // linear_forward() and takes_gelu() ensure.
-    set_addresses(p, e->bias ? (const void *)16 : NULL, e->pre ? (const void *)16 : NULL);
-    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
+    set_addresses(p, x->bias ? (const void *)16 : NULL, x->pre ? (const void *)16 : NULL);
+    if (x->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
     const bool a = of->transpose_a, b = of->transpose_b; // as stored
     p->a = layout(REAL_TYPE, a ? of->m : of->k, a ? of->k : of->m, of->lda, of->step_a, of);
     p->b = layout(REAL_TYPE, b ? of->k : of->n, b ? of->n : of->k, of->ldb, of->step_b, of);
@@ -175,7 +178,7 @@ static void find_algorithms(plan *p) {
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
 }
 
-static plan *plan_for(const product *of, const epilogue *e) {
+static plan *plan_for(const product *of, const matrices *x) {
     for (int64_t i = 0; i < blas.plans; i++)
         if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
@@ -183,7 +186,7 @@ static plan *plan_for(const product *of, const epilogue *e) {
     plan *p = &blas.list[blas.plans++];
     memset(p, 0, sizeof *p);
     p->of = *of;
-    describe(p, e);
+    describe(p, x);
     find_algorithms(p);
     return p;
 }
@@ -201,14 +204,6 @@ static void report_refusal(const product *of) {
                 cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
     reported[batch] = true;
 }
-
-typedef struct matrices {
-    const real *a, *b;
-    const void *add; // c = this + the product; may be c. NULL: nothing
-    void *c;
-    epilogue e;
-    cf_stream *stream;
-} matrices;
 
 static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
     const float one = 1, beta = x->add ? 1 : 0;
@@ -255,8 +250,8 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
     if (sum) {
         cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
         checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
-        if (writes_pre) checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
-        if (sums) checksum(&blas.sums[1], x->e.bias, of->m * (int64_t)sizeof(float), x->stream);
+        if (writes_pre) checksum(&blas.sums[1], x->pre, elements * (int64_t)sizeof(real), x->stream);
+        if (sums) checksum(&blas.sums[1], x->bias, of->m * (int64_t)sizeof(float), x->stream);
         cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
     }
     cf_stream_sync(x->stream);
@@ -268,7 +263,7 @@ static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t 
 static void time_algorithms(plan *p, const matrices *x) {
     uint64_t first[2], sum[2];
     double best[CANDIDATES], least = DBL_MAX;
-    if (p->timed || blas.first_only || x->c == x->add || x->c == x->e.pre || p->left > 0) return;
+    if (p->timed || blas.first_only || x->c == x->add || x->c == x->pre || p->left > 0) return;
     p->timed = true;
     if (!blas.sums) blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
     for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
@@ -289,18 +284,18 @@ static void time_algorithms(plan *p, const matrices *x) {
 // have one: no product was refused on H100 and H200.
 static bool multiply(product of, const matrices &x) {
     const int64_t size = of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float);
-    of.epilogue = x.e.kind;
+    of.epilogue = x.epilogue;
     of.aligned_a = alignment(x.a, of.step_a, sizeof(real));
     of.aligned_b = alignment(x.b, of.step_b, sizeof(real));
     of.aligned_c = smaller(alignment(x.c, of.step_c, size), alignment(x.add, 0, size));
-    plan *p = plan_for(&of, &x.e);
+    plan *p = plan_for(&of, &x);
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
         // These change from call to call, all else of a plan stays.
         const int32_t takes = (int32_t)(cf_cuda_left > 0 ? cf_cuda_multiprocessors() - cf_cuda_left : 0); // 0: all
         if (p->left != cf_cuda_left) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
         p->left = cf_cuda_left;
-        set_addresses(p, x.e.bias, x.e.pre);
+        set_addresses(p, x.bias, x.pre);
         time_algorithms(p, &x);
         blas.last = blas.first_only ? 0 : p->chosen;
         status = run(p, blas.last, &x);
@@ -341,7 +336,7 @@ void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix 
     of.c_type = wide ? CUDA_R_32F : REAL_TYPE;
     of.blocks = count;
     if (count > 1) of.step_a = a.step, of.step_b = b.step, of.step_c = c.step;
-    if (multiply(of, {(const real *)a.at, (const real *)b.at, NULL, c.at, PLAIN, stream})) return;
+    if (multiply(of, {(const real *)a.at, (const real *)b.at, NULL, c.at, stream})) return;
     for (int64_t i = 0; i < count; i++) {
         gemm_matrix one[] = {a, b, c};
         for (int j = 0; j < 3; j++)
@@ -370,13 +365,12 @@ static bool takes_gelu(const real *pre, int64_t row) {
 // First all in one product; if cuBLASLt cannot, block by block, and in a block without epilogue.
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, const real *add, linear_rows r,
                     int64_t IC, int64_t OC, cf_stream *stream) {
-    const epilogue e = {pre    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-                        : bias ? CUBLASLT_EPILOGUE_BIAS
-                               : CUBLASLT_EPILOGUE_DEFAULT,
-                        bias, pre};
+    const cublasLtEpilogue_t epilogue = pre    ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+                                        : bias ? CUBLASLT_EPILOGUE_BIAS
+                                               : CUBLASLT_EPILOGUE_DEFAULT;
     // Its kernels may read sixteen bytes of a bias at once.
     const bool possible = !(add && r.blocks > 1) && packable(0, bias) && takes_gelu(pre, OC);
-    if (possible && multiply(dense(false, true, r, OC, IC), {x, w, add, out, e, stream})) return;
+    if (possible && multiply(dense(false, true, r, OC, IC), {x, w, add, out, stream, epilogue, bias, pre})) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_forward(out + i * r.out * OC, pre ? pre + i * r.out * OC : NULL, x + i * r.in * IC, w, bias,
@@ -388,22 +382,22 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
         const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
         const bool begin = bias || (add && add != out);
         if (begin) cf_launch(begin_sum, grid, dim3(THREADS), stream, out, bias, add, r.rows * OC, OC);
-        multiply(dense(false, true, r, OC, IC), {x, w, begin ? out : add, out, PLAIN, stream});
+        multiply(dense(false, true, r, OC, IC), {x, w, begin ? out : add, out, stream});
     }
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    const epilogue e = {pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT, NULL, pre};
+    const cublasLtEpilogue_t epilogue = pre ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DEFAULT;
     const bool possible = !(add && r.blocks > 1) && takes_gelu(pre, IC);
     const product of = dense(false, false, r, IC, OC);
-    if (possible && multiply(of, {dy, w, add ? dx : NULL, dx, e, stream})) return;
+    if (possible && multiply(of, {dy, w, add ? dx : NULL, dx, stream, epilogue, NULL, pre})) return;
     if (r.blocks > 1) {
         for (int64_t i = 0; i < r.blocks; i++)
             linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, add, linear_all(r.rows), IC,
                          OC, stream);
     } else {
-        multiply(of, {dy, w, add ? dx : NULL, dx, PLAIN, stream});
+        multiply(of, {dy, w, add ? dx : NULL, dx, stream});
         if (pre) activation_backward(dx, dx, pre, r.rows * IC, stream);
     }
 }
@@ -411,14 +405,14 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
 void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows,
                   bool add, cf_stream *stream) {
     product of = dense(true, false, linear_all(rows), IC, R);
-    const epilogue e = {CUBLASLT_EPILOGUE_BGRADB, db ? workspace_for(stream) + WORKSPACE : NULL, NULL};
+    const float *bias = db ? (float *)(workspace_for(stream) + WORKSPACE) : NULL;
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    if (db && rows <= SUMS && multiply(of, {dy, x, add ? dw : NULL, dw, e, stream})) {
-        add_partials(sums<1>{{db}}, (const float *)e.bias, 1, rows, stream);
+    if (db && rows <= SUMS && multiply(of, {dy, x, add ? dw : NULL, dw, stream, CUBLASLT_EPILOGUE_BGRADB, bias})) {
+        add_partials(sums<1>{{db}}, bias, 1, rows, stream);
         return;
     }
-    multiply(of, {dy, x, add ? dw : NULL, dw, PLAIN, stream});
+    multiply(of, {dy, x, add ? dw : NULL, dw, stream});
     if (db) linear_bias_grad(db, dy, R, rows, stream);
 }
 
