@@ -105,33 +105,25 @@ void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets
     cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid, V);
 }
 
-typedef struct row_gradient {
-    float maximum, factor, scale;
-    int64_t target, valid; // target: its column, −1 if not here
-} row_gradient;
-
-// x becomes the gradient of columns c … c + PACK − 1.
-static __device__ inline void differentiate(values<PACK> &x, row_gradient g, int64_t c) {
-#pragma unroll
-    for (int i = 0; i < PACK; i++) x.at[i] = exponential(x.at[i] - g.maximum) * g.factor;
-    if (c <= g.target && g.target < c + PACK) // rare
-#pragma unroll
-        for (int i = 0; i < PACK; i++) x.at[i] -= c + i == g.target ? g.scale : 0;
-    if (g.valid < c + PACK)
-#pragma unroll
-        for (int i = 0; i < PACK; i++) x.at[i] = c + i < g.valid ? x.at[i] : 0;
-}
-
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
 static __device__ inline void differentiate(real *row, kept have, softmax s, float scale, int64_t target, int64_t valid,
                                             int64_t V) {
-    row_gradient g = {s.maximum, scale / s.sum, scale, held(target, 0, valid) ? target : -1, valid};
+    const float factor = scale / s.sum;
+    const int64_t column = held(target, 0, valid) ? target : -1;
     const int64_t packs = V / PACK, stretch = THREADS * FLIGHT, last = (packs - 1) / stretch;
     for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch)
         packs_from(row, packs, have, p, [&](const row_pack &raw, int64_t i) {
+            const int64_t c = i * PACK;
             values<PACK> x = values_of(raw);
-            differentiate(x, g, i * PACK);
-            store<PACK>(row + i * PACK, x);
+#pragma unroll
+            for (int k = 0; k < PACK; k++) x.at[k] = exponential(x.at[k] - s.maximum) * factor;
+            if (c <= column && column < c + PACK) // rare
+#pragma unroll
+                for (int k = 0; k < PACK; k++) x.at[k] -= c + k == column ? scale : 0;
+            if (valid < c + PACK)
+#pragma unroll
+                for (int k = 0; k < PACK; k++) x.at[k] = c + k < valid ? x.at[k] : 0;
+            store<PACK>(row + c, x);
         });
 }
 
