@@ -381,16 +381,14 @@ static plan *plan_for(const problem *of) {
 // A reason not to ask cuDNN; NULL: none.
 static const char *objection(const problem *p, bool aligned) {
     const size_t version = cudnnGetVersion();
-    int device = 0, major = 0;
-    CF_CUDA(cudaGetDevice(&device));
-    CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     if (!aligned) return "an address is not a multiple of 16 bytes";
     if (version < 90600 || version == 91000 || version == 91001) return "this version is wrong for it";
     if (p->D % 8 != 0 || p->D > 128) return "channels per head are not a multiple of 8 up to 128";
     if (p->n < 2) return "a range of one query";
     if (p->pass != FORWARD && version <= 91500 && p->keys % 128 != 0)
         return "before 9.15.1 its backward is wrong unless the number of keys is a multiple of 128";
-    if (p->pass != FORWARD && major >= 10 && version < 91800) return "before 9.18 its backward is not deterministic on this GPU";
+    if (p->pass != FORWARD && cf_cuda_properties()->major >= 10 && version < 91800)
+        return "before 9.18 its backward is not deterministic on this GPU";
     return NULL;
 }
 

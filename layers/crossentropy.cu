@@ -163,10 +163,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream) {
     const int64_t bytes = valid / PACK * (int64_t)sizeof(row_pack);
-    int device = 0, room = 0; // a multiprocessor's shared memory
-    CF_CUDA(cudaGetDevice(&device));
-    CF_CUDA(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    const bool keep = 2 * (bytes + STATIC) <= room;
+    const bool keep = 2 * (bytes + STATIC) <= (int64_t)cf_cuda_properties()->sharedMemPerMultiprocessor;
     if (keep) CF_CUDA(cudaFuncSetAttribute(fused_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     cf_launch_with(keep ? bytes : 0, keep ? fused_kernel<true> : fused_kernel<false>, dim3((unsigned)R), dim3(THREADS), stream,
                    losses, logits, targets, (float)scale, valid, V);

@@ -234,7 +234,8 @@ static __global__ void __launch_bounds__(THREADS) checksum_kernel(unsigned long 
 }
 
 static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    const int64_t blocks = smaller(ceil_div(bytes, 16 * THREADS), 4 * cf_cuda_multiprocessors()); // few: it shares the GPU
+    const int64_t blocks =
+        smaller(ceil_div(bytes, 16 * THREADS), 4 * cf_cuda_properties()->multiProcessorCount); // few: it shares the GPU
     cf_launch(checksum_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, (unsigned long long *)sum, (const uint16_t *)data,
               bytes / 2);
 }
@@ -292,7 +293,7 @@ static bool multiply(product of, const matrices &x) {
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p->algorithms > 0) {
         // These change from call to call, all else of a plan stays.
-        const int32_t takes = (int32_t)(cf_cuda_left > 0 ? cf_cuda_multiprocessors() - cf_cuda_left : 0); // 0: all
+        const int32_t takes = (int32_t)(cf_cuda_left > 0 ? cf_cuda_properties()->multiProcessorCount - cf_cuda_left : 0); // 0: all
         if (p->left != cf_cuda_left) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
         p->left = cf_cuda_left;
         set_addresses(p, x.bias, x.pre);

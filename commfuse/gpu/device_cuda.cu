@@ -153,8 +153,8 @@ void cf_device_threads(int threads) {
     (void)threads;
 }
 
-int cf_cuda_multiprocessors(void) {
-    return device.properties.multiProcessorCount;
+const cudaDeviceProp *cf_cuda_properties(void) {
+    return &device.properties;
 }
 
 // --- streams ---
@@ -349,7 +349,8 @@ template <typename T, int N> static __global__ void add_kernel(T *to, const T *f
 template <typename T> static void add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_stream *stream) {
     const int N = cf_pack<T>::N;
     const bool aligned = ((uintptr_t)to | (uintptr_t)from | (parts > 1) * (uintptr_t)stride * sizeof(T)) % sizeof(cf_pack<T>) == 0;
-    const int64_t groups = aligned ? count / N + count % N : count, most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
+    const int64_t groups = aligned ? count / N + count % N : count,
+                  most = (int64_t)ADD_WAVES * cf_cuda_properties()->multiProcessorCount;
     const int64_t blocks = std::min((groups + ADD_THREADS - 1) / ADD_THREADS, most);
     cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, dim3((unsigned)blocks), dim3(ADD_THREADS), stream, (T *)to,
               (const T *)from, parts, stride, count);

@@ -195,7 +195,7 @@ static void leave_multiprocessors(const cf_transport *t) {
         if (!wire || wire->posted <= wire->waited) continue;
         if (t->room || !wire->group->low_priority || wire->group->hosts > 1) blocks += wire->blocks;
     }
-    const int most = cf_cuda_multiprocessors() / 2;
+    const int most = cf_cuda_properties()->multiProcessorCount / 2;
     cf_cuda_left = blocks < most ? blocks : most;
 }
 
@@ -250,9 +250,8 @@ static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *grou
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); // the same in all containers of one host
     if (!file || !fgets(mine.host, sizeof mine.host, file)) gethostname(mine.host, sizeof mine.host - 1);
     if (file) fclose(file);
-    int device = 0;
-    CF_CUDA(cudaGetDevice(&device));
-    CF_CUDA(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device));
+    const cudaDeviceProp *p = cf_cuda_properties();
+    snprintf(mine.bus, sizeof mine.bus, "%x:%x:%x", p->pciDomainID, p->pciBusID, p->pciDeviceID);
     s->bootstrap->allgather(s->bootstrap, &mine, all, sizeof mine);
     neighbourhood n = {(cf_group *)cf_host_alloc(1, sizeof *n.here, "a group"), 0, 0};
     for (int i = 0; i < group->size && !getenv("NCCL_HOSTID"); i++) // which hides it from NCCL

@@ -133,7 +133,8 @@ template <typename function> static double line(const char *what, double less, f
 static void queue() {
     printf("a queue: of each of %d in a row\n", (int)ROW);
     double kernel = line("empty kernel", 0, [] { nothing<<<1, 32, 0, g.stream[0]>>>(); });
-    line("full grid of an empty kernel", 0, [] { nothing<<<cf_cuda_multiprocessors() * 8, 256, 0, g.stream[0]>>>(); });
+    line("full grid of an empty kernel", 0,
+         [] { nothing<<<cf_cuda_properties()->multiProcessorCount * 8, 256, 0, g.stream[0]>>>(); });
     line("event without a time, between kernels, added", kernel, [] {
         nothing<<<1, 32, 0, g.stream[0]>>>();
         CF_CUDA(cudaEventRecord(g.plain, g.stream[0]));
@@ -243,8 +244,9 @@ static void beside() {
         for (int held = 4; held <= HOLDERS_MAX; held *= 2) {
             if (held == 8) continue;
             const product whole = product_of(&s, s.m, 0, 0),
-                          chosen = product_of(&s, s.m, cf_cuda_multiprocessors() - held, cf_cuda_multiprocessors() - held),
-                          told = product_of(&s, s.m, 0, cf_cuda_multiprocessors() - held);
+                          chosen = product_of(&s, s.m, cf_cuda_properties()->multiProcessorCount - held,
+                                              cf_cuda_properties()->multiProcessorCount - held),
+                          told = product_of(&s, s.m, 0, cf_cuda_properties()->multiProcessorCount - held);
             double us = median_us(0, NULL, [&] { multiply(&whole, &s, 0, 0); });
             CF_CUDA(cudaMemcpy(g.whole, g.c, (size_t)(s.m * s.n) * sizeof(bf16), cudaMemcpyDeviceToDevice));
             double as_is = median_us(held, NULL, [&] { multiply(&whole, &s, 0, 0); });

@@ -217,7 +217,7 @@ static void device_facts(void) {
     CF_CUDA(cudaDriverGetVersion(&driver));
     printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n", cf_device_name(), driver / 1000,
            driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
-    figure(cf_cuda_multiprocessors(), 0, "", "", "multiprocessors");
+    figure(cf_cuda_properties()->multiProcessorCount, 0, "", "", "multiprocessors");
     figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once", "copy engines");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
            "waits can flush remote writes");
@@ -357,7 +357,7 @@ static double gb_per_s(int64_t bytes, double us) {
 
 // Its blocks take all threads that there are, so that nothing else finds room.
 static cf_event hold_all(cf_stream *stream) {
-    int blocks = attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / HOLD_THREADS * cf_cuda_multiprocessors();
+    int blocks = attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / HOLD_THREADS * cf_cuda_properties()->multiProcessorCount;
     cf_launch(hold, dim3((unsigned)blocks), dim3(HOLD_THREADS), stream, HOLD_NS);
     return cf_event_record(stream);
 }

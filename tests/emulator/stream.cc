@@ -374,9 +374,8 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
-    if (attribute != cudaDevAttrCanFlushRemoteWrites && attribute != cudaDevAttrMaxSharedMemoryPerMultiprocessor)
-        return cudaErrorInvalidValue;
-    *value = attribute == cudaDevAttrCanFlushRemoteWrites ? 1 : SHARED_BYTES;
+    if (attribute != cudaDevAttrCanFlushRemoteWrites) return cudaErrorInvalidValue;
+    *value = 1;
     return valid(device);
 }
 
@@ -394,11 +393,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->pciBusID = device + 1;
     p->memoryBusWidth = 64, p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048;
     return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *name, int length, int device) {
-    if (valid(device) == cudaSuccess) snprintf(name, (size_t)length, "0000:%02X:00.0", device + 1);
-    return valid(device);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
