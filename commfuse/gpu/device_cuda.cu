@@ -266,7 +266,6 @@ bool cf_event_passed(cf_event event) {
 void cf_event_wait(cf_event event) {
     static const struct timespec pause = {0, REST_US * 1000L};
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
-    bool looked = false;
     while (cf_event_remembered(event) && !cf_event_passed(event)) {
         const double now_ms = cf_now_ms();
         if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
@@ -275,10 +274,9 @@ void cf_event_wait(cf_event event) {
             sched_yield();
         if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
         looked_ms = now_ms;
-        looked = true;
         device.look(device.argument);
     }
-    if (looked) device.look(device.argument); // it notes that the wait is over
+    if (looked_ms > begin_ms) device.look(device.argument); // it notes that the wait is over
 }
 
 bool cf_event_remembered(cf_event event) {
