@@ -9,7 +9,6 @@
 //              dV = Pᵀ·dout; dK = dSᵀ·Q; dQ = dS·K
 #include "attention.h"
 #include "attention_cudnn.h"
-#include "../commfuse/gpu/cuda.h"
 #include "kernel.h"
 
 enum { WARPS = 8, THREADS = WARPS * WARP };    // a warp for each row

@@ -5,7 +5,6 @@
 // 6 by 64 sums reads whole, a in panels of 6, of which it reads one pair for a whole row of sums. DEPTH rows at a time: a panel of a
 // stays in the first cache, one of b and a thread's part of a in the second. Each sum is in the order of k, whatever the threads.
 #include "gemm.h"
-#include "../commfuse/memory.h"
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__) && defined(_OPENMP)
 #include <immintrin.h>

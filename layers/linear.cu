@@ -25,7 +25,6 @@
 #include <float.h>
 #include <stdio.h>
 #include <string.h>
-#include "../commfuse/gpu/cuda.h"
 #include "elementwise.h"
 #include "kernel.h"
 #include "activation.h"

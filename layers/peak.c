@@ -9,9 +9,6 @@
 #include <time.h>
 #include "peak.h"
 #include "gemm.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum { SHAPES = 3, LARGEST = 1536, PRODUCTS_MIN = 4, TIME_MIN_MS = 250 };
 
