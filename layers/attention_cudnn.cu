@@ -55,7 +55,7 @@ typedef struct problem {
 // Keeps the first status that is no success; later calls do nothing.
 typedef struct graph {
     cudnnStatus_t status;
-    int64_t next; // name of the next virtual tensor
+    int64_t next = VIRTUAL; // name of the next virtual tensor
     int operations;
     descriptor operation[OPERATIONS_MAX];
 } graph;
@@ -368,7 +368,6 @@ static plan *plan_for(const problem *of) {
     memset(p, 0, sizeof *p);
     p->of = *of;
     graph g = {};
-    g.next = VIRTUAL;
     if (of->pass == FORWARD)
         build_forward(&g, of);
     else
