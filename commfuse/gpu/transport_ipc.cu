@@ -88,7 +88,6 @@ typedef struct ipc_wire {
     cf_wire wire;
     address *shared; // [source][destination][ADDRESSES], mapped by all processes of the group
     int64_t shared_bytes;
-    int file;               // member 0's: the shared memory, until all have mapped it
     words *of[MEMBERS_MAX]; // each rank's GPU has (N) words, by the rank that writes them; NULL: not mapped
     allocations mine;
     connector send[MEMBERS_MAX], recv[MEMBERS_MAX];
@@ -296,7 +295,7 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
 
 typedef struct offer { // what a rank sends to the others of its group
     cudaIpcMemHandle_t words;
-    int process, file; // member 0's: where the others find the shared memory
+    int process, file; // member 0's: where the others find the shared memory, until all have mapped it; file -1: nowhere
     uint64_t nonce;    // and what identifies it
     char why[160];     // this rank cannot use ipc; "": it can
 } offer;
@@ -312,9 +311,9 @@ static void make_addresses(ipc_wire *w, offer *mine) {
     mine->process = getpid();
     bool drawn = getrandom(&mine->nonce, sizeof mine->nonce, 0) == sizeof mine->nonce;
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
-    w->file = mine->file = drawn ? memfd_create(name, MFD_CLOEXEC) : -1;
-    if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes; fails where memory is short
-        w->shared = map_addresses(w->file, w->shared_bytes);
+    mine->file = drawn ? memfd_create(name, MFD_CLOEXEC) : -1;
+    if (mine->file >= 0 && (errno = posix_fallocate(mine->file, 0, w->shared_bytes)) == 0) // zeroes; fails where memory is short
+        w->shared = map_addresses(mine->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }
 
@@ -349,6 +348,7 @@ static bool enough_connections(int streams) {
 static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     int device = 0, can_flush = 0;
     memset(mine, 0, sizeof *mine);
+    mine->file = -1;
     w->shared_bytes = (int64_t)group->size * group->size * ADDRESSES * (int64_t)sizeof(address);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
@@ -450,14 +450,13 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[19
     offer mine, *all = (offer *)cf_host_alloc(bootstrap->size, sizeof *all, "what ranks report");
     const char *link = cf_getenv("COMMFUSE_LINK_GBPS");
     *why = 0;
-    w->file = -1;
     w->link = link ? atof(link) : 0;
     if (link && !(w->link > 0))
         cf_die_together("leave it out where ranks share no GPU", "COMMFUSE_LINK_GBPS is '%.40s', no rate", link);
     make_offer(w, group, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) accept_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
-    if (w->file >= 0) close(w->file); // by now all ranks that can have mapped it
+    if (mine.file >= 0) close(mine.file); // by now all ranks that can have mapped it
     free(all);
     w->wire = {"ipc", false, group, NULL, meet, post, NULL, close_wire};
     if (refused) {
