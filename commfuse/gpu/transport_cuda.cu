@@ -39,8 +39,6 @@ enum {
     LOOK_MS = 5,
     GAP_MS = 1000 // between two looks: the host did something else, so the time is not waiting
 };
-// Hardware queues: streams of one process must not share one, where a stream that waits would block the others.
-static const char *const CONNECTIONS = "32";
 
 typedef struct flight { // a copy of a request's facts: its own memory may hold another request by now
     char label[64];
@@ -400,9 +398,9 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
     // Unless the user has set them. Now, while there is one thread: libraries' threads read the environment, and setenv may move
-    // it.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before the first call of CUDA
-    setenv("NCCL_RUNTIME_CONNECT", "0", 0);                // 1: collectives connect in the step that is first to need them
+    // it. Connections are hardware queues: streams must not share one, where a stream that waits would block the others.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // before the first call of CUDA
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0);         // 1: collectives connect in the step that is first to need them
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)

@@ -41,7 +41,7 @@ enum {
     WARM_UP = 3,
     ROW = 50,             // calls that are timed together
     HOLD_THREADS = 512,   // of a block: divides what a multiprocessor takes
-    STREAMS = 32,         // as many as CONNECTIONS
+    STREAMS = 32,         // as many queues as transport_cuda.cu asks for
     HELD_UP_MS = 20,      // what has not run by then stands behind the stream that waits
     FLOOD_MAX = 16 << 10, // as good as no limit
     STUCK_MS = 100,       // a call that takes so long is held up
