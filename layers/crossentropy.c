@@ -36,10 +36,6 @@ static accum loss_of(softmax s, accum target) {
     return log(s.sum) + (s.maximum - target);
 }
 
-static bool held(int64_t target, int64_t first, int64_t valid) {
-    return target >= first && target < first + valid;
-}
-
 void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
 #pragma omp parallel for
@@ -48,13 +44,13 @@ void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets
         softmax s = softmax_of(row, valid);
         stats[r * 3] = s.maximum;
         stats[r * 3 + 1] = s.sum;
-        stats[r * 3 + 2] = held(targets[r], first, valid) ? accum_of(row[targets[r] - first]) : 0;
+        stats[r * 3 + 2] = is_here(targets[r], first, valid) ? accum_of(row[targets[r] - first]) : 0;
     }
 }
 
 // A row of logits becomes its gradient; target: its column, which may be another rank's.
 static void differentiate(real *row, softmax s, accum scale, int64_t target, int64_t valid, int64_t V) {
-    const bool here = held(target, 0, valid);
+    const bool here = is_here(target, 0, valid);
     const accum factor = scale / s.sum, logit = here ? accum_of(row[target]) : 0;
 #pragma omp simd
     for (int64_t v = 0; v < valid; v++) row[v] = real_of(exp_real(accum_of(row[v]) - s.maximum) * factor);

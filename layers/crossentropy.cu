@@ -85,10 +85,6 @@ static __device__ inline float loss_of(softmax s, float target) {
     return logf(s.sum) + (s.maximum - target);
 }
 
-static __device__ inline bool held(int64_t target, int64_t first, int64_t valid) {
-    return target >= first && target < first + valid;
-}
-
 static __global__ void __launch_bounds__(THREADS)
     stats_kernel(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x;
@@ -97,7 +93,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x > 0) return;
     stats[r * 3] = s.maximum;
     stats[r * 3 + 1] = s.sum;
-    stats[r * 3 + 2] = held(targets[r], first, valid) ? (float)row[targets[r] - first] : 0;
+    stats[r * 3 + 2] = is_here(targets[r], first, valid) ? (float)row[targets[r] - first] : 0;
 }
 
 void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
@@ -109,7 +105,7 @@ void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets
 static __device__ inline void differentiate(real *row, kept have, softmax s, float scale, int64_t target, int64_t valid,
                                             int64_t V) {
     const float factor = scale / s.sum;
-    const int64_t column = held(target, 0, valid) ? target : -1;
+    const int64_t column = is_here(target, 0, valid) ? target : -1;
     const int64_t packs = V / PACK, stretch = THREADS * FLIGHT, last = (packs - 1) / stretch;
     for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch)
         packs_from(row, packs, have, p, [&](const row_pack &raw, int64_t i) {

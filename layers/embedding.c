@@ -7,16 +7,12 @@
 
 enum { STRIP = 64 }; // columns of a task of the scatter-add
 
-static bool held(int32_t token, int64_t first, int64_t count) {
-    return token >= first && token < first + count;
-}
-
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream) {
     size_t bytes = (size_t)C * sizeof(real);
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
-        if (held(tokens[r], first, count))
+        if (is_here(tokens[r], first, count))
             memcpy(out + r * C, wte + (tokens[r] - first) * C, bytes);
         else
             memset(out + r * C, 0, bytes);
@@ -28,7 +24,7 @@ void embedding_backward(accum *dwte, const void *dout, bool wide, const int32_t 
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP)
         for (int64_t r = 0; r < R; r++) {
-            if (!held(tokens[r], first, count)) continue;
+            if (!is_here(tokens[r], first, count)) continue;
             accum *restrict to = dwte + (tokens[r] - first) * C + c;
             const int64_t from = r * C + c, columns = smaller(C - c, STRIP);
 #pragma omp simd

@@ -14,10 +14,6 @@ enum { KEY_THREADS = 512, RUN_THREADS_MAX = 256, LIST = 64 }; // LIST: the lengt
 
 static workspace scratch[STREAMS_MAX];
 
-static __device__ inline bool held(int32_t token, int64_t first, int64_t count) {
-    return token >= first && token < first + count;
-}
-
 struct lookup_map {
     const int32_t *tokens;
     const real *wte;
@@ -25,7 +21,7 @@ struct lookup_map {
 
     template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
         int32_t token = tokens[r];
-        return held(token, first, count) ? load<W>(wte + (token - first) * C + c) : values<W>{};
+        return is_here(token, first, count) ? load<W>(wte + (token - first) * C + c) : values<W>{};
     }
 };
 
@@ -38,7 +34,7 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
 
 static __global__ void key_kernel(int32_t *keys, int32_t *rows, const int32_t *tokens, int64_t first, int64_t count, int64_t R) {
     int64_t r = (int64_t)blockIdx.x * KEY_THREADS + threadIdx.x;
-    if (r < R) keys[r] = (int32_t)(held(tokens[r], first, count) ? tokens[r] - first : count), rows[r] = (int32_t)r;
+    if (r < R) keys[r] = (int32_t)(is_here(tokens[r], first, count) ? tokens[r] - first : count), rows[r] = (int32_t)r;
 }
 
 typedef struct order {

@@ -24,6 +24,10 @@ FUNCTION float times_sigmoid(float y, float x) {
 
 // --- elements ---
 
+static __device__ inline bool is_here(int64_t index, int64_t first, int64_t count) {
+    return index >= first && index < first + count;
+}
+
 template <int W> struct values { float at[W]; };
 
 template <int W> static __device__ inline void operator+=(values<W> &to, const values<W> &x) {

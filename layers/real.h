@@ -68,6 +68,11 @@ static inline const real *summed_row(cf_sum sum, int64_t r, int64_t C) {
     if (sum.parts > 0) cf_add(row, (const real *)sum.from + r * C, sum.parts, sum.stride, C, REAL_DTYPE, NULL);
     return row;
 }
+
+// Is it one of the rows or columns [first, first + count), which are here? kernel.h has the same for GPUs.
+static inline bool is_here(int64_t index, int64_t first, int64_t count) {
+    return index >= first && index < first + count;
+}
 #endif
 
 // --- sizes ---
