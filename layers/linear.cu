@@ -18,8 +18,7 @@
 // multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
 //
 // Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream. After
-// it is room for the sums that an epilogue stores.
-// Called by the host's compute thread alone.
+// it is room for the sums that an epilogue stores. Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>
 #include <float.h>
@@ -42,8 +41,8 @@ typedef struct matrices {
     const void *add; // c = this + the product; may be c. NULL: nothing
     void *c;
     cf_stream *stream;
-    // Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied by
-    // the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
+    // Applied to a product before it is written: a bias is added; then GELU, whose input is written to `pre`; or it is multiplied
+    // by the derivative of GELU at `pre`. Or the sums of b's columns are written to `bias`. NULL: not that.
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void *bias = NULL;
     const real *pre = NULL;
@@ -416,9 +415,8 @@ void linear_wgrad(accum *dw, accum *db, const real *dy, int64_t dy_row, const re
     if (db) linear_bias_grad(db, dy, R, rows, stream);
 }
 
-// Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
-// dimension they fill it. On an H200 gradients by owners of 1600 rows take 8 % longer than whole ones, of 3200 2 % (bench_gpu,
-// d48).
+// Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner dimension
+// they fill it. On an H200 gradients by owners of 1600 rows take 8 % longer than whole ones, of 3200 2 % (bench_gpu, d48).
 enum { PRODUCT_ROWS = 128, PRODUCT_COLUMNS = 256, TILES_MIN = 66 };
 
 int64_t linear_wgrad_rows_min(int64_t IC) {

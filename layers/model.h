@@ -86,8 +86,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
 void gpt_free(gpt *g);
 
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
-// that the rest of an update (zero_finish_update) hides its transfers. inputs and targets (T, B): host memory. targets
-// NULL: no loss.
+// that the rest of an update (zero_finish_update) hides its transfers. inputs, targets (T, B): host memory. targets NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // scale: not 0 if backward follows, which computes gradients of scale · (sum of losses); then the sum of the losses of this
 // rank's shard is added to *g->loss.

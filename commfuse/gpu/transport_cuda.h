@@ -10,8 +10,7 @@ extern "C" { // these are for C
 #include "../launch/watch.h"
 }
 
-// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of each
-// kind.
+// How the bytes of one group move. Made by bind, collectively; post() only enqueues. It is the first field of a wire of each kind.
 struct cf_wire {
     const char *name; // "nccl", "ipc", or both
     bool nccl;        // native collectives are NCCL's
