@@ -62,6 +62,6 @@ void sum_of_squares(double *sum, double *scratch, const accum *x, int64_t n, cf_
     int64_t packs = (uintptr_t)x % 16 == 0 ? n / ACCUM_PACK : 0;
     int64_t blocks = ceil_div(n, THREADS * FLIGHT * ACCUM_PACK); // fewer for small n
     if (blocks > SQUARES_SCRATCH) blocks = SQUARES_SCRATCH;
-    cf_launch(squares_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, scratch, x, packs, n);
-    cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch, blocks);
+    cf_launch(squares_kernel, {blocks}, THREADS, stream, scratch, x, packs, n);
+    cf_launch(sum_kernel<double>, {n > 0}, SUM_THREADS, stream, sum, scratch, blocks);
 }

@@ -68,8 +68,8 @@ static __device__ int lane() {
 static __device__ int64_t row_of_warp() {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
 }
-static dim3 blocks_for(int64_t rows) {
-    return dim3((unsigned)ceil_div(rows, WARPS));
+static cf_blocks blocks_for(int64_t rows) {
+    return {ceil_div(rows, WARPS)};
 }
 
 // p (heads, n, keys), zero for keys that the query must not see.
@@ -96,7 +96,7 @@ void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64
         real *p = (real *)(score + h.count * n * s.keys);
         multiply_batch(h.count, n, s.keys, D, part_of(qkv, QUERY, t0, h, s), transposed(part_of(qkv, KEY, 0, h, s)),
                        scores_at(score, s), true, stream);
-        cf_launch(softmax_rows, blocks_for(h.count * n), dim3(THREADS), stream, p, lse, (const float *)score, h, s);
+        cf_launch(softmax_rows, blocks_for(h.count * n), THREADS, stream, p, lse, score, h, s);
         multiply_batch(h.count, n, D, s.keys, scores_at(p, s), part_of(qkv, VALUE, 0, h, s), head_of(out, t0, h, s), false, stream);
     });
 }
@@ -132,7 +132,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const acc
                         int64_t, int64_t T, int64_t B, int64_t H, int64_t D, bool, cf_stream *stream) {
     if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
     const shape s = shape_of(0, T, T, B, H, D);
-    cf_launch(output_dot_gradient, blocks_for(T * s.pairs), dim3(THREADS), stream, scratch, dout, out, s);
+    cf_launch(output_dot_gradient, blocks_for(T * s.pairs), THREADS, stream, scratch, dout, out, s);
     for_heads(s, 2 * T * T * (int64_t)(sizeof(float) + sizeof(real)), stream, [&](heads h, char *memory) {
         float *score = (float *)memory, *dp = score + h.count * T * T;
         real *p = (real *)(dp + h.count * T * T), *dscore = p + h.count * T * T;
@@ -140,8 +140,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const acc
                           dy = head_of(dout, 0, h, s), P = scores_at(p, s), dS = scores_at(dscore, s);
         multiply_batch(h.count, T, T, D, q, transposed(k), scores_at(score, s), true, stream);
         multiply_batch(h.count, T, T, D, dy, transposed(v), scores_at(dp, s), true, stream);
-        cf_launch(softmax_backward_rows, blocks_for(h.count * T), dim3(THREADS), stream, p, dscore, (const float *)score,
-                  (const float *)dp, lse, (const float *)scratch, h, s);
+        cf_launch(softmax_backward_rows, blocks_for(h.count * T), THREADS, stream, p, dscore, score, dp, lse, scratch, h, s);
         multiply_batch(h.count, T, D, T, transposed(P), dy, part_of(dqkv, VALUE, 0, h, s), false, stream);
         multiply_batch(h.count, T, D, T, transposed(dS), q, part_of(dqkv, KEY, 0, h, s), false, stream);
         multiply_batch(h.count, T, D, T, dS, k, part_of(dqkv, QUERY, 0, h, s), false, stream);

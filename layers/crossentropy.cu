@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
-    cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid, V);
+    cf_launch(stats_kernel, {R}, THREADS, stream, stats, logits, targets, first, valid, V);
 }
 
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
@@ -140,8 +140,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(combine_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, all, ranks, targets, (float)scale, first,
-              valid, R, V);
+    cf_launch(combine_kernel, {R}, THREADS, stream, losses, logits, all, ranks, targets, (float)scale, first, valid, R, V);
 }
 
 template <bool KEEP>
@@ -161,10 +160,10 @@ void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, dou
     const int64_t bytes = valid / PACK * (int64_t)sizeof(row_pack);
     const bool keep = 2 * (bytes + STATIC) <= (int64_t)cf_cuda_properties()->sharedMemPerMultiprocessor;
     if (keep) CF_CUDA(cudaFuncSetAttribute(fused_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    cf_launch_with(keep ? bytes : 0, keep ? fused_kernel<true> : fused_kernel<false>, dim3((unsigned)R), dim3(THREADS), stream,
-                   losses, logits, targets, (float)scale, valid, V);
+    cf_launch(keep ? fused_kernel<true> : fused_kernel<false>, {R, 1, keep ? bytes : 0}, THREADS, stream, losses, logits, targets,
+              (float)scale, valid, V);
 }
 
 void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream) {
-    cf_launch(sum_kernel<accum>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, losses, n);
+    cf_launch(sum_kernel<accum>, {n > 0}, SUM_THREADS, stream, sum, losses, n);
 }

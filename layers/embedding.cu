@@ -51,8 +51,7 @@ static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int6
     const int64_t length = ceil_div(R, LIST) * LIST, lists = 4 * length * (int64_t)sizeof(int32_t);
     char *memory = workspace_of(scratch, stream, lists + (int64_t)bytes, "embedding scratch");
     for (int i = 0; i < 4; i++) list[i] = (int32_t *)memory + i * length;
-    cf_launch(key_kernel, dim3((unsigned)ceil_div(R, KEY_THREADS)), dim3(KEY_THREADS), stream, list[0], list[1], tokens, first,
-              count, R);
+    cf_launch(key_kernel, {ceil_div(R, KEY_THREADS)}, KEY_THREADS, stream, list[0], list[1], tokens, first, count, R);
     CF_CUDA(cub::DeviceRadixSort::SortPairs(memory + lists, bytes, list[0], list[2], list[1], list[3], (int)R, 0, bits, s));
     return {list[2], list[3]};
 }
@@ -87,8 +86,7 @@ static void add_rows(accum *dwte, const T *dout, const int32_t *tokens, int64_t 
     order sorted = sort_rows(tokens, first, count, R, stream);
     bool packed = packable(C, dwte) && packable(C, dout);
     const int64_t threads = smaller(ceil_div(ceil_div(C, packed ? PACK : 1), WARP) * WARP, RUN_THREADS_MAX);
-    cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, dim3((unsigned)R), dim3((unsigned)threads), stream, dwte,
-              dout, sorted, count, R, C);
+    cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, {R}, threads, stream, dwte, dout, sorted, count, R, C);
 }
 
 void embedding_backward(accum *dwte, const void *dout, bool wide, const int32_t *tokens, int64_t first, int64_t count, int64_t R,

@@ -156,8 +156,7 @@ template <typename Map> static __global__ void each_kernel(Map map, int64_t pack
 // map.at<W>(i) processes elements i … i + W − 1, with W = PACK only if packed. Every element is processed once.
 template <typename Map> static void each(Map map, int64_t n, bool packed, cf_stream *stream) {
     int64_t packs = packed ? n / PACK : 0, items = n - packs * (PACK - 1);
-    cf_launch(each_kernel<Map>, dim3((unsigned)ceil_div(items, EACH_THREADS * EACH_ITEMS)), dim3(EACH_THREADS), stream, map, packs,
-              items);
+    cf_launch(each_kernel<Map>, {ceil_div(items, EACH_THREADS * EACH_ITEMS)}, EACH_THREADS, stream, map, packs, items);
 }
 
 // --- rows with columns in common ---
@@ -181,11 +180,11 @@ template <int W, typename Map> static __global__ void rows_kernel(real *out, Map
 template <typename Map> static void each_row(real *out, Map map, int64_t R, int64_t C, bool packed, cf_stream *stream) {
     int64_t wide = ceil_div(C, packed ? PACK : 1), across = ceil_div(wide, TILE_THREADS_MAX);
     int64_t threads = across > 0 ? ceil_div(ceil_div(wide, across), WARP) * WARP : 0;
-    cf_launch(packed ? rows_kernel<PACK, Map> : rows_kernel<1, Map>, dim3((unsigned)ceil_div(R, TILE_ROWS), (unsigned)across),
-              dim3((unsigned)threads), stream, out, map, R, C);
+    cf_launch(packed ? rows_kernel<PACK, Map> : rows_kernel<1, Map>, {ceil_div(R, TILE_ROWS), across}, threads, stream, out, map, R,
+              C);
 }
 
-// --- shared memory of a size that the launch gives (cf_launch_with), from a boundary of sixteen bytes on ---
+// --- shared memory of a size that the launch gives (cf_blocks), from a boundary of sixteen bytes on ---
 
 static __device__ inline void *block_memory() {
 #ifdef __CUDA_ARCH__
@@ -268,8 +267,7 @@ template <int K> static __global__ void add_partials_kernel(sums<K> of, const fl
 }
 
 template <int K> static void add_partials(sums<K> of, const float *partial, int64_t count, int64_t C, cf_stream *stream) {
-    cf_launch(add_partials_kernel<K>, dim3((unsigned)ceil_div(K * C, WARP)), dim3(PARTIAL_WARPS * WARP), stream, of, partial, count,
-              C);
+    cf_launch(add_partials_kernel<K>, {ceil_div(K * C, WARP)}, PARTIAL_WARPS * WARP, stream, of, partial, count, C);
 }
 
 // *sum += the sum of x (n), by one block.

@@ -89,10 +89,10 @@ void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const
     bool packed = packable(C, out, x, w, b);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     if (threads > 0)
-        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, dim3((unsigned)ceil_div(R, ROWS)), dim3((unsigned)threads),
-                  stream, out, mean, rstd, x, w, b, R, C);
+        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, {ceil_div(R, ROWS)}, threads, stream, out, mean, rstd, x, w, b,
+                  R, C);
     else
-        cf_launch(forward_long_kernel, dim3((unsigned)R), dim3(LONG_THREADS), stream, out, mean, rstd, x, w, b, C);
+        cf_launch(forward_long_kernel, {R}, LONG_THREADS, stream, out, mean, rstd, x, w, b, C);
 }
 
 int64_t layernorm_scratch(int64_t C) {
@@ -205,6 +205,6 @@ void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy,
     if (dy.parts > 0) kernel = packed ? backward_kernel<PACK, true> : backward_kernel<1, true>;
     if (threads == 0) kernel = backward_long_kernel;
     if (threads == 0) threads = LONG_THREADS;
-    cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
+    cf_launch(kernel, {stretches}, threads, stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
     add_partials(sums<SUMS>{{dw, db, dbias}}, scratch, stretches, C, stream);
 }

@@ -234,8 +234,7 @@ static __global__ void __launch_bounds__(THREADS) checksum_kernel(unsigned long 
 static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
     const int64_t blocks =
         smaller(ceil_div(bytes, 16 * THREADS), 4 * cf_cuda_properties()->multiProcessorCount); // few: it shares the GPU
-    cf_launch(checksum_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, (unsigned long long *)sum, (const uint16_t *)data,
-              bytes / 2);
+    cf_launch(checksum_kernel, {blocks}, THREADS, stream, (unsigned long long *)sum, (const uint16_t *)data, bytes / 2);
 }
 
 // Milliseconds, and, unless sum is NULL, the checksums of what is written; negative: this algorithm cannot.
@@ -378,9 +377,8 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
         linear_forward(pre, NULL, x, w, bias, NULL, r, IC, OC, stream);
         activation_forward(out, pre, r.rows * OC, stream);
     } else {
-        const dim3 grid((unsigned)ceil_div(r.rows * OC, THREADS));
         const bool begin = bias || (add && add != out);
-        if (begin) cf_launch(begin_sum, grid, dim3(THREADS), stream, out, bias, add, r.rows * OC, OC);
+        if (begin) cf_launch(begin_sum, {ceil_div(r.rows * OC, THREADS)}, THREADS, stream, out, bias, add, r.rows * OC, OC);
         multiply(dense(false, true, r, OC, IC), {x, w, begin ? out : add, out, stream});
     }
 }
@@ -463,8 +461,7 @@ void linear_bias_grad(accum *db, const real *dy, int64_t R, int64_t OC, cf_strea
     const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
     const int64_t blocks = smaller(smaller(ceil_div(R, ROWS_MIN), ceil_div(BLOCKS, across)), fit);
     float *partial = (float *)workspace_for(stream); // (blocks, OC)
-    cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
-              OC, ceil_div(R, blocks));
+    cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, {across, blocks}, THREADS, stream, partial, dy, R, OC, ceil_div(R, blocks));
     add_partials(sums<1>{{db}}, partial, blocks, OC, stream);
 }
 

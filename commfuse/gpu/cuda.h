@@ -22,22 +22,20 @@ const cudaDeviceProp *cf_cuda_properties(void); // of the device in use
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
 extern int cf_cuda_left;
 
+struct cf_blocks { // x · y of them, each with so many bytes of shared memory besides what the kernel declares
+    int64_t x, y = 1, shared = 0;
+};
+
 // Launch kernel<<<blocks, threads, shared, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>
-void cf_launch_with(int64_t shared, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream,
-                    Arguments... arguments) {
-    if ((int64_t)blocks.x * blocks.y * blocks.z == 0) return;
+void cf_launch(void (*kernel)(Parameters...), cf_blocks blocks, int64_t threads, cf_stream *stream, Arguments... arguments) {
+    if (blocks.x * blocks.y == 0) return;
     cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = (size_t)shared;
+    config.gridDim = dim3((unsigned)blocks.x, (unsigned)blocks.y);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)blocks.shared;
     config.stream = cf_cuda_stream(stream);
     CF_CUDA(cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...));
-}
-
-template <typename... Parameters, typename... Arguments>
-void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {
-    cf_launch_with(0, kernel, blocks, threads, stream, arguments...);
 }
 
 static inline __device__ int64_t cf_device_ns() {

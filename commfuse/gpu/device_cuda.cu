@@ -350,8 +350,7 @@ template <typename T> static void add(void *to, const void *from, int parts, int
     const int64_t groups = aligned ? count / N + count % N : count,
                   most = (int64_t)ADD_WAVES * cf_cuda_properties()->multiProcessorCount;
     const int64_t blocks = std::min((groups + ADD_THREADS - 1) / ADD_THREADS, most);
-    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, dim3((unsigned)blocks), dim3(ADD_THREADS), stream, (T *)to,
-              (const T *)from, parts, stride, count);
+    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, {blocks}, ADD_THREADS, stream, to, from, parts, stride, count);
 }
 
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
@@ -378,8 +377,8 @@ static __global__ void paced_copy(pack *to, const pack *from, int64_t count, dou
 
 void cf_paced_copy(void *to, const void *from, int64_t bytes, double gb_per_s, cf_stream *stream) {
     if (((uintptr_t)to | (uintptr_t)from | (uintptr_t)bytes) % sizeof(pack) != 0) return cf_copy(to, from, bytes, stream); // small
-    cf_launch(paced_copy, dim3(CF_PACED_BLOCKS), dim3(PACED_THREADS), stream, (pack *)to, (const pack *)from,
-              bytes / (int64_t)sizeof(pack), (double)sizeof(pack) / gb_per_s);
+    cf_launch(paced_copy, {CF_PACED_BLOCKS}, PACED_THREADS, stream, (pack *)to, (const pack *)from, bytes / (int64_t)sizeof(pack),
+              (double)sizeof(pack) / gb_per_s);
 }
 
 // --- memory ---

@@ -132,7 +132,7 @@ static void open_gate(bench *b) {
 
 static void kernel(bench *b, cf_stream *stream, int64_t bytes) {
     (void)b, (void)bytes;
-    cf_launch(nothing, dim3(1), dim3(1), stream);
+    cf_launch(nothing, {1}, 1, stream);
 }
 
 static void record(bench *b, cf_stream *stream, int64_t bytes) {
@@ -188,7 +188,7 @@ static void make_words(bench *b, int processes) {
 // Everything that will be done behind closed gates; and the clocks wake up.
 static void first_times(bench *b) {
     kernel(b, b->stream, 0);
-    cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
+    cf_launch(hold, {1}, HOLD_THREADS, b->stream, HOLD_NS);
     for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) cf_copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
@@ -358,7 +358,7 @@ static double gb_per_s(int64_t bytes, double us) {
 // Its blocks take all threads that there are, so that nothing else finds room.
 static cf_event hold_all(cf_stream *stream) {
     int blocks = attribute(cudaDevAttrMaxThreadsPerMultiProcessor) / HOLD_THREADS * cf_cuda_properties()->multiProcessorCount;
-    cf_launch(hold, dim3((unsigned)blocks), dim3(HOLD_THREADS), stream, HOLD_NS);
+    cf_launch(hold, {blocks}, HOLD_THREADS, stream, HOLD_NS);
     return cf_event_record(stream);
 }
 
