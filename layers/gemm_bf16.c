@@ -185,7 +185,8 @@ void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real 
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const real *a, const real *packed, const real *bias, const real *add, real *c,
                  cf_stream *stream) {
-    const product of = {false, false, m, n, k, k, PACKED, n, false, add != NULL, bias != NULL, gemm_threads()};
+    product of = {.m = m, .n = n, .k = k, .lda = k, .ldb = PACKED, .ldc = n, .add = add != NULL, .bias = bias != NULL};
+    of.threads = gemm_threads();
 #pragma omp parallel for
     for (int64_t row = 0; row < (add && add != c ? m : 0); row++) memcpy(c + row * n, add + row * n, (size_t)n * sizeof *c);
     multiply(&of, a, packed, bias, c);
