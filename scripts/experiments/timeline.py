@@ -122,9 +122,9 @@ def figure(rows):
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], list(MODES)
     drawn, axes = plots.plt.subplots(2 * len(modes), figsize=(10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
-    below = 0.5 / drawn.get_figheight()  # the share of two lines
-    drawn.get_layout_engine().set(rect=(0, below, 1, 1 - below))
-    drawn.legend(legend.values(), legend, loc="lower center", ncols=4)
+    line = 0.2 / drawn.get_figheight()  # the legend has two, above the note, which has one
+    drawn.get_layout_engine().set(rect=(0, 3 * line, 1, 1 - 3 * line))
+    drawn.legend(legend.values(), legend, loc="lower center", ncols=4, bbox_to_anchor=(0.5, line / 2))
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
     drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
