@@ -9,7 +9,7 @@
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__) && defined(_OPENMP)
 #include <immintrin.h>
 
-enum { ROWS = 6, COLUMNS = 64, VECTORS = COLUMNS / 16, DEPTH = 1024, PART = 16 * ROWS, PAIRS = DEPTH / 2 };
+enum { ROWS = 6, COLUMNS = 64, VECTORS = COLUMNS / 16, DEPTH = 1024, PART = 16 * ROWS, PAIRS = DEPTH / 2, AHEAD = 16 };
 typedef uint32_t pair; // rows k and k + 1 of one column
 
 static void pack_b(pair *restrict to, const real *restrict b, int64_t ldb, int64_t depth) {
@@ -17,14 +17,16 @@ static void pack_b(pair *restrict to, const real *restrict b, int64_t ldb, int64
         for (int64_t c = 0; c < COLUMNS; c++) *to++ = b[c].bits | (pair)b[ldb + c].bits << 16;
 }
 
-// Panels are PAIRS apart. Columns beyond the last are zeros.
+// Panels are PAIRS apart. Columns beyond the last are zeros. Rows are so far apart that the processor does not foresee the next.
 static void pack_a(pair (*restrict to)[PAIRS * ROWS], const real *restrict a, int64_t lda, int64_t depth, int64_t columns) {
     for (int64_t k = 0; k < depth; k += 2)
-        for (int64_t c = 0; c < columns; c += ROWS) {
+        for (int64_t c = 0, panel = 0; c < columns; c += ROWS, panel++) {
+            __builtin_prefetch(a + (k + AHEAD) * lda + c);
+            __builtin_prefetch(a + (k + AHEAD + 1) * lda + c);
             const __mmask8 those = (__mmask8)((1 << smaller(ROWS, columns - c)) - 1);
             const __m128i even = _mm_maskz_loadu_epi16(those, a + k * lda + c),
                           odd = _mm_maskz_loadu_epi16(those, a + (k + 1) * lda + c);
-            pair *pairs = to[c / ROWS] + k / 2 * ROWS;
+            pair *pairs = to[panel] + k / 2 * ROWS;
             _mm_storeu_si128((__m128i *)pairs, _mm_unpacklo_epi16(even, odd));
             _mm_storel_epi64((__m128i *)(pairs + 4), _mm_unpackhi_epi16(even, odd));
         }
