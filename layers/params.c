@@ -130,7 +130,7 @@ accum *params_grad(const parameters *p, int tensor, int64_t layer) {
 }
 
 void params_zero_grad(const parameters *p, cf_stream *stream) {
-    const param_bucket *b = p->bucket + p->table + 1;
+    const param_bucket *b = p->bucket + p->table + 1; // matrices and the table come before
     for (; b < p->bucket + p->buckets; b++) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
 }
 
