@@ -17,12 +17,11 @@ import pathlib
 import statistics
 import sys
 
-import numpy
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import tables
 from command import Parser, status_of
+import numpy  # after command, whose errors name a Python that has it
 from predict_check import predict
 
 
