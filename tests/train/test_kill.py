@@ -87,6 +87,12 @@ class Death(harness.Case):
                 harness.wait_until(lambda: line.search(started.result().err) or started.ended(), GRACE, "")
             self.assertRegex(started.result().err, line, f"rank {rank} has not said why it ends{started.result()}")
 
+    def leaves_nobody(self, started, seconds):
+        """mpirun ends, and the ranks that it has killed a moment after it."""
+        result = started.wait(seconds)
+        self.assertNotEqual(result.status, 0, str(result))
+        harness.wait_until(lambda: not started.processes(), GRACE, f"the end of {started.processes()}{result}")
+
     @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun lets ranks speak before it kills them")
     def test_mpirun_ends_everything_when_a_rank_is_killed(self):
         for victim in (1, 0):
@@ -123,21 +129,17 @@ class Death(harness.Case):
         os.kill(processes[3], signal.SIGSTOP)
         self.ends(started, {0, 1, 2}, rf"{GIVES_UP}.*; .*rank 3 does not answer\b", statuses=(1, KILLED))
         # mpirun ends the stopped rank too.
-        result = started.wait(TIMEOUT + GRACE + 20)
-        self.assertNotEqual(result.status, 0, str(result))
-        self.assertFalse(started.processes())
+        self.leaves_nobody(started, TIMEOUT + GRACE + 20)
 
     @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun makes SIGTERM of SIGINT")
     def test_interrupt_from_the_keyboard(self):
-        started, processes = self.start(3, tp=3)
+        started, _ = self.start(3, tp=3)
         started.process.send_signal(signal.SIGINT)
         # Ranks that reach the end of the step before they have spoken end together, and rank 0 speaks for all.
         together = r"error: rank 0 of 3 \(.+?\): Terminated ends the run after"
         word = "" if launcher.falls_silent() else f"(?:{TERMINATED}|{together})"
         self.ends(started, {0, 1, 2}, word, statuses=(1, KILLED))
-        result = started.wait(TIMEOUT + GRACE)
-        self.assertNotEqual(result.status, 0, str(result))
-        self.assertFalse(started.processes(), f"ranks {processes} live on")
+        self.leaves_nobody(started, TIMEOUT + GRACE)
 
 
 if __name__ == "__main__":
