@@ -23,7 +23,7 @@ typedef struct block {
 
 static struct {
     pthread_mutex_t lock;
-    bool plan_only;
+    bool reserve_only;
     block *blocks; // oldest first
 } allocated = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -38,8 +38,8 @@ const char *cf_dtype_name(cf_dtype dtype) {
 }
 
 bool cf_device_reserve_only(bool on) {
-    const bool before = allocated.plan_only;
-    allocated.plan_only = on;
+    const bool before = allocated.reserve_only;
+    allocated.reserve_only = on;
     return before;
 }
 
@@ -80,11 +80,11 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
     block *b = malloc(sizeof *b);
-    void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_malloc(bytes);
+    void *address = b == NULL ? NULL : allocated.reserve_only ? reserve(bytes) : cf_device_malloc(bytes);
     if (!address)
         cf_die(cf_memory_hint, "no memory: %.1f MiB for %s; %.1f MiB are allocated already%s", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576, limit_text());
-    *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.plan_only};
+    *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.reserve_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
     pthread_mutex_lock(&allocated.lock);
     block **end = &allocated.blocks;
