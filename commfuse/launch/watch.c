@@ -250,7 +250,8 @@ static void *receive(void *argument) {
 // --- the position of this rank ---
 
 static void set_operation(position *at, const char *label, int layer, int step) {
-    snprintf(at->label, sizeof at->label, "%s", label);
+    memset(at->label, 0, sizeof at->label);
+    memcpy(at->label, label, strnlen(label, sizeof at->label - 1));
     at->layer = layer, at->step = step;
 }
 
