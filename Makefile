@@ -58,15 +58,16 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 # --- sources and objects ---
 
 # Not in the GPU program, beside the twins of .cu files.
-cpu_alone := $(wildcard commfuse/cpu/*.c layers/gemm*.c)
+cpu_alone := $(wildcard commfuse/cpu/*.c layers/kernels/gemm*.c)
 # The third twin of device, transport and kernels records what the program would do (--predict).
 recorded := commfuse/predict/recorder.c layers/kernels_recorded.c
 core     := $(filter-out $(recorded),$(wildcard commfuse/*.c $(addprefix commfuse/,base/*.c cpu/*.c launch/*.c predict/*.c)))
 commfuse := $(core:%.c=$(B)/%.o)
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c data/run/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_bf16%.c $(recorded),$(wildcard layers/*.c)))
+layers_c := $(filter-out $(recorded),$(wildcard layers/*.c layers/*/*.c))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/kernels/gemm_bf16%.c,$(layers_c)))
 # The same layers over elements of bf16.
-layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(recorded),$(wildcard layers/*.c)))
+layers16 := $(layers_c:%.c=$(B)/bf16/%.o)
 program  := $(commfuse) $(layers) $(data)
 
 # --- the program for CPUs ---
@@ -82,7 +83,7 @@ endif
 
 $(B)/train_gpt: $(B)/train_gpt.o $(program)
 $(B)/train_gpt_bf16: $(B)/train_gpt_bf16.o $(commfuse) $(layers16) $(data)
-twins    := $(cpu_alone) $(patsubst %.cu,%.c,$(wildcard layers/*.cu))
+twins    := $(cpu_alone) $(patsubst %.cu,%.c,$(wildcard layers/*/*.cu))
 $(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(program)) $(recorded:%.c=$(B)/%.o)
 $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)/%.o),$(commfuse)) \
     $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/predict/recorder.o $(B)/bf16/layers/kernels_recorded.o
@@ -95,7 +96,7 @@ functions := $(B)/recorded/device_functions.h $(B)/recorded/kernels_functions.h
 define_functions = sed '/^\(\#\|CF_EXTERN\)/d; s://.*::' $(filter %.h,$^) | tr -s '\n;' ' \n' | \
     sed -nE '/typedef/d; s/^[ }]*([a-z][^(={]*\W(\w+)\([^{]*\)) *$$/\1 { return RECORDED_\2; }/p' > $@
 $(word 1,$(functions)): commfuse/device.h
-$(word 2,$(functions)): $(filter-out %_cudnn.h,$(patsubst %.cu,%.h,$(wildcard layers/*.cu)))
+$(word 2,$(functions)): $(filter-out %_cudnn.h,$(patsubst %.cu,%.h,$(wildcard layers/*/*.cu)))
 $(functions): Makefile
 	@mkdir -p $(@D)
 	$(define_functions)

@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include "commfuse/base/die.h"
-#include "layers/peak.h"
+#include "layers/kernels/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
 #endif

@@ -2,14 +2,14 @@
 // (commfuse/predict/record.h). A line below is the body of a function of the layers' headers; the Makefile makes the functions.
 // Sizes that depend on the device are those of the CPU's or of the GPU's twin.
 #include "../commfuse/predict/record.h"
-#include "adamw.h"
-#include "attention.h"
-#include "crossentropy.h"
-#include "elementwise.h"
-#include "embedding.h"
-#include "layernorm.h"
-#include "linear.h"
-#include "peak.h"
+#include "optimizer/adamw.h"
+#include "kernels/attention.h"
+#include "kernels/crossentropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/layernorm.h"
+#include "kernels/linear.h"
+#include "kernels/peak.h"
 
 enum { E = sizeof(real), P = sizeof(accum) };
 // linear.cu, layernorm.cu, layernorm.c, attention.cu

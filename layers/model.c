@@ -12,12 +12,12 @@
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
 #include "../commfuse/base/die.h"
-#include "attention.h"
-#include "crossentropy.h"
-#include "elementwise.h"
-#include "embedding.h"
-#include "layernorm.h"
-#include "linear.h"
+#include "kernels/attention.h"
+#include "kernels/crossentropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/layernorm.h"
+#include "kernels/linear.h"
 #include <stdlib.h>
 
 enum { PASS_UNIT = 64 }; // tokens of a rank

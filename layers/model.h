@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../commfuse/tune.h"
-#include "lookup.h"
+#include "optimizer/lookup.h"
 #include "parallel_linear.h"
 
 typedef struct gpt_setup {

@@ -6,8 +6,8 @@
 //     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
 //     finish backward  the last additions, in the computation that uses the result
 #include "parallel_linear.h"
-#include "elementwise.h"
-#include "linear.h"
+#include "kernels/elementwise.h"
+#include "kernels/linear.h"
 
 // --- gradients ---
 

@@ -10,7 +10,7 @@
 // zero.h decides where gradients of weights are computed.
 #pragma once
 
-#include "zero.h"
+#include "optimizer/zero.h"
 
 // The micro-batch in progress.
 typedef struct model_pass {

@@ -1,8 +1,8 @@
 // See params.h. Local memory has the order of the buckets, each followed by its padding, so that a bucket is always one run.
 #include "params.h"
-#include "linear.h"
+#include "kernels/linear.h"
 #include "../commfuse/base/die.h"
-#include "attention.h"
+#include "kernels/attention.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>

@@ -21,7 +21,7 @@
 #pragma once
 
 #include "../commfuse/mesh.h"
-#include "real.h"
+#include "kernels/real.h"
 
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 

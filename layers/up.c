@@ -9,8 +9,8 @@
 // span that covers several), and the projection adds them up. Such a product is narrower than the whole layer's by the number of
 // ranks: the price of sending and receiving without packing, paid in every mode.
 #include "model.h"
-#include "attention.h"
-#include "linear.h"
+#include "kernels/attention.h"
+#include "kernels/linear.h"
 
 // One operation.
 typedef struct job job;

@@ -3,8 +3,8 @@
 # Sets NVCC, CUDA_INCLUDES, CUDA_LIBS and CUDA_ARCH; empty unless all of CUDA, cuBLAS, cuDNN and NCCL are found.
 $(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
 
-cuda_sources := $(wildcard commfuse/gpu/*.cu layers/*.cu)
-shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone) $(recorded),$(core) $(wildcard layers/*.c))
+cuda_sources := $(wildcard commfuse/gpu/*.cu layers/*/*.cu)
+shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone),$(core) $(layers_c))
 gpu_objects  := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c data/run/*.c)) # need cJSON and xxHash; layers do not
 real_bf16 := -DREAL_IS_BF16

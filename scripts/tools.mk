@@ -32,8 +32,8 @@ compile_flags.txt: Makefile scripts/tools.mk
 tidy = xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . --extra-arg=-DXXH_DEBUGLEVEL=1
 lint: compile_flags.txt $(functions) ## clang-tidy over every C file of the program: .clang-tidy says which checks
 	@scripts/install_deps.sh --lint
-	@echo train_gpt.cu $(filter-out layers/gemm_bf16%.c,$(core) $(recorded) $(wildcard layers/*.c data/*.c data/run/*.c)) | $(tidy) 2>/dev/null
-	@echo layers/gemm_bf16*.c | $(tidy) --extra-arg=-DREAL_IS_BF16 2>/dev/null
+	@echo train_gpt.cu $(filter-out layers/kernels/gemm_bf16%.c,$(core) $(recorded) $(layers_c) $(wildcard data/*.c data/run/*.c)) | $(tidy) 2>/dev/null
+	@echo layers/kernels/gemm_bf16*.c | $(tidy) --extra-arg=-DREAL_IS_BF16 2>/dev/null
 
 formatted = $(wildcard train_gpt.cu $(foreach kind,c h cu cc,*/*.$(kind) */*/*.$(kind)))
 format: ## clang-format every C and CUDA file

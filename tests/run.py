@@ -5,8 +5,8 @@
     scripts/test.sh --only mesh                        one alone (make test T=mesh)
 
 A test program is one of
-  tests/*/test_*.c, tests/*/gradient_*.c   cmocka programs, built by make under BUILD/tests/
-  tests/*/test_*.py                        unittest files; BUILD and TRAIN_GPT in the environment say
+  test_*.c, gradient_*.c                   cmocka programs, built by make under BUILD/tests/
+  test_*.py                                unittest files; BUILD and TRAIN_GPT in the environment say
                                            which build to look at
 and may say in a comment line how it is to be run:
   ranks: 1 2 4        once with each number of ranks; 1 is a plain start without mpirun. Default: 1
@@ -84,9 +84,14 @@ def read_program(source):
                    tuple((note("quick") or "").split()))
 
 
+def named(pattern):
+    """Files of the folders and of their rooms."""
+    return glob.glob(f"tests/*/{pattern}") + glob.glob(f"tests/*/*/{pattern}")
+
+
 def discover():
-    patterns = "tests/*/test_*.c", "tests/*/gradient_*.c", "tests/*/test_*.py"
-    return [read_program(source) for source in sorted(sum(map(glob.glob, patterns), []))]
+    patterns = "test_*.c", "gradient_*.c", "test_*.py"
+    return [read_program(source) for source in sorted(source for pattern in patterns for source in named(pattern))]
 
 
 def has_case(program, pattern):
@@ -486,7 +491,7 @@ def targets(programs, build):
     """What make has to build for these programs."""
     binaries = [p.binary(build) for p in programs if not p.python]
     if any(p.python for p in programs):
-        tools = sorted(glob.glob("tests/*/tool_*.c") + glob.glob("tests/bench/bench_*.c"))
+        tools = sorted(named("tool_*.c") + named("bench_*.c"))
         more = [] if "san-" in build else sorted({target for p in programs for target in p.make})
         return ["all", *binaries, *(f"{build}/{os.path.splitext(tool)[0]}" for tool in tools), *more]
     return binaries

@@ -5,13 +5,15 @@ test: ## the essential tests; all: make test ALL=1   one alone: make test T=fuse
 
 include tests/emulator/emulator.mk tests/fuzz/fuzz.mk
 
-half_tests := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*_bf16.c))
-grad_tests := $(patsubst %.c,$(B)/%,$(wildcard tests/*/gradient_*.c))
-tests   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*.c)) $(grad_tests)
-tools   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/tool_*.c))
-benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
+# $(call all_named,PATTERN): programs of the folders and of their rooms
+all_named = $(patsubst %.c,$(B)/%,$(wildcard tests/*/$(1).c tests/*/*/$(1).c))
+half_tests := $(call all_named,test_*_bf16)
+grad_tests := $(call all_named,gradient_*)
+tests   := $(call all_named,test_*) $(grad_tests)
+tools   := $(call all_named,tool_*)
+benches := $(call all_named,bench_*)
 # The layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/gemm_ref.c $(filter-out $(wildcard layers/gemm*.c) $(recorded),$(wildcard layers/*.c)))
+layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/kernels/gemm_ref.c $(filter-out layers/kernels/gemm%.c,$(layers_c)))
 
 # $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
 define build_test
@@ -36,9 +38,9 @@ $(B)/layers64/%.o: %.c build/machine
 $(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
 
 # The layers' twins with no library at all, for machines that have a GPU and little else.
-reference := $(addprefix commfuse/,cpu/device_cpu.c memory.c base/die.c base/streams.c base/limits.c) tests/layers/gemm_ref.c layers/random.c \
-             $(filter-out layers/peak.c,$(wildcard $(patsubst %.cu,%.c,$(wildcard layers/*.cu))))
-build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
+reference := $(addprefix commfuse/,cpu/device_cpu.c memory.c base/die.c base/streams.c base/limits.c) tests/layers/kernels/gemm_ref.c layers/random.c \
+             $(filter-out layers/kernels/peak.c,$(wildcard $(patsubst %.cu,%.c,$(wildcard layers/*/*.cu))))
+build/ref/tests/layers/kernels/tool_twins: tests/layers/kernels/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -MMD -MP -I. $(LDFLAGS) -o $@ $(filter %.c %.o,$^) -lpthread -lm
 build/ref/%.o: %.c build/machine
@@ -57,12 +59,12 @@ build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -shared -fPIC -o $@ $<
 
-bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_layers bench/bench_train)
+bf16-tools: $(addprefix $(B)/bf16/tests/,layers/kernels/tool_twins layers/tool_gradients bench/bench_layers bench/bench_train)
 cuda-tests: $(if $(NVCC),cuda cuda-tools)
-cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
+cuda-tools: bench-cuda $(foreach tool,tests/layers/kernels/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
                                    build/cuda-bf16/$(tool))
 emulated-tests: emulated emulated-tools
-emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
+emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/kernels/tool_twins) \
                 $(foreach tool,silent_peer events messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
                 build/emulated-bf16/tests/bench/bench_train
 build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run

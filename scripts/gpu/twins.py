@@ -11,7 +11,7 @@ from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
 
-TOOL = "tests/layers/tool_twins"
+TOOL = "tests/layers/kernels/tool_twins"
 REFERENCE = f"build/ref/{TOOL}"  # the CPU's twins, without any library
 # cuDNN takes up to a second to plan each shape, so attention may be late; it runs last, so that the others are not.
 KERNELS, ATTENTION = ("--except", "attention"), ("--only", "attention")
@@ -40,7 +40,7 @@ def twins(check, name, tool, words):
                 "; ".join(faults[:5] + notes) or made.reason)
     if cpu.status:
         return check.verdict(f"{name}: the CPU's side", FAIL, cpu.reason)
-    compared = check.runner.run([sys.executable, "tests/layers/compare_twins.py", found, expected])
+    compared = check.runner.run([sys.executable, "tests/layers/kernels/compare_twins.py", found, expected])
     check.show(compared.output.splitlines())
     check.judge(f"{name}: agrees with the CPU", compared.status == 0, (compared.output.splitlines() or ["no output"])[-1])
     os.remove(found)

@@ -21,8 +21,8 @@
 #include "../../commfuse/base/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../commfuse/replay.h"
-#include "../../layers/attention.h"
-#include "../../layers/linear.h"
+#include "../../layers/kernels/attention.h"
+#include "../../layers/kernels/linear.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,8 +20,8 @@
 // four turns in each, so that its error adds little to theirs.
 #include "../../commfuse/base/die.h"
 #include "../../commfuse/fuse.h"
-#include "../../layers/attention.h"
-#include "../../layers/linear.h"
+#include "../../layers/kernels/attention.h"
+#include "../../layers/kernels/linear.h"
 #include "../../layers/random.h"
 #include <errno.h>
 #include <stdio.h>

@@ -29,15 +29,15 @@
 // all its power runs slower than in a burst.
 // A source for either device: on a CPU use small sizes.
 #include "commfuse/base/die.h"
-#include "layers/adamw.h"
-#include "layers/attention.h"
-#include "layers/crossentropy.h"
-#include "layers/elementwise.h"
-#include "layers/embedding.h"
-#include "layers/layernorm.h"
-#include "layers/linear.h"
-#include "layers/peak.h"
-#include "tests/layers/tensors.h"
+#include "layers/optimizer/adamw.h"
+#include "layers/kernels/attention.h"
+#include "layers/kernels/crossentropy.h"
+#include "layers/kernels/elementwise.h"
+#include "layers/kernels/embedding.h"
+#include "layers/kernels/layernorm.h"
+#include "layers/kernels/linear.h"
+#include "layers/kernels/peak.h"
+#include "tests/layers/kernels/tensors.h"
 #include <stdio.h>
 
 enum {

@@ -16,14 +16,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "layers/adamw.h"
-#include "layers/attention.h"
-#include "layers/crossentropy.h"
-#include "layers/elementwise.h"
-#include "layers/embedding.h"
-#include "layers/gemm.h"
-#include "layers/layernorm.h"
-#include "layers/linear.h"
+#include "layers/optimizer/adamw.h"
+#include "layers/kernels/attention.h"
+#include "layers/kernels/crossentropy.h"
+#include "layers/kernels/elementwise.h"
+#include "layers/kernels/embedding.h"
+#include "layers/kernels/gemm.h"
+#include "layers/kernels/layernorm.h"
+#include "layers/kernels/linear.h"
 #include "layers/random.h"
 #include "commfuse/base/die.h"
 

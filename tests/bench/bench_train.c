@@ -26,7 +26,7 @@
 #include "../../data/run/plan.h"
 #include "../../layers/model.h"
 #include "../../layers/step.h"
-#include "../../layers/peak.h"
+#include "../../layers/kernels/peak.h"
 #include "../../layers/random.h"
 #include <math.h>
 #include <stdio.h>

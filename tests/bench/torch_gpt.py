@@ -15,7 +15,7 @@ models of repeated blocks: the time for it does not grow with the layers, and th
 in both.
 
 Attention's backward adds in the order in which blocks finish, which is PyTorch's default; train_gpt's gives the same bits in
-every run, which costs time, see layers/attention_cudnn.cu.
+every run, which costs time, see layers/kernels/attention_cudnn.cu.
 
 Times are between two CUDA events around a step, on CPUs by the clock. --device cpu computes in as many threads as
 OMP_NUM_THREADS says; --dtype fp32 is without autocast. Prints one JSON object: median step_ms of the timed steps and their

@@ -10,7 +10,7 @@
 #include "commfuse/base/die.h"
 #include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
-#include "layers/gemm.h"
+#include "layers/kernels/gemm.h"
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>

@@ -72,7 +72,7 @@ class Overlap(unittest.TestCase):
         """The real shapes, by the command that a user gives: what both compute is the same, so both must agree."""
         folder, build, path = self.prepare(3.5)
         for kind in "fp32", "bf16":
-            for name in "train_gpt", "tests/layers/tool_twins", "tests/bench/bench_gpu":  # the stage build wants them
+            for name in "train_gpt", "tests/layers/kernels/tool_twins", "tests/bench/bench_gpu":  # the stage build wants them
                 os.makedirs(os.path.dirname(f"{folder}/emulated-{kind}/{name}"), exist_ok=True)
                 os.symlink("/bin/true", f"{folder}/emulated-{kind}/{name}")
         gpu = dict(EMULATOR_CLOCK="1", EMULATOR_MULTIPROCESSORS="33", EMULATOR_MEMORY_GBPS="700", EMULATOR_TFLOPS="192")

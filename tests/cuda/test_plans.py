@@ -1,4 +1,4 @@
-"""cuDNN's own answer to the graphs of layers/attention_cudnn.cu, for GPUs that are not here: tool_plans.cu asks it.
+"""cuDNN's own answer to the graphs of layers/kernels/attention_cudnn.cu, for GPUs that are not here: tool_plans.cu asks it.
 
 On every GPU there must be a fused kernel for all shapes, odd ones and, forward, ranges of Query-Split included, and a workspace no
 larger than the file says. A kernel of the GPU's own generation where there is one: others run as well, but slower.

@@ -1,4 +1,4 @@
-// Does cuDNN take the graphs of layers/attention_cudnn.cu, and what kernels come out of them? Asked for a GPU that need
+// Does cuDNN take the graphs of layers/kernels/attention_cudnn.cu, and what kernels come out of them? Asked for a GPU that need
 // not be there: since 9.8 cuDNN makes plans from a description of a device in place of the device (its documentation
 // calls it deviceless ahead-of-time compilation). So a shape that would fall back to the own kernels, a mask that is not
 // recognised, or an engine without determinism is found wherever nvcc and cuDNN are, not first on a GPU.
@@ -23,7 +23,7 @@ int main(void) {
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                                     int64_t count, const void *values);
 #define cudnnBackendSetAttribute set_for_device
-#include "layers/attention_cudnn.cu"
+#include "layers/kernels/attention_cudnn.cu"
 #undef cudnnBackendSetAttribute
 
 static descriptor device; // the GPU asked about

@@ -1,6 +1,6 @@
 // Functions that the linker puts before functions of the layers.
 //
-// cuDNN's attention: with the clock, it takes its time. Otherwise layers/attention_cudnn.cu is called, which was compiled without
+// cuDNN's attention: with the clock, it takes its time. Otherwise layers/kernels/attention_cudnn.cu is called, which was compiled without
 // cuDNN and returns "not supported".
 //
 // Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's thresholds, so
@@ -11,13 +11,13 @@
 // Initial weights: with the clock, zeros, because nobody looks at numbers then, and models are large.
 #include "emulator.h"
 #include "../../commfuse/gpu/transport_cuda.h"
-#include "../../layers/adamw.h"
-#include "../../layers/attention_cudnn.h"
-#include "../../layers/crossentropy.h"
-#include "../../layers/elementwise.h"
-#include "../../layers/embedding.h"
-#include "../../layers/layernorm.h"
-#include "../../layers/linear.h"
+#include "../../layers/optimizer/adamw.h"
+#include "../../layers/kernels/attention_cudnn.h"
+#include "../../layers/kernels/crossentropy.h"
+#include "../../layers/kernels/elementwise.h"
+#include "../../layers/kernels/embedding.h"
+#include "../../layers/kernels/layernorm.h"
+#include "../../layers/kernels/linear.h"
 extern "C" {
 #include "../../layers/random.h"
 }

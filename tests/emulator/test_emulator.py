@@ -12,7 +12,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
-COMPARE = os.path.join(ROOT, "tests", "layers", "compare_twins.py")
+COMPARE = os.path.join(ROOT, "tests", "layers", "kernels", "compare_twins.py")
 TYPES = "fp32", "bf16"
 
 
@@ -68,9 +68,9 @@ class Twins(unittest.TestCase):
     def check(self, kind, *words, refuses=0, algorithms=1):
         with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
             found, expected = os.path.join(folder, "found"), os.path.join(folder, "expected")
-            self.write(built("build", f"emulated-{kind}", "tests", "layers", "tool_twins"), found, "--repeat", *words,
+            self.write(built("build", f"emulated-{kind}", "tests", "layers", "kernels", "tool_twins"), found, "--repeat", *words,
                        refuses=refuses, algorithms=algorithms)
-            self.write(built(BUILD, "tests", "layers", "tool_twins"), expected, *words)
+            self.write(built(BUILD, "tests", "layers", "kernels", "tool_twins"), expected, *words)
             result = subprocess.run([sys.executable, COMPARE, found, expected], capture_output=True, text=True)
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
             self.assertIn(" 0 do not", result.stdout)
@@ -92,7 +92,7 @@ class Twins(unittest.TestCase):
                 self.check("bf16", "--round", "--only", "linear", refuses=refuses)
         dies = self.assertRaisesRegex(AssertionError, "NOT_SUPPORTED: product [^\n]*\n[^\n]*multiples of 64")
         with tempfile.NamedTemporaryFile() as found, dies:
-            self.write(built("build", "emulated-fp32", "tests", "layers", "tool_twins"), found.name, "--only", "linear", refuses=3)
+            self.write(built("build", "emulated-fp32", "tests", "layers", "kernels", "tool_twins"), found.name, "--only", "linear", refuses=3)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // ranks: 1
 // Philox against the published known answers (Random123, kat_vectors), and the moments of the distributions made from it.
-#include "kernel_testing.h"
+#include "kernels/kernel_testing.h"
 
 typedef struct answer {
     uint32_t counter[4], key[2], bits[4];

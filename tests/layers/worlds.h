@@ -2,7 +2,7 @@
 // Expected places come from independent formulas, element by element.
 #pragma once
 
-#include "kernel_testing.h"
+#include "kernels/kernel_testing.h"
 #include "commfuse/base/die.h"
 #include "layers/params.h"
 

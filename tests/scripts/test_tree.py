@@ -8,20 +8,23 @@ import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ROOMS = {"commfuse": ("base", "launch", "cpu", "gpu", "predict"), "data": ("run",)}
+ROOMS = {"commfuse": ("base", "launch", "cpu", "gpu", "predict"), "data": ("run",), "layers": ("kernels", "optimizer")}
 FOLDERS = "commfuse", "layers", "data", *(f"{folder}/{room}" for folder, rooms in ROOMS.items() for room in rooms)
 CORE = {"commfuse", "commfuse/base"}
 BELOW = {"commfuse/base": set(), "commfuse": CORE, "commfuse/launch": CORE, "commfuse/cpu": CORE | {"commfuse/launch"},
          "commfuse/gpu": CORE | {"commfuse/launch"}, "commfuse/predict": CORE, "data": CORE, "data/run": set(FOLDERS) - {"layers"},
-         "layers": CORE, "": set(FOLDERS)}  # "": train_gpt.cu
-# The declaration of tensors' order and shape; a kernel's includes; what predicted kernels write.
-ACROSS = {("data", "layers/params.h"), ("layers", "commfuse/gpu/cuda.h"), ("layers", "commfuse/predict/record.h")}
+         "layers/kernels": CORE, "layers/optimizer": CORE | {"layers/kernels"},
+         "layers": CORE | {"layers/kernels", "layers/optimizer"}, "": set(FOLDERS)}  # "": train_gpt.cu
+# Declarations: of tensors' order and shape, of the policy; a kernel's includes; what predicted kernels write.
+ACROSS = {("data", "layers/params.h"), ("layers/optimizer", "layers/params.h"), ("layers/optimizer", "layers/overlap.h"),
+          ("layers/kernels", "commfuse/gpu/cuda.h"), ("layers/optimizer", "layers/random.h"),
+          ("layers", "commfuse/predict/record.h")}
 LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/cpu/inflight_mpi.c", "commfuse/cpu/inflight_mpi.h",
                                      "commfuse/launch/bootstrap_mpi.c"},
              r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/gpu/transport_nccl.cu"},
-             r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/attention_cudnn.cu"},
-             r"\bcublas\w+": {"layers/linear.cu"}}
-CUDA_HEADERS = "commfuse/gpu/cuda.h", "commfuse/gpu/transport_cuda.h", "layers/kernel.h"
+             r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/kernels/attention_cudnn.cu"},
+             r"\bcublas\w+": {"layers/kernels/linear.cu"}}
+CUDA_HEADERS = "commfuse/gpu/cuda.h", "commfuse/gpu/transport_cuda.h", "layers/kernels/kernel.h"
 
 
 class Help(unittest.TestCase):
@@ -65,7 +68,7 @@ class Twins(unittest.TestCase):
         self.assertEqual(sorted(orders[0]), sorted(functions), f"{twins[0]} defines what {header} declares")
 
     def test_layers(self):
-        twins = [name[:-3] for name in sources("layers") if name.endswith(".cu") and os.path.exists(ROOT / f"{name[:-3]}.c")]
+        twins = [name[:-3] for name in sources("layers/kernels", "layers/optimizer") if name.endswith(".cu") and os.path.exists(ROOT / f"{name[:-3]}.c")]
         self.assertGreater(len(twins), 6)
         for name in twins:
             with self.subTest(layer=name):
@@ -73,17 +76,17 @@ class Twins(unittest.TestCase):
 
     def test_what_has_loops_has_a_twin(self):
         """Without one, the GPU program would be linked with loops of the host over the device's memory."""
-        for name in sources("layers"):
-            if name.startswith("layers/gemm") or name == "layers/params.c":  # products are libraries'; initial weights the host's
+        for name in sources("layers", "layers/kernels", "layers/optimizer"):
+            if name.startswith("layers/kernels/gemm") or name == "layers/params.c":  # products are libraries'; initial weights the host's
                 continue
             if name.endswith(".c") and "#pragma omp" in (ROOT / name).read_text():
                 with self.subTest(layer=name):
                     self.assertTrue(os.path.exists(ROOT / f"{name[:-2]}.cu"))
 
     def test_one_place_for_the_activation(self):
-        users = [name for name in sources("layers") if re.search(r"0\.044715|1\.59576", code(name))]
-        self.assertEqual(users, ["layers/activation.h"])
-        for twin in "layers/elementwise.c", "layers/elementwise.cu":
+        users = [name for name in sources("layers/kernels") if re.search(r"0\.044715|1\.59576", code(name))]
+        self.assertEqual(users, ["layers/kernels/activation.h"])
+        for twin in "layers/kernels/elementwise.c", "layers/kernels/elementwise.cu":
             for function in "activation", "activation_slope":
                 self.assertEqual(len(re.findall(rf"\b{function}\(", code(twin))), 1, f"{twin} calls {function}() once")
 

@@ -23,7 +23,7 @@ import subprocess
 from shapes import NAMES, layered
 
 SHARD_BYTES_MIN = 64 << 10
-OWNER_ROWS_MIN = 64  # layers/linear.c
+OWNER_ROWS_MIN = 64  # layers/kernels/linear.c
 SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}
 BUCKETS = {*NAMES, "thin matrices", "split vectors", "wpe, vectors"}
 REAL, TOKEN = 4, 4  # bytes

@@ -1,4 +1,4 @@
-// The emulated GPU's CUB: what layers/embedding.cu calls of it.
+// The emulated GPU's CUB: what layers/kernels/embedding.cu calls of it.
 #pragma once
 #include "../../cuda_runtime.h"
 #include <algorithm>

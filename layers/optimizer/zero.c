@@ -1,0 +1,437 @@
+// See zero.h.
+#include "zero.h"
+#include "../../commfuse/base/die.h"
+#include "../kernels/elementwise.h"
+#include "../kernels/linear.h"
+#include <math.h>
+#include <stdlib.h>
+
+// The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
+static int64_t layer_of(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    return b->layer >= 0 ? b->layer : i == z->params->table ? ZERO_TABLE : ZERO_VECTORS;
+}
+
+// --- life ---
+
+// Do two buckets travel in the same way?
+static bool alike(const zero_shards *z, int i, int j) {
+    bool of_layers = i < z->params->table && j < z->params->table;
+    return i == j || (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor &&
+                      z->bucket[i].by_owners == z->bucket[j].by_owners);
+}
+
+// Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
+// the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So policy auto
+// chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
+// left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
+// left to move bytes, which makes transfers longer than estimated.
+static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
+    const parameters *p = z->params;
+    const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
+    double computed_s = 0, sent_s = 0; // from this bucket's gradient on
+    for (int i = 0; i <= p->table && costs; i++) {
+        const param_bucket *b = &p->bucket[i];
+        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
+        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
+                                 (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                                 (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
+        computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
+    }
+}
+
+// The bucket whose reduction, and staging memory, bucket i shares, NULL: none. While the table's reduction, the first and longest, is
+// in flight, a window of those of each kind are begun; the next one then uses the memory of the first. Only where the result is
+// not in that memory.
+static const zero_bucket *bucket_to_share(const zero_shards *z, int i) {
+    const parameters *p = z->params;
+    const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
+    int64_t layer = table->first / p->shape.L; // elements of a layer: all layers are before the table
+    int64_t window = 2 + ceil_div(table->count, layer);
+    for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
+        const param_bucket *before = &p->bucket[j];
+        if (!alike(z, i, j) || before->count != b->count || before->group != b->group) continue;
+        if (--window > 0) continue;
+        cf_fuse *reduce = z->bucket[j].reduce;
+        return reduce && (z->bucket[j].rounded || cf_fuse_schedule(reduce)->result.buffer == CF_FULL) ? &z->bucket[j] : NULL;
+    }
+    return NULL;
+}
+
+static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *how) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
+    snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
+    if (b->group->size == 1) return;
+    cf_fuse_config config =
+        overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+                       how->round_gradients ? REAL_DTYPE : ACCUM_DTYPE, b->shard);
+    config.slices = 1, config.bulk = true;
+    if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
+    const zero_bucket *lender = bucket_to_share(z, i);
+    s->shares_staging = lender != NULL;
+    s->reduce = lender ? lender->reduce : cf_fuse_create(z->context, config);
+    if (how->round_gradients)
+        s->rounded = lender ? lender->rounded : cf_alloc(b->count * (int64_t)sizeof(real), "gradients that travel");
+    config = overlap_config(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
+    config.bulk = true;
+    s->gather = cf_fuse_create(z->context, config);
+}
+
+// The layer with which a bucket's gather begins. Forward needs positions and vectors first, then layer by layer, then, for the
+// head, the table. The table is as large as five layers of GPT-2 124M, so its gather begins halfway; unless the lookup exchanges
+// rows, it needs the whole table first.
+static int64_t gather_layer(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    if (b->layer >= 0) return b->layer;
+    return b->tensor == WTE && z->rows_travel ? z->params->shape.L / 2 : 0;
+}
+
+// Backward completes the last layer first, and the embeddings last.
+static void order_buckets(zero_shards *z) {
+    const parameters *p = z->params;
+    int n = 0, m = 0;
+    for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i;
+    for (int64_t l = 0; l <= p->shape.L; l++) {
+        if (l == gather_layer(z, p->table)) z->forward[n++] = p->table;
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) z->forward[n++] = i;
+    }
+    for (int64_t l = p->shape.L - 1; l >= 0; l--)
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) z->backward[m++] = i;
+    for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
+}
+
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how) {
+    *z = (zero_shards){.context = context, .params = p, .gradients = how->gradients, .prefetch = how->prefetch};
+    z->rows_travel = rows_travel, z->gathers_begun = p->buckets;
+    z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
+    z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
+    z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
+    order_buckets(z);
+    choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
+    for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
+    const int64_t bytes = p->owned * (int64_t)sizeof(accum);
+    z->m = cf_alloc(bytes, "optimizer state");
+    z->v = cf_alloc(bytes, "optimizer state");
+    if (REAL_DTYPE != ACCUM_DTYPE) z->master = cf_alloc(bytes, "master weights");
+    z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
+}
+
+void zero_free(zero_shards *z) {
+    for (int i = 0; i < z->params->buckets; i++) {
+        if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce), cf_free(z->bucket[i].rounded);
+        cf_fuse_free(z->bucket[i].gather);
+    }
+    free(z->bucket), free(z->forward), free(z->backward);
+    cf_free(z->m), cf_free(z->v), cf_free(z->master), cf_free(z->squares);
+}
+
+void zero_start(zero_shards *z) {
+    const parameters *p = z->params;
+    for (const param_bucket *b = p->bucket; z->master && b < p->bucket + p->buckets; b++)
+        convert_to_accum(z->master + b->owned, p->weight + params_first_owned(b), b->shard, z->context->stream);
+}
+
+// --- weights ---
+
+static void begin_gather(zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    if (s->weights != WEIGHTS_UPDATED) return;
+    cf_fuse_begin(s->gather, z->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
+    s->weights = WEIGHTS_IN_FLIGHT;
+}
+
+// The last layer whose gathers begin before `layer` is computed, if all of bucket i's kind do: few layers at first, because posting
+// one takes the host as long as computing one takes a GPU.
+static int64_t last_to_prefetch(const zero_shards *z, int i, int64_t layer) {
+    const int64_t L = z->params->shape.L, native = z->bucket[i].gather && cf_fuse_schedule(z->bucket[i].gather)->algorithm->native;
+    const int64_t ahead = z->prefetch != PREFETCH_AUTO ? z->prefetch : native ? L : PREFETCH_SOME;
+    return ahead >= L ? L : smaller(2 * layer + 1, layer + ahead);
+}
+
+void zero_prefetch(zero_shards *z, int64_t layer) {
+    for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
+        int i = z->forward[z->gathers_begun];
+        if (gather_layer(z, i) > last_to_prefetch(z, i, layer)) return;
+        begin_gather(z, i);
+    }
+}
+
+static void finish_gather(zero_shards *z, int i) {
+    zero_bucket *s = &z->bucket[i];
+    if (s->weights == WEIGHTS_HERE) return;
+    if (s->weights != WEIGHTS_IN_FLIGHT)
+        cf_die(NULL, "internal error: %s is needed before its %s", s->name,
+               s->weights == WEIGHTS_NOT_UPDATED ? "update" : "gather has begun");
+    cf_fuse_finish(s->gather);
+    s->weights = WEIGHTS_HERE;
+}
+
+// Thin matrices may have come with an earlier layer.
+void zero_wait(zero_shards *z, int64_t layer) {
+    for (int i = 0; i < z->params->buckets; i++)
+        if (layer_of(z, i) == layer) finish_gather(z, i);
+}
+
+bool zero_table_is_here(const zero_shards *z) {
+    return z->bucket[z->params->table].weights == WEIGHTS_HERE;
+}
+
+// --- where gradients are computed ---
+
+// Are the slices that arrive large enough to add to a gradient one by one?
+static bool slices_pay(const parameters *p, const cf_fuse *arrives) {
+    const cf_fuse_config *config = cf_fuse_get_config(arrives);
+    if (p->strategy == STRATEGY_UP) return true;                              // up.c waits for all of a part
+    if (config->group->size == 1 || config->algorithm->blocking) return true; // all of the factor
+    return config->capacity / p->shape.C / config->slices >= linear_wgrad_depth_min();
+}
+
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
+    const parameters *p = z->params;
+    const int bucket = params_bucket_of(p, tensor, layer);
+    const bool alone = p->bucket[bucket].tensor == tensor;
+    const bool may_wait = tensor == QKVW && layer == 0 && p->strategy == STRATEGY_TPSP; // nothing needs it soon
+    if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
+    // In a bucket with others these would wait, too.
+    if (may_wait && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
+    return z->arrives[tensor] && slices_pay(p, z->arrives[tensor]) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
+}
+
+void zero_begin_backward(zero_shards *z, bool first, bool last) {
+    const parameters *p = z->params;
+    z->first = first, z->last = last;
+    for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;
+}
+
+static matrix_gradient destination(const zero_shards *z, int tensor, int64_t layer) {
+    matrix_gradient to = {.at = params_grad(z->params, tensor, layer), .add = !z->first};
+    const bool bias = (tensor == QKVW || tensor == FCW) && zero_place(z, tensor, layer) < GRADIENT_AFTER;
+    if (bias) to.db = params_grad(z->params, tensor + 1, layer);
+    return to;
+}
+
+matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer) {
+    if (zero_place(z, tensor, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
+    return destination(z, tensor, layer);
+}
+
+// --- gradients ---
+
+static void finish_reduce(zero_shards *z, int i) {
+    zero_bucket *s = &z->bucket[i];
+    const param_bucket *b = &z->params->bucket[i];
+    accum *shard = z->params->grad + params_first_owned(b);
+    if (s->rounded)
+        convert_to_accum(shard, cf_fuse_finish(s->reduce), b->shard, z->context->stream);
+    else if (s->reduce)
+        shard = cf_fuse_finish(s->reduce);
+    s->shard = shard;
+    s->gradient = GRADIENT_REDUCED;
+}
+
+// Finishes an earlier reduction that uses the same staging memory first.
+static void begin_reduce(zero_shards *z, int i, weight_gradient *computed) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    for (int j = 0; j < z->params->buckets && s->reduce; j++)
+        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, j);
+    void *gradient = z->params->grad + b->first;
+    if (s->rounded) {
+        convert_to_real(s->rounded, gradient, b->count, z->context->stream);
+        gradient = s->rounded;
+    }
+    if (s->reduce)
+        cf_fuse_begin(s->reduce, gradient, b->shard / b->row, b->row, computed ? zero_gradient_rows : NULL, computed, b->layer);
+    s->gradient = GRADIENT_IN_FLIGHT;
+}
+
+// Rows [first, first + rows) of the local matrix may belong to several parts; those after the last part are padding.
+void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    const weight_gradient *g = (const weight_gradient *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t first = span->row + i * span->row_stride;
+        accum *dw = (accum *)(span->data + i * span->data_stride);
+        for (int part = 0; part < g->parts; part++) {
+            int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
+            if (begin < end)
+                linear_wgrad(dw + (begin - first) * g->IC, g->to.db ? g->to.db + begin : NULL, g->dy[part] + begin - part * g->OC,
+                             g->OC, g->x[part], g->R, g->IC, end - begin, g->to.add, stream);
+        }
+    }
+}
+
+void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
+    const gradient_place place = zero_place(z, tensor, layer);
+    const int bucket = params_bucket_of(z->params, tensor, layer);
+    cf_fuse *arrives = z->arrives[tensor];
+    g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
+    g.to = destination(z, tensor, layer);
+    cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
+    if (place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
+    if (place == GRADIENT_WHOLE || place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
+    // Had its slices been thicker, the operation would have computed it: to the tuner this product is part of that choice.
+    if (place == GRADIENT_WHOLE && arrives) cf_fuse_extend_timing(arrives);
+    z->bucket[bucket].missing--;
+}
+
+void zero_reduce(zero_shards *z, int64_t layer) {
+    for (int i = 0; i < z->params->buckets && z->last && z->gradients != GRADIENTS_END; i++)
+        if (layer_of(z, i) == layer && z->bucket[i].missing <= 0 && z->bucket[i].gradient == GRADIENT_PARTIAL)
+            begin_reduce(z, i, NULL);
+}
+
+// The squares of the first shards are summed while the last still travel, always in this order. A single rank owns everything, side
+// by side.
+void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
+    const parameters *p = z->params;
+    const bool alone = p->bucket[p->buckets - 1].group->size == 1;
+    for (int n = 0; n < p->buckets; n++) {
+        const int i = z->backward[n];
+        zero_bucket *s = &z->bucket[i];
+        if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, i, NULL);
+        if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, i);
+        s->gradient = GRADIENT_PARTIAL; // in the next step
+        if (i == p->table) lookup_finish_delivery(embedding, s->shard);
+        if (!alone) sum_of_squares(sum, z->squares, s->shard, p->bucket[i].shard, z->context->stream);
+    }
+    if (alone) sum_of_squares(sum, z->squares, p->grad, p->elements, z->context->stream);
+}
+
+int64_t zero_nonfinite(zero_shards *z, double *scratch) {
+    const parameters *p = z->params;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        const param_bucket *b = &p->bucket[t->bucket];
+        int64_t begin = t->first, end = t->first + t->count;
+        double sum = 0; // of squares
+        if (!params_owned(b, &begin, &end)) continue;
+        cf_zero(scratch, (int64_t)sizeof sum, z->context->stream);
+        sum_of_squares(scratch, z->squares, z->bucket[t->bucket].shard + begin - params_first_owned(b), end - begin,
+                       z->context->stream);
+        cf_copy(&sum, scratch, (int64_t)sizeof sum, z->context->stream);
+        cf_stream_sync(z->context->stream);
+        if (!isfinite(sum)) return t->tensor + TENSORS * t->layer;
+    }
+    return -1;
+}
+
+// --- update ---
+
+// Does bucket i + 1 continue bucket i in memory, one owner's like it, and do all elements of both decay?
+static bool continues(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    return i < z->params->table && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
+}
+
+// AdamW on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
+// reach half of the GPU's memory rate, whole it is 97 %. Only matrices and embeddings decay; padding does not change.
+static void update(zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    cf_stream *stream = z->context->stream;
+    const accum *gradient = z->bucket[i].shard;
+    int last = i;
+    if (!gradient) return;
+    while (continues(z, last)) last++;
+    cf_event start = cf_trace_begin(z->context->trace, stream);
+    for (int decays = 1; decays >= 0; decays--) {
+        int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
+        adamw a = z->update;
+        if (!params_owned(b, &begin, &end)) continue;
+        if (last > i) end = z->params->bucket[last].first + z->params->bucket[last].used;
+        if (!decays) a.weight_decay = 0;
+        const int64_t done = begin - params_first_owned(b), at = b->owned + done;
+        adamw_update(z->params->weight + begin, z->master ? z->master + at : NULL, z->m + at, z->v + at, gradient + done,
+                     end - begin, a, stream);
+    }
+    cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
+    for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
+        s->shard = NULL;
+        s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
+    }
+}
+
+// What comes from other ranks and is needed first travels during the update of all other weights.
+void zero_update(zero_shards *z, adamw a) {
+    const parameters *p = z->params;
+    z->update = a, z->gathers_begun = 0;
+    for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
+    for (int i = p->buckets - 1; i >= p->table; i--) update(z, i);
+}
+
+// In the order in which forward needs them; the gathers of those needed first begin at once.
+void zero_finish_update(zero_shards *z) {
+    for (int n = 0; n < z->params->buckets; n++) {
+        const int i = z->forward[n];
+        update(z, i);
+        if (gather_layer(z, i) <= last_to_prefetch(z, i, 0)) begin_gather(z, i);
+    }
+}
+
+void zero_finish_weights(zero_shards *z) {
+    zero_finish_update(z);
+    zero_prefetch(z, z->params->shape.L);
+    for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
+}
+
+// --- for --dry-run ---
+
+// The number of buckets that travel like this one; 0: an earlier one has counted it.
+static int64_t how_many_alike(const zero_shards *z, int i) {
+    int64_t count = 0;
+    for (int j = 0; j < z->params->buckets; j++) {
+        if (j < i && alike(z, i, j)) return 0;
+        count += alike(z, i, j);
+    }
+    return count;
+}
+
+void zero_operations(const zero_shards *z, visit_operation *visit, void *argument) {
+    const parameters *p = z->params;
+    for (int i = 0; i < p->buckets; i++) {
+        const zero_bucket *s = &z->bucket[i];
+        int64_t times = how_many_alike(z, i);
+        if (!s->reduce || times == 0) continue;
+        const char *each = times > 1 ? ", each layer" : "";
+        char place[80];
+        snprintf(place, sizeof place, "%s%s", s->by_owners ? "gradient computed owner by owner" : "gradient", each);
+        visit(argument, place, s->reduce, times);
+        snprintf(place, sizeof place, "weights, during update and forward%s", each);
+        visit(argument, place, s->gather, times);
+    }
+}
+
+static void explain_bucket(const zero_shards *z, int i, FILE *out) {
+    const param_bucket *b = &z->params->bucket[i];
+    const int N = b->group->size;
+    const char *when = z->gradients == GRADIENTS_END         ? "at the end of backward"
+                       : b->tensor == WTE && !z->rows_travel ? "complete only at the end of backward, since the whole table travels"
+                                                             : "sent when complete, during the rest of backward";
+    fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20),
+            b->group->name);
+    if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
+    if (N == 1)
+        fprintf(out, "one owner, does not travel\n");
+    else if (z->bucket[i].by_owners)
+        fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, b->shard / b->row);
+    else
+        fprintf(out, "%d owners; %s\n", N, when);
+}
+
+void zero_explain(const zero_shards *z, FILE *out) {
+    const parameters *p = z->params;
+    fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
+    for (int i = 0; i < p->table; i++)
+        if (how_many_alike(z, i) > 0) explain_bucket(z, i, out);
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        const param_bucket *b = &p->bucket[t->bucket];
+        if (t->layer == 0 && b->layer == 0 && b->tensor < 0 && b->group->size > 1)
+            fprintf(out, "  %-20s in thin matrices: %ld rows are fewer than %ld for each of %d owners\n", params_name(t->tensor),
+                    params_local_rows(p, t->tensor), linear_wgrad_rows_min(params_local_columns(p, t->tensor)), b->group->size);
+    }
+    for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
+}
