@@ -199,6 +199,8 @@ int atomic_file_lock(const char *path, problem *why) {
         if (error == EACCES && access(path, F_OK) == 0)
             problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
                         "cannot open lock %.1500s: it is of another user's run", path);
+    } else if (pread(fd, text, sizeof text - 1, 0) > 0 && strncmp(text, "process ", strnlen(text, 8)) != 0) { // look first
+        problem_set(why, "move it away, or choose another directory", "%.1500s is not the lock of a run, so it stays as it is", path);
     } else {
         if (error)
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));

@@ -5,9 +5,9 @@ import statistics
 from command import Problem, opened
 
 
-def lines(path, key="event"):
-    """The objects of a file, as far as it is written; each has the key. A cut last line is ignored: its writer may have been
-    killed, or not be done. If only its end is missing, it counts."""
+def lines(path, *keys):
+    """The objects of a file, as far as it is written; each has the keys ("event"). A cut last line is ignored: its writer may have
+    been killed, or not be done. If only its end is missing, it counts."""
     with opened(path) as file:
         for number, line in enumerate(file, 1):  # bytes, because a cut may split a character
             try:
@@ -16,8 +16,9 @@ def lines(path, key="event"):
                 if not line.endswith(b"\n"):
                     return
                 value = None
-            if not isinstance(value, dict) or key not in value:
-                raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
+            for key in keys or ("event",):
+                if not isinstance(value, dict) or key not in value:
+                    raise Problem(f"{path}, line {number}: not a JSON object with {key!r}", "repair it, or name another file")
             yield value
 
 

@@ -23,8 +23,10 @@ class Check:
     def __init__(self, options):
         self.build = {kind: f"{options.builds}-{kind}" for kind in TYPES}
         os.makedirs(options.out, exist_ok=True)
-        self.report = opened(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
-        self.log = opened(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
+        self.report, self.log = files = [opened(os.path.join(options.out, name), "a", encoding="utf-8")
+                                         for name in ("report.txt", "commands.log")]
+        for file in files:  # not before both are there
+            file.truncate(0)
         self.scratch = tempfile.TemporaryDirectory(prefix="gpu-check-")
         self.runner = Runner(self.log, bound=True)
         with contextlib.suppress(OSError):  # keeps the driver open: otherwise each program waits seconds for the GPU to start

@@ -92,6 +92,18 @@ class Plan(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("nonsense", result.stderr)
 
+    def test_a_report_stays_where_the_other_file_cannot_be_written(self):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            for name, other in (("report.txt", "commands.log"), ("commands.log", "report.txt")):
+                os.mkdir(os.path.join(folder, other))
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                    file.write("precious")
+                with self.assertRaises(OSError):
+                    Check(gpu_check.parse(["--out", folder]))
+                self.assertEqual(os.path.getsize(os.path.join(folder, name)), 8)
+                os.remove(os.path.join(folder, name))
+                os.rmdir(os.path.join(folder, other))
+
     def test_it_starts_from_any_directory_by_the_standard_library_alone(self):
         folder = tempfile.mkdtemp(prefix="commfuse-test-")
         self.addCleanup(shutil.rmtree, folder)

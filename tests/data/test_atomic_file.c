@@ -258,9 +258,19 @@ static void test_lock(void **state) {
     snprintf(process, sizeof process, "process %ld on host ", (long)getpid());
     ASSERT_SAYS("another run saves to", "/lock", process);
     close(lock); // the file stays
-    lock = atomic_file_lock(path, &why);
-    assert_true(lock >= 0);
-    close(lock);
+    const char *const left[] = {"process 1 on host a, and more", "proc", ""}; // of runs that have ended, or were killed meanwhile
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+        lock = atomic_file_lock(scratch_write("lock", left[i], strlen(left[i])), &why);
+        assert_true(lock >= 0);
+        close(lock);
+    }
+    for (const char *const *precious = (const char *const[]){"precious", "x", NULL}; *precious; precious++) {
+        struct stat status; // another program's
+        path = scratch_write("lock", *precious, strlen(*precious));
+        assert_int_equal(atomic_file_lock(path, &why), -1);
+        ASSERT_SAYS("is not the lock of a run", "/lock", "stays as it is");
+        assert_true(stat(path, &status) == 0 && status.st_size == (off_t)strlen(*precious));
+    }
     unlink(path);
 }
 

@@ -5,6 +5,7 @@ pictures of rows and traces written by hand, with known answers.
 """
 # quick: Fake Measured.test_timeline Timeline
 # limit: 300
+import argparse
 import contextlib
 import csv
 import importlib.machinery
@@ -526,6 +527,23 @@ class Sweep(Case):
         self.assertEqual(len({f"{config['peak_tflops_all_ranks']:.12g}" for config in configs}), 1)
         self.assertEqual([config["peak_source"] == "--peak-tflops" for config in configs], [False, True, True, True])
 
+    def test_a_peak_is_of_one_call_and_host(self):
+        """Not of another one's options, program or machine, which may be in the file too."""
+        mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "none"
+        self.sweep(*mesh)  # --peak-tflops 1
+        command = self.command(f"{ROOT}/scripts/mpirun.sh -np {{ranks}}", *mesh)
+        del command[command.index("--peak-tflops"):]
+        subprocess.run(command, check=True, capture_output=True, timeout=240)
+        self.assertEqual([row["config"]["peak_source"] == "--peak-tflops" for row in self.rows()], [True, False])
+        options, row = argparse.Namespace(launcher=["env", "{ranks}"], program="x", more=[], train="x", steps=2, timeout=9,
+                                          out=str(self.file)), {**self.rows()[0], "mode": "none"}
+        events = {"event": "config", "host": "n2"}, *({"event": "step", "step_ms": 1, "mfu": 0.5, "loss": 1} for _ in range(2))
+        with unittest.mock.patch.object(mfu_sweep.run_log, "lines", lambda _: events), \
+                unittest.mock.patch.object(mfu_sweep.Runner, "run", lambda *_: Result(0, "", 1)):
+            for host, share in ("n1", None), ("n2", 0.5):
+                first = {"ranks": 2, "config": {"host": host, "peak_tflops_all_ranks": 1}}
+                self.assertEqual(mfu_sweep.run(options, row, [first])["mfu_share"], share)
+
     def test_repeats_take_random_turns(self):
         points = "--tp", "1,2", "--strategies", "tpsp", "--modes", "none,slice,ring,direct"
         self.sweep(*points, "--repeats", "2")
@@ -558,12 +576,29 @@ class Sweep(Case):
         good, = runs("direct", 100)
         self.assertIn("| direct | 100.0 | 100.0 – 100.0 | 1 |", mfu_sweep.table([good]))
 
-    def test_a_file_without_runs_is_refused(self):
-        self.file.write_text("{}\n")
-        done = subprocess.run(self.command("mpirun -np {ranks}"), capture_output=True, text=True, timeout=60)
-        self.assertIn("sweep.jsonl, line 1: not a JSON object with 'repeat'", done.stderr)
-        self.assertNotIn("Traceback", done.stderr)
-        self.assertNotEqual(done.returncode, 0)
+    def test_another_file_is_refused_and_stays(self):
+        """Whether it has lines or not, and whatever its last line is."""
+        row = json.dumps({**dict.fromkeys(mfu_sweep.KEY, 1), "ranks": 1, "repeat": 1}).encode()
+        for content, message in ((b"{}\n", "line 1: not a JSON object with 'repeat'"), (b'{"repeat":1}\n', "with 'ranks'"),
+                                 (row + b'\n{"event": "st', "is not the beginning of a run"), (b"text", "is not the beginning"),
+                                 (b'{"a": 1}', "with 'repeat'"), (self.tokens.read_bytes(), "sweep.jsonl"),
+                                 (self.tokens.read_bytes().replace(b"\n", b"n"), "is not the beginning of a run")):
+            with self.subTest(content=content[:20]):
+                self.file.write_bytes(content)
+                done = subprocess.run(self.command("mpirun -np {ranks}"), capture_output=True, text=True, timeout=60)
+                self.assertIn(message, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(self.file.read_bytes(), content)
+
+    def test_a_line_cut_short_goes_and_one_without_its_end_counts(self):
+        rows = [{**dict.fromkeys(mfu_sweep.KEY, "d6"), "ranks": 1, "repeat": repeat, "step_ms": 2} for repeat in (1, 2)]
+        first, second = (json.dumps(row).encode() + b"\n" for row in rows)
+        for tail, left, content in ((b"", 1, first), (second[:4], 1, first), (second[:-3], 1, first), (second[:-1], 2, first + second)):
+            with self.subTest(tail=tail[-5:]):
+                self.file.write_bytes(first + tail)
+                self.assertEqual(mfu_sweep.earlier(self.file), rows[:left])
+                self.assertEqual(self.file.read_bytes(), content)
 
     def test_a_run_that_fails_is_listed_with_its_reason_and_tried_again(self):
         broken = self.folder / "launcher"
