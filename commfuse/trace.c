@@ -7,12 +7,18 @@
 #include <string.h>
 
 static const char purpose[] = "the trace; fewer steps make it shorter";
-enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024 };
+enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024, SPANS_MAX = 4096 };
 
 typedef struct span {
     cf_trace_event event; // first: spans are sorted by its first field, begin_ms
     cf_event posted, begin, end;
 } span;
+
+typedef struct figures {                   // of a step
+    cf_trace_total total[CF_TRACE_TOTALS]; // the first, without a name: of all operations
+    double reached[CF_TRACE_TOTALS];       // the end of the union of communication so far, on the cf_now_ms clock
+    int count;
+} figures;
 
 struct cf_trace {
     double zero_ms;
@@ -22,6 +28,7 @@ struct cf_trace {
     const cf_stream *stream;                        // of the current step
     span *span;                                     // of the step before and of the current one
     int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; [0, resolved) have times
+    figures last, now;                              // of the step before and of the current one: spans that have left the list
     cf_trace_list recorded;
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
@@ -32,6 +39,7 @@ cf_trace *cf_trace_create(void) {
     cf_trace *trace = cf_host_alloc(1, sizeof *trace, "the trace");
     trace->zero_ms = cf_now_ms();
     trace->step = -1;
+    trace->span = cf_host_grow(NULL, &trace->span_capacity, SPANS_MAX + SPANS_BETWEEN_LOOKS, sizeof *trace->span, purpose);
     return trace;
 }
 
@@ -83,8 +91,58 @@ static void resolve(cf_trace *trace, int64_t count, bool others) {
     }
 }
 
+// Orders spans, events and doubles by the double at their start.
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// The total of an operation; NULL: there is no room for more.
+static cf_trace_total *total_of(cf_trace_total *list, int *count, const char *name) {
+    int i = 0;
+    while (i < *count && strcmp(list[i].name, name) != 0) i++;
+    if (i == CF_TRACE_TOTALS) return NULL;
+    if (i == *count) snprintf(list[(*count)++].name, sizeof list->name, "%s", name);
+    return &list[i];
+}
+
+void cf_trace_add(cf_trace_total *list, int *count, const cf_trace_total *more) {
+    cf_trace_total *to = total_of(list, count, more->name);
+    if (!to) return;
+    to->comm_ms += more->comm_ms, to->exposed_ms += more->exposed_ms;
+    to->bytes += more->bytes, to->transfers += more->transfers;
+}
+
+// Events come in the order in which they begin. One that began before others that were taken earlier counts from their end.
+static void add_event(figures *f, const char *name, const cf_trace_event *e) {
+    cf_trace_total *to = total_of(f->total, &f->count, name);
+    if (to && e->row == CF_TRACE_WAIT) to->exposed_ms += e->end_ms - e->begin_ms;
+    if (!to || e->row != CF_TRACE_COMM) return;
+    double *reached = &f->reached[to - f->total];
+    to->comm_ms += fmax(0, e->end_ms - fmax(e->begin_ms, *reached));
+    *reached = fmax(*reached, e->end_ms);
+    to->bytes += e->bytes, to->transfers++;
+}
+
+static void remove_spans(cf_trace *trace, int64_t first, int64_t count) {
+    trace->spans -= count, trace->resolved -= count;
+    memmove(trace->span + first, trace->span + first + count, (size_t)(trace->spans - first) * sizeof *trace->span);
+}
+
+// Moves `count` spans from `first` on into figures, but not the `left` that begin last. They have times.
+static void take(cf_trace *trace, figures *to, int64_t first, int64_t count, int64_t left) {
+    span *s = trace->span + first;
+    qsort(s, (size_t)count, sizeof *s, ascending);
+    for (int64_t i = 0; i < count - left; i++)
+        if (s[i].event.row != CF_TRACE_COMPUTE) add_event(to, "", &s[i].event), add_event(to, s[i].event.name, &s[i].event);
+    remove_spans(trace, first, count - left);
+}
+
 static void add_span(cf_trace *trace, span s, const char *name) {
+    if (trace->step < 0 && !trace->record) return;
     if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) resolve(trace, 0, true);
+    const int64_t mine = trace->resolved - trace->before;
+    if (mine >= SPANS_MAX) take(trace, &trace->now, trace->before, mine, SPANS_MAX / 2);
     trace->span = cf_host_grow(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s, purpose);
     s.event.step = trace->step;
     snprintf(s.event.name, sizeof s.event.name, "%s", name);
@@ -129,17 +187,11 @@ static void resolve_last(cf_trace *trace) {
 
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     resolve_last(trace);
-    trace->spans -= trace->before, trace->resolved -= trace->before;
-    if (trace->spans > 0) memmove(trace->span, trace->span + trace->before, (size_t)trace->spans * sizeof *trace->span);
+    remove_spans(trace, 0, trace->before);
     trace->before = trace->spans;
+    trace->last = trace->now, trace->now = (figures){.count = 0};
     trace->began = cf_event_record(stream), trace->stream = stream;
     trace->step = step;
-}
-
-// Orders spans, events and doubles by the double at their start.
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 double cf_median(double *values, int count) {
@@ -148,41 +200,15 @@ double cf_median(double *values, int count) {
     return values[count / 2];
 }
 
-// Events come in the order in which they begin. reached: the end of the union of communication so far.
-static void add_event(cf_trace_total *to, const cf_trace_event *e, double *reached) {
-    if (e->row == CF_TRACE_WAIT) to->exposed_ms += e->end_ms - e->begin_ms;
-    if (e->row != CF_TRACE_COMM) return;
-    to->comm_ms += fmax(0, e->end_ms - fmax(e->begin_ms, *reached));
-    *reached = fmax(*reached, e->end_ms);
-    to->bytes += e->bytes, to->transfers++;
-}
-
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
-    cf_trace_total sum = {.bytes = 0};
-    double reached = -INFINITY;
-    if (trace->before > 0) qsort(trace->span, (size_t)trace->before, sizeof *trace->span, ascending);
-    for (int64_t i = 0; i < trace->before; i++) add_event(&sum, &trace->span[i].event, &reached);
-    return (cf_trace_figures){sum.comm_ms, sum.exposed_ms};
-}
-
-// The index of an operation's total; -1: there is no room for more.
-static int total_of(cf_trace *trace, const char *name) {
-    for (int i = 0; i < trace->totals; i++)
-        if (strcmp(trace->total[i].name, name) == 0) return i;
-    if (trace->totals == CF_TRACE_TOTALS) return -1;
-    snprintf(trace->total[trace->totals].name, sizeof trace->total->name, "%s", name);
-    return trace->totals++;
+    take(trace, &trace->last, 0, trace->before, 0);
+    trace->before = 0;
+    return (cf_trace_figures){trace->last.total->comm_ms, trace->last.total->exposed_ms};
 }
 
 void cf_trace_add_totals(cf_trace *trace) {
-    double reached[CF_TRACE_TOTALS];
-    for (int i = 0; i < CF_TRACE_TOTALS; i++) reached[i] = -INFINITY;
-    for (int64_t i = 0; i < trace->before; i++) {
-        const cf_trace_event *e = &trace->span[i].event;
-        const int at = e->row == CF_TRACE_COMPUTE ? -1 : total_of(trace, e->name);
-        if (at >= 0) add_event(&trace->total[at], e, &reached[at]);
-    }
+    for (int i = 1; i < trace->last.count; i++) cf_trace_add(trace->total, &trace->totals, &trace->last.total[i]);
     trace->total_steps++;
 }
 

@@ -44,7 +44,8 @@ void cf_trace_free(cf_trace *trace);
 void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
-void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // a step begins with the next work on the stream
+// A step begins with the next work on the stream. Before the first one, as in step -1, there are no figures.
+void cf_trace_step(cf_trace *trace, int step, cf_stream *stream);
 // A computation, between two events of a stream, which are taken only while events are recorded.
 cf_event cf_trace_begin(const cf_trace *trace, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_event begin, cf_stream *stream);
@@ -69,6 +70,8 @@ typedef struct cf_trace_total {
     int64_t bytes, transfers;
 } cf_trace_total;
 void cf_trace_add_totals(cf_trace *trace); // adds the step of the last cf_trace_last()
+// Adds `more` to the total of its name, if CF_TRACE_TOTALS have room.
+void cf_trace_add(cf_trace_total *list, int *count, const cf_trace_total *more);
 const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps);
 
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none

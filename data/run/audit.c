@@ -20,16 +20,7 @@ static int by_exposed(const void *a, const void *b) {
 static rank_totals merge(const rank_totals *all, int ranks) {
     rank_totals sum = {.steps = all->steps};
     for (int rank = 0; rank < ranks; rank++)
-        for (int i = 0; i < all[rank].count; i++) {
-            const cf_trace_total *from = &all[rank].total[i];
-            int at = 0;
-            while (at < sum.count && strcmp(sum.total[at].name, from->name) != 0) at++;
-            if (at == CF_TRACE_TOTALS) continue;
-            cf_trace_total *to = &sum.total[at];
-            if (at == sum.count) memcpy(sum.total[sum.count++].name, from->name, sizeof from->name);
-            to->comm_ms += from->comm_ms, to->exposed_ms += from->exposed_ms;
-            to->bytes += from->bytes, to->transfers += from->transfers;
-        }
+        for (int i = 0; i < all[rank].count; i++) cf_trace_add(sum.total, &sum.count, &all[rank].total[i]);
     qsort(sum.total, (size_t)sum.count, sizeof *sum.total, by_exposed);
     return sum;
 }

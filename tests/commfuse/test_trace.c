@@ -4,6 +4,7 @@
 #include "tests/death.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <malloc.h>
 #include <math.h>
 #include "commfuse/device.h"
 #include "commfuse/base/die.h"
@@ -122,6 +123,44 @@ static void a_step_has_its_own_figures(void **state) {
     }
     cf_stream_free(stream);
     assert_int_equal(cf_trace_events(trace)->count, 0); // events are recorded only on demand
+    cf_trace_free(trace);
+}
+
+static size_t allocated(void) {
+    const struct mallinfo2 m = mallinfo2(); // nothing under a sanitizer
+    return m.uordblks + m.hblkhd;
+}
+
+// Transfers that are not noted in the order in which they begin: all have their place in the figures, and take no memory.
+static void runs_do_not_grow(void **state) {
+    (void)state;
+    enum { TRANSFERS = 100000 };
+    cf_trace *trace = cf_trace_create();
+    cf_stream *stream = cf_stream_create();
+    const size_t before = allocated();
+    const double now = cf_now_ms();
+    for (int step = -1; step < 4; step++) { // at first there is no step, as in a program that never begins one
+        if (step >= 0) cf_trace_step(trace, step, stream);
+        for (int i = 0; i < TRANSFERS; i++) {
+            const double begin = now + (i ^ 1) * 2;
+            transfer(trace, i % 4 < 2 ? "even" : "odd", i, begin, begin + (i % 8 < 4 ? 1 : 3)); // 3: over the next one
+            cf_trace_wait(trace, "even", 0, at(begin), at(begin + 0.25));
+        }
+        assert_int_equal(allocated(), before);
+        if (step % 2 == 0) continue; // nobody asks
+        assert_near(cf_trace_last(trace).comm_ms, step < 0 ? 0 : 1.5 * TRANSFERS + 1);
+        assert_near(cf_trace_last(trace).exposed_ms, step < 0 ? 0 : TRANSFERS / 4.0);
+        if (step > 0) cf_trace_add_totals(trace);
+    }
+    assert_int_equal(allocated(), before);
+    int count = 0;
+    int64_t steps = 0;
+    const cf_trace_total *total = cf_trace_totals(trace, &count, &steps);
+    assert_int_equal(count, 2);
+    assert_int_equal(steps, 2);
+    assert_int_equal(total[0].transfers + total[1].transfers, 2 * TRANSFERS);
+    assert_near(total[0].exposed_ms + total[1].exposed_ms, TRANSFERS / 2.0);
+    cf_stream_free(stream);
     cf_trace_free(trace);
 }
 
@@ -282,6 +321,7 @@ int main(void) {
         cmocka_unit_test(exposed_is_a_sum_of_waits),
         cmocka_unit_test(a_wait_that_ends_before_it_begins_takes_no_time),
         cmocka_unit_test(a_step_has_its_own_figures),
+        cmocka_unit_test(runs_do_not_grow),
         cmocka_unit_test(events_are_kept_on_demand),
         cmocka_unit_test(file_is_a_chrome_trace),
         cmocka_unit_test(transfers_at_the_same_time_have_rows_of_their_own),
