@@ -181,6 +181,7 @@ static found *list(const char *out, int64_t *count, problem *why) {
     int entries = scandir(out, &entry, NULL, versionsort);
     if (entries < 0 && errno != ENOENT) {
         atomic_file_problem(why, "cannot list", out, -1);
+        if (why) why->unread = true;
         return NULL;
     }
     *count = 0;

@@ -24,6 +24,7 @@ bool input_open(input *file, const char *kind, const char *path, problem *why) {
     const int error = is_open ? EINVAL : errno;
     problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", kind, path,
                 is_open ? "it is not a regular file" : strerror(error));
+    if (why) why->unread = !is_open && error != ENOENT && error != ENOTDIR && error != ELOOP && error != ENXIO; // ENXIO: a socket
     if (fd >= 0) close(fd);
     errno = error;
     return false;
@@ -33,10 +34,13 @@ bool input_read(const input *file, int64_t at, void *to, int64_t bytes, problem 
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = pread(file->fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return problem_set(why, "do not change files while a run reads them; make or copy it again, and start again",
-                               "%s %.1500s cannot be read at byte %ld: %s", file->kind, file->path, at + done,
-                               n < 0 ? strerror(errno) : "it has become shorter since it was opened");
+        if (n <= 0) {
+            problem_set(why, "do not change files while a run reads them; make or copy it again, and start again",
+                        "%s %.1500s cannot be read at byte %ld: %s", file->kind, file->path, at + done,
+                        n < 0 ? strerror(errno) : "it has become shorter since it was opened");
+            if (why) why->unread = n < 0;
+            return false;
+        }
         done += n;
     }
     return true;

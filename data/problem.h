@@ -12,6 +12,7 @@
 
 typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
+    bool unread;                // a file could not be opened or read now: nothing is known of its content
 } problem;
 
 // Returns false, so that a check can return it. hint may be NULL, and so may why, if nobody asks.
@@ -24,6 +25,7 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
     va_end(arguments);
     cf_sanitize(why->what);
     snprintf(why->hint, sizeof why->hint, "%s", hint ? hint : "");
+    why->unread = false;
     return false;
 }
 

@@ -53,10 +53,10 @@ static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool he
 }
 
 // Sets the choices of a plan if it fits.
-static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
+static bool apply(run_plan *p, const char *name, bool here, problem *why) {
     char named[64];
     snprintf(named, sizeof named, "the plan in %s is damaged: it", name);
-    cJSON *plan = json_object(text, (int64_t)strlen(text), named, "remove it, or write another one: --dry-run prints a plan", why);
+    cJSON *plan = json_object(p->text, p->bytes, named, "remove it, or write another one: --dry-run prints a plan", why);
     const bool ok = plan && fits(p, plan, name, here, why);
     const cJSON *list = ok ? cJSON_GetObjectItemCaseSensitive(plan, "operations") : NULL, *item;
     cJSON_ArrayForEach(item, list) {
@@ -70,18 +70,18 @@ static bool apply(run_plan *p, const char *text, const char *name, bool here, pr
 }
 
 // A file that rank 0 reads, on all ranks; a prediction's ranks, which have no others beside them, each read it. NULL: see why.
-static char *read_shared(const char *path, cf_transport *transport, bool alone, problem *why) {
+static char *read_shared(const char *path, cf_transport *transport, bool alone, int64_t *bytes, problem *why) {
     struct shared_text {
         problem why;
+        int64_t bytes;
         char text[PLAN_MAX_BYTES];
     } *mine = cf_host_alloc(1, sizeof *mine, "a plan"), *all;
-    int64_t bytes = 0;
-    char *text = alone || transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
-    if (text) memcpy(mine->text, text, (size_t)bytes);
+    char *text = alone || transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &mine->bytes, &mine->why) : NULL;
+    if (text) memcpy(mine->text, text, (size_t)mine->bytes);
     free(text);
     all = cf_allgather_alloc(transport, mine, (int64_t)sizeof *mine);
-    *why = all->why;
-    text = *why->what ? NULL : strdup(all->text);
+    *why = all->why, *bytes = all->bytes;
+    text = *why->what ? NULL : memcpy(cf_host_alloc(PLAN_MAX_BYTES, 1, "a plan"), all->text, PLAN_MAX_BYTES);
     free(mine);
     free(all);
     return text;
@@ -104,8 +104,8 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     if (!*opt->out || snprintf(p->path, sizeof p->path, "%s/plan.json", opt->out) >= (int)sizeof p->path) *p->path = 0;
     p->given = *opt->plan && !p->search_again;
     const char *from = p->given ? opt->plan : *opt->plan ? "" : p->path;
-    if (*from) p->text = read_shared(from, transport, *opt->predict, &why);
-    if (p->given && !p->text) cf_die_together(why.hint, "--plan: %s", why.what);
+    if (*from) p->text = read_shared(from, transport, *opt->predict, &p->bytes, &why);
+    if (*from && !p->text && (p->given || why.unread)) cf_die_together(why.hint, "--%s: %s", p->given ? "plan" : "out", why.what);
 }
 
 void plan_free(run_plan *p) {
@@ -114,9 +114,9 @@ void plan_free(run_plan *p) {
 }
 
 bool plan_start(run_plan *p, bool resumes, int64_t steps) {
-    problem why = {"", ""};
+    problem why = {.what = ""};
     if (!p->tuner) return false;
-    const bool known = p->text && apply(p, p->text, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
+    const bool known = p->text && apply(p, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
     if (p->given && !known) cf_die_together(why.hint, "%s", why.what);
     if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || steps >= PLAN_WORTH_STEPS));

@@ -15,6 +15,7 @@ typedef struct run_plan {
     char shape[256], machine[256]; // of this run
     char path[PATH_MAX];           // of plan.json; "": none is written
     char *text;                    // of --plan (given), else of DIR/plan.json; NULL: none
+    int64_t bytes;                 // of text
     bool given, root, trying;
     bool search_again; // --plan new
 } run_plan;

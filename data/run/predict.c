@@ -207,7 +207,7 @@ static void write_timeline(const char *path, int players, const cf_record *const
     size_t size = 0, length = strlen(path);
     problem why;
     char *text = NULL;
-    if (length > 4 && strcmp(path + length - 4, ".dot") == 0) {
+    if (length > 4 && strcasecmp(path + length - 4, ".dot") == 0) {
         FILE *out = open_memstream(&text, &size);
         if (out) cf_record_graph(out, records, players);
         if (!out || fclose(out) != 0) cf_die("predict fewer ranks", "no memory for %s", path);

@@ -229,8 +229,12 @@ void startup_open_output(const options *opt) {
 
 // --- checkpoints -------------------------------------------------------------------------------------------
 
-static void warn_skipped(const problem *why) {
+// Damage is what differs in content.
+static void skip(const problem *why) {
     fflush(stdout);
+    if (why->unread)
+        cf_die("mend that and repeat the command; to use an older checkpoint, move this one away",
+               "a checkpoint cannot be read now, and nothing was changed: %s", why->what);
     cf_print(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
 }
 
@@ -245,7 +249,7 @@ static manifest *find_sound(const options *opt, cf_transport *transport, int64_t
         bool sound = cf_broadcast(transport, m != NULL);
         if (!m && sound) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %ld: %s", below, why.what);
         if (root && *why.what) {
-            warn_skipped(&why);
+            skip(&why);
             *damage = true;
         }
         if (below < 0) return NULL;
@@ -253,7 +257,7 @@ static manifest *find_sound(const options *opt, cf_transport *transport, int64_t
         for (int64_t file = transport->rank; look && file < m->ranks; file += transport->size) {
             if (checkpoint_verify(opt->out, m, file, &why)) continue;
             sound = false;
-            warn_skipped(&why);
+            skip(&why);
         }
         if (cf_allreduce_min(transport, sound)) return m;
         *damage = root;

@@ -48,7 +48,8 @@ void startup_name(const manifest *m, char name[RUN_NAME]);
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m);
 
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins.
-// *damage, on rank 0: newer ones were damaged, which it has reported. With --export: that of --export-step, or dies together.
+// *damage, on rank 0: newer ones were damaged, which it has reported. With --export: that of --export-step, or dies together. Dies if
+// one cannot be opened or read, on any rank: it may be sound.
 manifest *startup_checkpoint(const options *opt, cf_transport *transport, bool *damage);
 // Dies unless the run may begin from the checkpoint m, or anew if that is NULL. Calls startup_compare_run(). Renames the
 // damaged checkpoints, so that they do not count when older ones are removed.

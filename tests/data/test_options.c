@@ -286,7 +286,7 @@ static void test_noise(void **state) {
             if (w == 0 && round % 2) snprintf(words[w], sizeof words[w], "--%s", row_of("trace-steps")[-(int)(x >> 60)].name);
         }
         options o;
-        problem wrong = {"", ""};
+        problem wrong = {.what = ""};
         if (!options_try(&o, 4, argv, &wrong)) assert_true(strlen(wrong.what) > 5);
     }
 }

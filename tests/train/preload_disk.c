@@ -1,29 +1,57 @@
 // Stands between a program and its disk (LD_PRELOAD): on one rank, FULL_RANK, there is no space for files whose path has
-// FULL_PATH in it. For tests in which one rank of several cannot write.
+// FULL_PATH in it or, with OPEN_ERROR or READ_ERROR, these cannot be opened or read, with that errno. For tests in which one rank of
+// several cannot write or read.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static bool full(int fd) {
+static bool chosen(const char *path) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *which = getenv("FULL_RANK"), *part = getenv("FULL_PATH");
     if (!rank) rank = getenv("PMI_RANK");
+    return which && part && strcmp(rank ? rank : "0", which) == 0 && strstr(path, part);
+}
+
+static bool chosen_file(int fd) {
     char link[64], path[PATH_MAX];
-    if (!which || !part || strcmp(rank ? rank : "0", which) != 0) return false;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     path[length > 0 ? length : 0] = 0;
-    return strstr(path, part);
+    return chosen(path);
+}
+
+static int error(const char *name) {
+    return getenv(name) ? atoi(getenv(name)) : 0;
+}
+
+int open(const char *path, int flags, ...) {
+    int (*real_open)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open");
+    va_list arguments;
+    va_start(arguments, flags);
+    const mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
+    va_end(arguments);
+    if (!error("OPEN_ERROR") || (flags & O_CREAT) || !chosen(path)) return real_open(path, flags, mode);
+    errno = error("OPEN_ERROR");
+    return -1;
+}
+
+ssize_t pread(int fd, void *bytes, size_t count, off_t at) {
+    ssize_t (*real_pread)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    if (!error("READ_ERROR") || !chosen_file(fd)) return real_pread(fd, bytes, count, at);
+    errno = error("READ_ERROR");
+    return -1;
 }
 
 ssize_t write(int fd, const void *bytes, size_t count) {
     ssize_t (*real_write)(int, const void *, size_t) = (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
-    if (!full(fd)) return real_write(fd, bytes, count);
+    if (error("OPEN_ERROR") || error("READ_ERROR") || !chosen_file(fd)) return real_write(fd, bytes, count);
     errno = ENOSPC;
     return -1;
 }

@@ -4,6 +4,7 @@ One byte, anywhere in any file of a checkpoint, changes what the run was; so doe
 another's. The run goes on from the checkpoint before, and comes to the same end.
 """
 # limit: 180
+import errno
 import os
 import shutil
 import sys
@@ -12,6 +13,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
+import test_saving
 
 OLD, NEW = 4, 8
 
@@ -36,6 +38,45 @@ def empty(path):
 def a_directory(path):
     os.remove(path)
     os.mkdir(path)
+
+
+class Unread(checkpoints.Case):
+    """What cannot be opened or read now may be sound: an error, on one rank of several too, and nothing is changed."""
+    def refused(self, out, name, call, code, rank=0, **more):
+        log, env = self.fresh("log.jsonl"), dict(LD_PRELOAD=self.shim, FULL_RANK=str(rank), FULL_PATH=name, **{call: str(code)})
+        shutil.copy(self.undisturbed(2, 1)[1], log)
+        def found():
+            return sorted((f, d, [n for n in names if n != "lock"]) for f, d, names in os.walk(out)), checkpoints.read_bytes(log)
+        before = found()
+        result = harness.run(harness.options(**self.recipe(tp=2, out=out, log=log, **more)), 2, env=env)
+        self.assertFails(result, name, os.strerror(code), f"rank {rank} of 2")
+        self.assertEqual(result.status, 1, str(result))
+        self.assertNotIn("is skipped", result.err)
+        self.assertEqual(found(), before)
+
+    def test_of_a_checkpoint(self):
+        self.__class__.shim = test_saving.build_shim(self, "train/preload_disk.c")
+        out = self.with_only(self.undisturbed(2, 1)[0], OLD, NEW)
+        shutil.copytree(checkpoints.directory(out, OLD), checkpoints.directory(out, NEW) + ".damaged")
+        step = os.path.basename(checkpoints.directory(out, NEW))
+        manifest, rank_0, rank_1 = (0, "manifest.json"), (0, "rank_00000.safetensors"), (1, "rank_00001.safetensors")
+        for call, code, (rank, name) in (
+                ("OPEN_ERROR", errno.EACCES, manifest), ("OPEN_ERROR", errno.EIO, rank_0), ("OPEN_ERROR", errno.ESTALE, rank_1),
+                ("OPEN_ERROR", errno.EMFILE, manifest), ("OPEN_ERROR", errno.ENFILE, rank_1), ("READ_ERROR", errno.EIO, manifest),
+                ("READ_ERROR", errno.ESTALE, rank_1)):
+            with self.subTest(call=call, code=os.strerror(code), name=name):
+                self.refused(out, f"{step}/{name}", call, code, rank, force=code == errno.EIO)
+        shutil.rmtree(checkpoints.directory(out, NEW) + ".damaged")
+        self.run_with(tp=2, out=out)
+        self.assertSameEnd(out, self.undisturbed(2, 1)[0])
+
+    def test_of_its_plan(self):
+        """Without it the trials would begin again, and other bits come out."""
+        self.__class__.shim = test_saving.build_shim(self, "train/preload_disk.c")
+        out = self.with_only(self.undisturbed(2, 1)[0], OLD)
+        with open(os.path.join(out, "plan.json"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        self.refused(out, "plan.json", "OPEN_ERROR", errno.EIO)
 
 
 class Damage(checkpoints.Case):

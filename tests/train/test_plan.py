@@ -141,6 +141,7 @@ class Plan(harness.Case):
             "is damaged": good[:len(good) // 2],
             "for an operation of this run: forward all-gather nothing": good.replace(name, "forward all-gather nothing"),
             "has more than a JSON object": good + "{}",
+            "has more than a JSON object: see line": good + "\0" + good,
             "lacks the operation": re.sub(r'\n\t\t"' + name + '":[^\n]*', "", good),
             "has no valid choice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
             "names an operation twice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring",', 1),
