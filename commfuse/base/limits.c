@@ -85,6 +85,10 @@ int64_t cf_limits_memory(void) {
     return least_left("memory", memory_left, 1024 * number_in("/proc", "meminfo", "MemAvailable:", LLONG_MAX / 1024));
 }
 
+int64_t cf_limits_peak_memory(void) {
+    return 1024 * number_in("/proc/self", "status", "VmHWM:", 0);
+}
+
 bool cf_limits_more_files(void) {
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return false;

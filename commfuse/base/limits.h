@@ -12,6 +12,8 @@ extern struct cf_host {
 } cf_host;
 
 int64_t cf_limits_memory(void); // bytes
+// The most that this program has had so far; 0: unknown. (getrusage() also counts what ran in this process before exec().)
+int64_t cf_limits_peak_memory(void);
 // Raises the limit of open files as far as this process may. False: it has been there already.
 bool cf_limits_more_files(void);
 

@@ -7,7 +7,6 @@
 #include "../json.h"
 #include "derived.h"
 #include <math.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 enum { BEHIND = 2048 }; // bytes of output that wait to be read
@@ -271,11 +270,10 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
 
 int report_end(run_report *r, int64_t step, bool stopped, bool saved) {
     const int stop = stopped ? r->stop : 0;
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
+    const int64_t peak = cf_limits_peak_memory();
     audit(r->context->trace, r->transport, r->opt, r->log);
     LOG_LINE(r->log, "end", FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
-             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
+             FIELD("total_s", (cf_now_ms() - r->begin_ms) * 1e-3), FIELD(peak > 0 ? "peak_rss_mib" : NULL, (double)peak / 1048576),
              FIELD("bytes_sent_rank0", r->transport->bytes_sent));
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %ld of %ld steps; the same command resumes from there\n", strsignal(stop),

@@ -128,6 +128,15 @@ class Log(harness.Case):
             self.assertEqual((said["tp"], said["dp"], said["batch"]), (2, 2, 8))
             self.assertGreater(said["threads"], 0)
 
+    def test_peak_memory_is_that_of_this_program(self):
+        """Not that of a large one that starts it, such as a notebook."""
+        log, large = self.fresh("log.jsonl"), "import os, sys; large = b'x' * (1 << 29); os.execv(sys.argv[1], sys.argv[1:])"
+        own = self.train()[0][-1]["peak_rss_mib"]
+        result = harness.run(self.arguments(log=log), wrapper=(sys.executable, "-c", large))
+        self.assertEqual(result.status, 0, str(result))
+        self.assertGreater(own, 1)
+        self.assertLess(harness.read_log(log)[-1]["peak_rss_mib"], own + 256)
+
     def test_mfu_is_what_its_formula_says(self):
         # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, without the vocabulary's
         # padding and the position embedding.
