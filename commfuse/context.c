@@ -25,7 +25,7 @@ cf_context *cf_open_on(const void *comm, const char *transport, int threads, dou
     if (is_open) cf_die("close it first, or make groups of its ranks", "a context is open, and a process has one at a time");
     if (threads < 0 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
     cf_context *context = cf_host_alloc(1, sizeof *context, "a context");
-    cf_host = (struct cf_host){comm, threads == 0};
+    cf_host = (struct cf_host){comm, threads == 0, true};
     cf_context_start(context, cf_transport_create(transport, NULL, NULL, timeout_s), cf_limits_threads(threads));
     is_open = true;
     return context;

@@ -20,7 +20,9 @@ const char *cf_device_name(void); // "CPU", "NVIDIA H100 80GB HBM3"
 // Bytes that this rank may allocate: those free when the device was opened, divided by the ranks that share it. local_ranks: ranks
 // on this host.
 int64_t cf_device_memory(int local_ranks);
-void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
+// Compute threads of this process; CPU only, ignored on a GPU. They, and the thread that calls this, take subnormal numbers for 0,
+// unless the program has called cf_open().
+void cf_device_threads(int threads);
 
 typedef struct cf_stream cf_stream; // an ordered queue of device work
 

@@ -9,6 +9,7 @@
 extern struct cf_host {
     const void *comm; // MPI_Comm
     bool keeps_cores; // affinity stays as it is
+    bool keeps_subnormals;
 } cf_host;
 
 int64_t cf_limits_memory(void); // bytes

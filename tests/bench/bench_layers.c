@@ -38,16 +38,20 @@ typedef struct sizes {
 typedef struct bench {
     sizes s;
     double peak; // GFLOP/s
-    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *prepared_head, *bias, *logits, *table;
+    real *wide, *wide2, *sharp, *narrow, *narrow2, *narrow3, *weight, *prepared, *prepared_head, *bias, *logits, *table;
     accum *dweight, *row_stats, *scratch, *dtable, *lse, *moments, *master;
     int32_t *tokens;
 } bench;
 
-static real *normal_buffer(int64_t n) {
+static real *random_buffer(int64_t n, double deviation) {
     real *x = cf_alloc(n * (int64_t)sizeof(real), "bench");
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) x[i] = real_of(0.1 * random_normal(1, (uint64_t)n, (uint64_t)i));
+    for (int64_t i = 0; i < n; i++) x[i] = real_of(deviation * random_normal(1, (uint64_t)n, (uint64_t)i));
     return x;
+}
+
+static real *normal_buffer(int64_t n) {
+    return random_buffer(n, 0.1);
 }
 
 static accum *precise_buffer(int64_t n) {
@@ -62,6 +66,7 @@ static void bench_buffers(bench *b) {
     const sizes *s = &b->s;
     b->wide = normal_buffer(s->R * 4 * s->C);
     b->wide2 = normal_buffer(s->R * 4 * s->C);
+    b->sharp = random_buffer(s->R * 3 * s->C, 5);
     b->narrow = normal_buffer(s->R * s->C);
     b->narrow2 = normal_buffer(s->R * s->C);
     b->narrow3 = normal_buffer(s->R * s->C);
@@ -157,6 +162,14 @@ static void run_attention_forward(bench *b) { // qkv: three quarters of wide
 }
 static void run_attention_backward(bench *b) {
     attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
+                       true, NULL);
+}
+// Of scores so far apart that a fifth of the probabilities would be subnormal.
+static void run_sharp_forward(bench *b) {
+    attention_forward(b->narrow, b->lse, b->sharp, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D, NULL);
+}
+static void run_sharp_backward(bench *b) {
+    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->sharp, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
                        true, NULL);
 }
 
@@ -293,6 +306,8 @@ static void report_all(bench *b) {
     report(b, "position backward", run_position_backward, 0, E * R * C + 2 * P * T * C);
     report(b, "attention forward", run_attention_forward, 4 * causal, 0);
     report(b, "attention backward", run_attention_backward, 10 * causal, 0);
+    report(b, "attention forward, sharp", run_sharp_forward, 4 * causal, 0);
+    report(b, "attention back, sharp", run_sharp_backward, 10 * causal, 0);
     report(b, "crossentropy stats", run_crossentropy_stats, 0, E * R * V);
     report(b, "crossentropy combine", run_crossentropy_combine, 0, 2 * E * R * V);
     report(b, "adamw", run_adamw, 0, (E < P ? E + 7 * P : 7 * P) * n);
@@ -346,6 +361,7 @@ static sizes sizes_from(int count, char **words) {
 
 int main(int count, char **words) {
     bench b = {.s = sizes_from(count, words)};
+    cf_device_threads((int)gemm_threads());
     bench_buffers(&b);
     b.peak = gemm_peak(&b);
     printf("%s, C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n",

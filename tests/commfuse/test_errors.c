@@ -3,6 +3,7 @@
 // Errors as values (die.h), one context (context.h), and schedules of the caller's, which an operation checks before it uses them.
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
+#include <float.h>
 #include <math.h>
 #include "commfuse/fuse.h"
 #include "commfuse/replay.h"
@@ -262,6 +263,21 @@ static void groups_are_checked(void) {
     says("is not in group");
 }
 
+// A program that uses the library keeps its subnormal numbers, in the library's threads, too.
+static void subnormal_numbers_are_the_programs(void) {
+    static volatile float tiny = FLT_MIN / 4;
+    cf_device_threads(1);
+    for (int native = 0; native < 2; native++) {
+        cf_fuse_config config = plan_of("sum", native ? cf_algorithm_find("none") : ring);
+        config.operation = CF_REDUCE_SCATTER, config.side = CF_NO_COMPUTE, config.dtype = CF_FP32;
+        float full[2] = {tiny, tiny};
+        cf_fuse *fuse = cf_fuse_create(context, config);
+        const float *sums = cf_fuse_run(fuse, full, 1, 1, NULL, NULL, -1);
+        CHECK(sums && *sums * 1e30f == (float)all->size * (FLT_MIN / 4 * 1e30f), "%s", cf_error());
+        CHECK(cf_fuse_free(fuse), "%s", cf_error());
+    }
+}
+
 static void otherwise_errors_end_the_process(void) {
     if (all->size > 1) return; // a child must not touch MPI
     cf_errors_return(false);
@@ -286,6 +302,7 @@ int main(void) {
         RANKS_CASE(an_algorithm_of_ones_own_is_checked),
         RANKS_CASE(an_algorithm_may_decline),
         RANKS_CASE(groups_are_checked),
+        RANKS_CASE(subnormal_numbers_are_the_programs),
         RANKS_CASE(otherwise_errors_end_the_process),
     };
     int status = ranks_run(all->rank, cases, sizeof cases / sizeof *cases);
