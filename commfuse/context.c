@@ -54,7 +54,7 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
     if (count < 1 || count > t->size) cf_die(NULL, "group %s of %d of %d ranks", name, count, t->size);
     cf_group *group = cf_host_alloc(1, sizeof *group, "a group");
     int *world = cf_host_alloc(count, sizeof *world, "a group");
-    *group = (cf_group){.name = name, .size = count, .rank = -1, .world = world};
+    *group = (cf_group){.name = name, .size = count, .rank = -1, .world = world, .urgent = true};
     for (int i = 0; i < count; i++) {
         world[i] = ranks ? ranks[i] : i;
         if (world[i] < 0 || world[i] >= t->size) cf_die(NULL, "group %s has rank %d of %d", name, world[i], t->size);

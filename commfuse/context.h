@@ -40,7 +40,7 @@
 
 CF_EXTERN_C_BEGIN
 
-#define CF_VERSION "0.9.0"
+#define CF_VERSION "0.10.0"
 const char *cf_version(void); // of the running library: CF_VERSION of its headers
 
 // transport may be NULL if every group has one member.

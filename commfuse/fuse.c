@@ -63,20 +63,15 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-// The side of its schedules. Those of a reduce-scatter do not know who uses the sums.
-static cf_side schedule_side(const cf_fuse_config *p) {
-    return p->operation == CF_REDUCE_SCATTER && p->side == CF_COMPUTE_BOTH ? CF_COMPUTE_BEFORE : p->side;
-}
-
 cf_work cf_fuse_work(const cf_fuse *f) {
     return (cf_work){.operation = f->config.operation,
-                     .side = schedule_side(&f->config),
+                     .side = f->config.side,
                      .ranks = f->config.group->size,
                      .hosts = f->config.group->hosts,
                      .bytes = (double)(f->config.capacity * cf_dtype_size(f->config.dtype)),
                      .flops = f->config.flops,
-                     .early = f->config.early || f->config.bulk,
-                     .native = f->config.group->collectives};
+                     .early = f->config.urgency != CF_URGENT,
+                     .native = f->config.group->collectives == CF_CHOSEN};
 }
 
 static cf_choice predicted_choice(const cf_fuse *f) {
@@ -102,8 +97,7 @@ static void release(cf_fuse *f) {
 // The schedule of one rank. A caller's generator runs without the error boundary of the function that needs it.
 static cf_schedule *create_schedule(const cf_fuse_config *p, cf_choice c, int rank) {
     cf_boundary *boundary = cf_boundary_swap(NULL);
-    cf_schedule *s =
-        cf_schedule_create(p->operation, schedule_side(p), c.algorithm, p->group->size, p->group->hosts, rank, c.slices);
+    cf_schedule *s = cf_schedule_create(p->operation, p->side, c.algorithm, p->group->size, p->group->hosts, rank, c.slices);
     cf_boundary_swap(boundary);
     if (!s) cf_die(NULL, "%s: %s", p->name, cf_error());
     return s;
@@ -124,7 +118,7 @@ static cf_schedule *checked_schedule(const cf_fuse_config *p, cf_choice c) {
     return mine;
 }
 
-int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room) {
+int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *bytes) {
     const cf_fuse_config *config = &f->config;
     cf_context *context = f->context;
     if (f->running || count < 1 || count > CF_CHOICES)
@@ -142,11 +136,11 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *room
         const int64_t more_stage = larger(s->stage_slots / s->slices * shard - stage, 0);
         const int64_t more_result = larger(shards * shard - result, 0);
         const int64_t more = i > 0 ? more_stage + more_result : 0;
-        if (more > larger(*room, 0)) {
+        if (more > larger(*bytes, 0)) {
             cf_schedule_free(s);
             continue;
         }
-        *room -= more, stage += more_stage, result += more_result;
+        *bytes -= more, stage += more_stage, result += more_result;
         steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
         choices[f->choices] = *c, f->choice[f->choices++] = s;
     }
@@ -166,8 +160,9 @@ static uint32_t hash_of(const cf_fuse *f) {
     const cf_fuse_config *p = &f->config;
     char choice[CF_CHOICE_NAME], text[256];
     cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
-    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s", f->label, choice, p->side, (long long)p->capacity,
-             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->bulk ? ", bulk" : "");
+    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
+             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->urgency == CF_BULK ? ", bulk" : "",
+             p->callback_adds_last ? ", callback adds last" : "");
     uint32_t hash = 2166136261u;
     for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     return hash;
@@ -192,10 +187,13 @@ static void check_config(const cf_fuse_config *p) {
     need(p, p->group, "group", 0, "a group");
     need(p, (unsigned)p->operation <= CF_ALLTOALL, "operation", p->operation, "a cf_operation");
     need(p, (unsigned)p->side <= CF_COMPUTE_BOTH, "side", p->side, "a cf_side");
+    need(p, (unsigned)p->urgency <= CF_BULK, "urgency", p->urgency, "a cf_urgency");
     need(p, (unsigned)p->dtype <= CF_BYTE, "dtype", p->dtype, "a cf_dtype");
     need(p, p->operation != CF_REDUCE_SCATTER || p->dtype != CF_BYTE, "dtype", p->dtype, "one that can be summed");
     need(p, p->capacity >= 0 && p->capacity <= ELEMENTS_MAX / p->group->size, "capacity", p->capacity, "a number of elements");
     need(p, !p->algorithm || (p->slices >= 1 && p->slices <= SLICES_MAX), "slices", p->slices, "a number of slices");
+    need(p, !p->callback_adds_last || (p->operation == CF_REDUCE_SCATTER && p->side == CF_COMPUTE_BEFORE), "callback_adds_last", 1,
+         "0 but in a reduce-scatter with computation before it");
     need(p, !p->result_given || p->operation == CF_ALLTOALL, "result_given", 1, "0 in an operation other than all-to-all");
 }
 
@@ -211,8 +209,8 @@ cf_fuse *cf_fuse_create_sized(cf_context *context, const cf_fuse_config *given, 
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(config.operation), config.name);
     cf_choice choice = {config.algorithm, config.slices};
     if (!config.algorithm) choice = predicted_choice(f);
-    int64_t room = 0;
-    cf_fuse_set_choices(f, &choice, 1, &room);
+    int64_t bytes_left = 0;
+    cf_fuse_set_choices(f, &choice, 1, &bytes_left);
     return f;
 }
 
@@ -377,14 +375,10 @@ static void use_complete(cf_fuse *f) {
         }
 }
 
-static bool uses_sums(const cf_fuse *f) {
-    return f->config.side != schedule_side(&f->config);
-}
-
 static void run_add(cf_fuse *f, const cf_step *step) {
     const int k = step->at.slot % f->schedule->slices;
     cf_stream *stream = stream_of(f, f->current);
-    if (uses_sums(f) && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream);
+    if (f->config.callback_adds_last && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream);
     cf_event begin = cf_trace_begin(f->context->trace, stream);
     // The same slice of the next part is one shard further.
     cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, rows_of(f, k) * f->row_elements,
@@ -402,7 +396,7 @@ static void fill_request(cf_fuse *f, int index, cf_event posted) {
     const cf_request_kind kind = exchange ? CF_REQUEST_EXCHANGE : collectives[f->schedule->operation];
     cf_request *r = &f->request[index];
     *r = cf_request_of(kind, f->config.group, f->config.dtype, f->label);
-    r->bulk = f->config.bulk, r->layer = f->layer, r->step = f->context->step, r->config = f->hash;
+    r->bulk = f->config.urgency == CF_BULK, r->layer = f->layer, r->step = f->context->step, r->config = f->hash;
     r->posted = posted;
     if (!exchange) {
         r->blocking = f->schedule->algorithm->blocking;
@@ -528,7 +522,7 @@ void *cf_fuse_finish(cf_fuse *f) {
     if (f->now) f->now->finish[0] = cf_event_record(f->context->stream);
     run_steps(f, f->schedule->count);
     wait_for_requests(f);
-    if (uses_sums(f)) use_complete(f);
+    if (f->config.callback_adds_last) use_complete(f);
     f->inside_call = false;
     if (f->now) f->now->finish[1] = cf_event_record(f->context->stream);
     f->running = false;

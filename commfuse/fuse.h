@@ -17,8 +17,8 @@ CF_EXTERN_C_BEGIN
 // The part of the payload that one call of the callback works on: `blocks` blocks of `rows` rows each. Block i is rows
 // [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload, at data + i · data_stride bytes.
 // CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
-// A reduce-scatter with CF_COMPUTE_BOTH makes calls with CF_COMPUTE_AFTER for own slices, one or several at a time, one call after
-// another. If a slice lacks its last addition, the callback makes it: see `sum`.
+// callback_adds_last: a reduce-scatter then makes calls with CF_COMPUTE_AFTER for own slices, one or several at a time, one call
+// after another. If a slice lacks its last addition, the callback makes it: see `sum`.
 typedef struct cf_span {
     cf_side side;
     int64_t row, rows;
@@ -34,6 +34,10 @@ typedef struct cf_span {
 // argument and returns.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
+// How soon computation waits for an operation. Early: it is begun well before it is finished, so no call may block. Bulk: early and
+// large (gradients, weights), so messages posted later may overtake its own. (Of a group: mesh.h)
+typedef enum { CF_URGENT, CF_EARLY, CF_BULK } cf_urgency;
+
 // It grows only at its end, and what an older program leaves out is zero.
 typedef struct cf_fuse_config {
     const char *name; // for messages and traces, "mlp.fc2"; must outlive the operation
@@ -47,11 +51,11 @@ typedef struct cf_fuse_config {
     cf_dtype dtype;    // of a reduce-scatter: not CF_BYTE
     int64_t capacity;  // of one rank's shard, elements
     bool result_given; // all-to-all: the caller sets the place of the result before every begin
-    bool bulk;         // large and not needed soon (gradients, weights): messages posted later may overtake it
-    bool independent;  // two calls of compute may run at the same time
+    cf_urgency urgency;
+    bool independent;        // two calls of compute may run at the same time
+    bool callback_adds_last; // reduce-scatter: the callback makes the last addition of each own slice (cf_span.sum)
     // Where algorithm and slices are chosen:
     double flops; // of all slices on one rank
-    bool early;   // begun well before it is finished
 } cf_fuse_config;
 
 typedef struct cf_fuse cf_fuse;
@@ -67,10 +71,10 @@ const cf_fuse_config *cf_fuse_get_config(const cf_fuse *fuse); // with algorithm
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Gives the operation several choices instead of the one that it was created with; the first becomes current. Memory is allocated
-// for the largest of them. *room: bytes that may still be allocated. A choice that needs more, beyond those before it, is
+// for the largest of them. *bytes: what may still be allocated. A choice that needs more, beyond those before it, is
 // removed from the list; otherwise what it needs is subtracted. Returns the number of choices left. All ranks call this with the
-// same list and room, before the first run.
-int cf_fuse_set_choices(cf_fuse *fuse, cf_choice *choices, int count, int64_t *room);
+// same list and bytes, before the first run.
+int cf_fuse_set_choices(cf_fuse *fuse, cf_choice *choices, int count, int64_t *bytes);
 void cf_fuse_choose(cf_fuse *fuse, int choice); // from the next run on; on all ranks of the group between the same two runs
 // The time that a run added to the compute stream, waiting included: the median of the runs begun with context.timed since the last
 // call, of 64 at most. The stream has been synchronised. NAN: no run.
@@ -86,7 +90,7 @@ void cf_fuse_set_result(cf_fuse *fuse, void *result);
 // rows_per_rank may be smaller than the number of slices. false on an error; wrong arguments are refused before anything is done.
 bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
-// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (CF_COMPUTE_BOTH: perhaps without its last addition);
+// Runs the remaining steps. Returns: reduce-scatter: the reduced own shard (callback_adds_last: perhaps without its last addition);
 // all-to-all: slices by source (with compute after, the own ones stay in full unless a native collective moves them); all-gather:
 // full. Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);

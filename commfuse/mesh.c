@@ -7,8 +7,7 @@
 static cf_group make_group(const char *name, int size, int rank, int first, int stride) {
     int *world = cf_host_alloc(size, sizeof *world, "a group");
     for (int i = 0; i < size; i++) world[i] = first + i * stride;
-    return (
-        cf_group){.name = name, .size = size, .rank = rank, .hosts = 1, .world = world, .low_priority = true, .collectives = true};
+    return (cf_group){.name = name, .size = size, .rank = rank, .hosts = 1, .world = world, .collectives = CF_CHOSEN};
 }
 
 void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp) {
@@ -19,7 +18,7 @@ void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp)
     mesh->tp = tp;
     mesh->dp = dp;
     mesh->tp_group = make_group("tp", tp, tp_rank, dp_rank * tp, 1);
-    mesh->tp_group.low_priority = false; // a layer waits for its group's exchanges
+    mesh->tp_group.urgent = true; // a layer waits for its exchanges
     mesh->dp_group = make_group("dp", dp, dp_rank, tp_rank, tp);
     mesh->world_group = make_group("world", world_size, world_rank, 0, 1);
     mesh->self_group = make_group("self", 1, 0, world_rank, 1);

@@ -7,17 +7,19 @@
 
 CF_EXTERN_C_BEGIN
 
+// How a group's native collectives may be found: not at all; by trials, as their costs are not known; by their costs, too.
+typedef enum { CF_NEVER, CF_TRIED, CF_CHOSEN } cf_native_use;
+
 typedef struct cf_group {
-    const char *name;  // "tp", "dp", "world", "self"
-    int size;          // ranks in the group
-    int rank;          // this process's rank in it
-    int hosts;         // as many neighbouring members are on each; 1: one host, or they are not even (cf_group_hosts)
-    int *world;        // world[i]: world rank of member i
-    bool low_priority; // its exchanges may be slow, as other computation hides them: they take few multiprocessors of a GPU
-    bool collectives;  // native collectives may be chosen for it; set by cf_transport.bind
-    bool hierarchy;    // these send a shard to a host once, exchanges to each of several members there; set by cf_mesh_bind
-    bool tries;        // native collectives may be chosen where trials find them faster; set by cf_transport.bind
-    void *native;      // the transport's handle, set by cf_transport.bind, freed by its close
+    const char *name; // "tp", "dp", "world", "self"
+    int size;         // ranks in the group
+    int rank;         // this process's rank in it
+    int hosts;        // as many neighbouring members are on each; 1: one host, or they are not even (cf_group_hosts)
+    int *world;       // world[i]: world rank of member i
+    bool urgent;      // computation soon waits for its exchanges; others, which it hides, take few multiprocessors of a GPU
+    cf_native_use collectives; // set by cf_transport.bind
+    bool hierarchy;            // these send a shard to a host once, exchanges to each of several members there; set by cf_mesh_bind
+    void *native;              // the transport's handle, set by cf_transport.bind, freed by its close
 } cf_group;
 
 typedef struct cf_mesh {

@@ -24,7 +24,7 @@ CF_EXTERN_C_BEGIN
 
 typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // On which side of the communication slices are computed. all-gather: after it (reads the slices that arrive). reduce-scatter:
-// before it (writes partial sums; fuse.h may call after it, too). all-to-all: before, after or both. CF_NO_COMPUTE moves data only.
+// before it (writes partial sums). all-to-all: before, after or both. CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH = CF_COMPUTE_BEFORE | CF_COMPUTE_AFTER } cf_side;
 // Bit of an operation with computation on that side, in cf_algorithm.serves.
 #define CF_SERVES(operation, side) (1u << (4 * (operation) + (side)))

@@ -117,8 +117,8 @@ struct cf_transport {
                                 // schedule containers of one host as one host, or one host as several
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
-    bool room;                  // set by the caller: products leave multiprocessors for all transfers beside them, not only for the
-                                // tp group's and those between hosts
+    bool leave_for_all;         // set by the caller: products leave multiprocessors for all transfers beside them, not only for
+                                // those of urgent groups and those between hosts
     bool collectives;           // set by the caller before bind; false: native collectives are not needed. Initially true
     double *timeout_s;          // longest wait for a peer, which may be changed at any time; 0: for ever
     int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted
@@ -187,8 +187,9 @@ static inline void cf_mesh_bind(cf_transport *t, cf_mesh *mesh) {
     cf_mesh_set_hosts(mesh, t->ranks_per_host);
     for (int i = 0; i < 3; i++) {
         t->bind(t, groups[i]);
-        groups[i]->collectives = cf_allreduce_min(t, groups[i]->collectives) != 0;
-        groups[i]->hierarchy = t->in_order && groups[i]->collectives && groups[i]->hosts > 1 && groups[i]->hosts < groups[i]->size;
+        groups[i]->collectives = (cf_native_use)cf_allreduce_min(t, groups[i]->collectives);
+        groups[i]->hierarchy =
+            t->in_order && groups[i]->collectives == CF_CHOSEN && groups[i]->hosts > 1 && groups[i]->hosts < groups[i]->size;
     }
 }
 

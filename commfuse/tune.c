@@ -144,7 +144,7 @@ static int find_native(const operation *o) {
 // Native collectives that costs do not choose may still be tried.
 static cf_work work_of(const cf_fuse *fuse) {
     cf_work work = cf_fuse_work(fuse);
-    work.native |= cf_fuse_get_config(fuse)->group->tries;
+    work.native |= cf_fuse_get_config(fuse)->group->collectives == CF_TRIED;
     return work;
 }
 
@@ -268,12 +268,12 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     t->warm_steps = WARM_STEPS;
     search &= t->operations > 0;
     cf_transport *transport = t->context->transport;
-    int64_t room = 0; // half of the memory that is left: libraries take more as a run goes on
-    if (search) room = cf_allreduce_min(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
+    int64_t bytes = 0; // half of the memory that is left: libraries take more as a run goes on
+    if (search) bytes = cf_allreduce_min(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
     for (operation *o = t->operation; o < t->operation + t->operations; o++) {
         const cf_choice best = o->choice[o->best];
         int fitting =
-            cf_fuse_set_choices(o->fuse, search ? o->choice : &o->choice[o->best], search ? o->contest.candidates : 1, &room);
+            cf_fuse_set_choices(o->fuse, search ? o->choice : &o->choice[o->best], search ? o->contest.candidates : 1, &bytes);
         if (!search) continue;
         t->left_out += o->contest.candidates - fitting, o->contest.candidates = fitting;
         o->best = find_choice(o, best) >= 0 ? find_choice(o, best) : 0;

@@ -167,8 +167,8 @@ static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
     return times * cf_latency_s(&t->costs, &mesh->dp_group) * cf_bytes_per_s(&t->costs, &mesh->dp_group);
 }
 
-// Do transfers between replicas take much of a pass over so many tokens? To leave room for them slows all of its products, not to
-// leave it only those that meet a transfer, twice as much as they take.
+// Do transfers between replicas take much of a pass over so many tokens? To leave them all multiprocessors slows all products, not to
+// do so only those that meet a transfer, twice as much as they take.
 static bool busy(const cf_transport *t, const cf_group *replicas, double tokens) {
     const int places = replicas->hosts > 1 ? replicas->size / replicas->hosts : 1;
     const double rate = places * cf_bytes_per_s(&t->costs, replicas), passes = 4;
@@ -188,7 +188,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));
-    if (context->transport) context->transport->room = busy(context->transport, &mesh->dp_group, (double)(T * B));
+    if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);

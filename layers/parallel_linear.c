@@ -23,8 +23,8 @@ static cf_fuse *create(const parallel_linear *l, const char *name, cf_operation 
                        double flops, bool early, bool independent) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_config p =
-        overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BOTH : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
-    p.flops = flops, p.early = early, p.independent = independent;
+        overlap_config(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
+    p.flops = flops, p.urgency = early ? CF_EARLY : CF_URGENT, p.independent = independent, p.callback_adds_last = sums;
     return cf_fuse_create(l->pass->context, p);
 }
 

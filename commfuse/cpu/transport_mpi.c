@@ -254,7 +254,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     MPI_Group_free(&all);
     MPI_Group_free(&members);
     cf_deadline_end();
-    group->native = comm, group->collectives = true;
+    group->native = comm, group->collectives = CF_CHOSEN;
 }
 
 // From one core to all those of the launcher (which `taskset … mpirun` still limits). Only Open MPI's launcher binds without being

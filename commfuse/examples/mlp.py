@@ -27,8 +27,8 @@ class Span(ctypes.Structure):
 
 class Config(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("algorithm", P),
-                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("bulk", B), ("independent", B),
-                ("flops", D), ("early", B)]
+                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("urgency", I), ("independent", B),
+                ("callback_adds_last", B), ("flops", D)]
 
 
 COMPUTE = ctypes.CFUNCTYPE(None, P, ctypes.POINTER(Span), P)
@@ -57,7 +57,7 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.9."), "structs of another version"
+assert lib.cf_version().startswith(b"0.10."), "structs of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))

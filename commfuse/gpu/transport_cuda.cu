@@ -29,8 +29,8 @@ enum {
     // in NCCL. Transfers between replicas have a whole pass to hide in. Units of all peers could do with four, but by a second
     // communicator, as NCCL has one number for all: by the imagined clock 0 to 1.3 % of a step.
     CHANNELS = 16,
-    CHANNELS_LOW_PRIORITY = 4,
-    BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of one whose exchanges have low_priority
+    CHANNELS_HIDDEN = 4,
+    BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of a group that is not urgent
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -184,14 +184,14 @@ static cf_wire *wire_for(const cf_request *r) {
     return wires[exchange || !wires[COLLECTIVE] ? EXCHANGE : COLLECTIVE];
 }
 
-// Products enqueued from here on leave room for the kernels of transfers that no stream has waited for yet.
+// Products enqueued from here on leave multiprocessors for the kernels of transfers that no stream has waited for yet.
 static void leave_multiprocessors(const cf_transport *t) {
     const cuda_state *s = (const cuda_state *)t->state;
     int blocks = 0;
     for (int i = 0; i < s->bound; i++) {
         const cf_wire *wire = s->wires[i];
         if (!wire || wire->posted <= wire->waited) continue;
-        if (t->room || !wire->group->low_priority || wire->group->hosts > 1) blocks += wire->blocks;
+        if (t->leave_for_all || wire->group->urgent || wire->group->hosts > 1) blocks += wire->blocks;
     }
     const int most = cf_cuda_properties()->multiProcessorCount / 2;
     cf_cuda_left = blocks < most ? blocks : most;
@@ -207,7 +207,7 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) t->bytes_sent += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
-    if (r->kind != CF_REQUEST_EXCHANGE && !t->room && wire->nccl) wire->blocks = 0;
+    if (r->kind != CF_REQUEST_EXCHANGE && !t->leave_for_all && wire->nccl) wire->blocks = 0;
     wire->posted = r[count - 1].end.number;
     leave_multiprocessors(t);
     remember(s, r, count, launches);
@@ -257,7 +257,7 @@ static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *grou
             if (memcmp(&all[group->world[j]], &all[group->world[i]], sizeof *all) == 0)
                 n.a = group->world[j], n.b = group->world[i];
     const int per_host = s->nccl && n.a == n.b ? t->ranks_per_host : 0; // containers, or a host that plays several
-    n.here->name = group->name, n.here->low_priority = group->low_priority, n.here->hosts = 1;
+    n.here->name = group->name, n.here->urgent = group->urgent, n.here->hosts = 1;
     n.here->world = (int *)cf_host_alloc(group->size, sizeof *n.here->world, "a group");
     for (int i = 0; i < group->size; i++) {
         const int rank = group->world[i];
@@ -282,8 +282,8 @@ static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
         cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
-    int blocks = (group->low_priority ? CHANNELS_LOW_PRIORITY : CHANNELS) * group->size;
-    const int most = group->low_priority ? (int)COLLECTIVE_BLOCKS : (int)BLOCKS_MAX;
+    int blocks = (group->urgent ? CHANNELS : CHANNELS_HIDDEN) * group->size;
+    const int most = group->urgent ? (int)BLOCKS_MAX : (int)COLLECTIVE_BLOCKS;
     if (blocks > most) blocks = most;
     cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !(near && one_host), blocks);
     wires[EXCHANGE] = near && nccl ? cf_wire_levels(group, n.here, near, nccl) : near ? near : nccl;
@@ -294,7 +294,7 @@ static void choose(const cf_transport *t, cf_wire **wires, cf_group *group) {
     if (s->bootstrap->rank == 0)
         fprintf(stderr, "transport %s group by %s%s%s\n", group->name, wires[EXCHANGE]->name, *why ? "; not by ipc: " : "", why);
     wires[COLLECTIVE] = cf_wire_nccl(s->bootstrap, group, can && t->collectives, 0);
-    group->collectives = wires[EXCHANGE]->nccl, group->tries = true; // costs are those of NCCL's
+    group->collectives = wires[EXCHANGE]->nccl ? CF_CHOSEN : CF_TRIED; // costs are those of NCCL's
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {

@@ -8,8 +8,8 @@
 //
 // NCCL's kernels need multiprocessors that matrix products need, too, and a running block is never moved away. A product whose
 // kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
-// rest. So exchanges have a communicator of their own with few blocks, and products beside them leave room for these
-// (cf_cuda_left), and for native collectives that share it. The baseline's keep the blocks that NCCL chooses. Each group has its
+// rest. So exchanges have a communicator of their own with few blocks, and products beside them leave these their
+// multiprocessors (cf_cuda_left), and for native collectives that share it. The baseline's keep the blocks that NCCL chooses. Each group has its
 // own communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start. The
 // field CTAPolicy of ncclConfig_t stays unset: it changes collectives on registered memory, not sends and receives.
 //
@@ -38,7 +38,7 @@ static void check(ncclResult_t code, const char *call, ncclComm_t comm) {
 static const ncclDataType_t nccl_type[] = {ncclFloat32, ncclFloat64, ncclInt64, ncclBfloat16, ncclUint8}; // of a cf_dtype
 
 // Blocks of an exchange's kernel: NCCL halves the channels of a pair until those of all ranks fit into the blocks of a kernel.
-// Products leave no room for native collectives that are the baseline, as NCCL and the products' library run it.
+// Products leave none for native collectives that are the baseline, as NCCL and the products' library run it.
 static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
     if (w->most == 0) return 0;
     if (r->kind != CF_REQUEST_EXCHANGE) return w->most < COLLECTIVE_BLOCKS ? w->most : COLLECTIVE_BLOCKS;

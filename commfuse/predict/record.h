@@ -83,5 +83,5 @@ void cf_record_graph(FILE *out, const cf_record *const *records, int players);
 // multiprocessor computes the parts, one after another.
 struct cf_stream;
 void cf_record_kernel(struct cf_stream *stream, cf_work_kind work, const char *name, double parts, double part_s, double bytes);
-int cf_record_multiprocessors(void); // those for a product: it leaves room for simultaneous transfers
+int cf_record_multiprocessors(void); // those for a product: it leaves some for simultaneous transfers
 const cf_hardware *cf_record_hardware(void);

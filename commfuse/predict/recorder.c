@@ -240,8 +240,8 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
     const bool exchange = messages > 0 && (u->queue == 0 || request->group->hosts > 1);
-    if (u->taken > 0 && (exchange || (t->room && (messages > 0 || !t->collectives))))
-        record.posted[u->queue] = record.units; // baselines get no room
+    if (u->taken > 0 && (exchange || (t->leave_for_all && (messages > 0 || !t->collectives))))
+        record.posted[u->queue] = record.units; // baselines get none
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
@@ -290,7 +290,7 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
 static void bind_group(cf_transport *t, cf_group *group) {
     t->in_order = record.hardware->gpu;
     const cf_hardware *h = record.hardware;
-    group->collectives = !h->link[cf_record_link(h, group->world[0], group->world[group->size - 1])].copied;
+    group->collectives = h->link[cf_record_link(h, group->world[0], group->world[group->size - 1])].copied ? CF_NEVER : CF_CHOSEN;
 }
 
 static void close_transport(cf_transport *t) {

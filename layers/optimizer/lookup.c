@@ -10,7 +10,7 @@
 static cf_fuse *create(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, const overlap *o,
                        cf_dtype dtype, int64_t capacity) {
     cf_fuse_config p = overlap_config(o, "embedding", group, operation, side, dtype, capacity);
-    p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
+    p.result_given = operation == CF_ALLTOALL, p.urgency = dtype == CF_BYTE ? CF_URGENT : CF_EARLY;
     return cf_fuse_create(l->context, p);
 }
 

@@ -67,7 +67,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     cf_fuse_config config =
         overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
                        how->round_gradients ? REAL_DTYPE : ACCUM_DTYPE, b->shard);
-    config.slices = 1, config.bulk = true;
+    config.slices = 1, config.urgency = CF_BULK;
     if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
     const zero_bucket *lender = bucket_to_share(z, i);
     s->shares_staging = lender != NULL;
@@ -75,7 +75,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
     if (how->round_gradients)
         s->rounded = lender ? lender->rounded : cf_alloc(b->count * (int64_t)sizeof(real), "gradients that travel");
     config = overlap_config(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
-    config.bulk = true;
+    config.urgency = CF_BULK;
     s->gather = cf_fuse_create(z->context, config);
 }
 

@@ -134,6 +134,8 @@ static void a_config_names_its_field(void) {
     REFUSED(capacity, -1);
     REFUSED(capacity, INT64_MAX / 8);
     REFUSED(result_given, true);
+    REFUSED(urgency, (cf_urgency)3);
+    REFUSED(callback_adds_last, true);
     config = good, config.operation = CF_REDUCE_SCATTER, config.side = CF_COMPUTE_BEFORE, config.dtype = CF_BYTE;
     refused("dtype", config);
     config = good, config.side = CF_COMPUTE_BEFORE;

@@ -39,7 +39,7 @@ typedef struct job { // one operation, its payload and what its callback saw
     int64_t sent_before;                       // bytes
 } job;
 
-// Every operation that computes, on each side on which it can.
+// Every operation that computes, on each side on which it can; in a reduce-scatter on both, the callback adds the last sum.
 typedef struct computing {
     cf_operation operation;
     cf_side side;
@@ -50,7 +50,7 @@ static const computing every_computing[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},   
 enum { COMPUTINGS = sizeof every_computing / sizeof every_computing[0] };
 
 static bool computes(const job *j, cf_side side) {
-    return j->plan.side == side || (j->plan.side == CF_COMPUTE_BOTH && side != CF_NO_COMPUTE);
+    return (j->plan.side | (j->plan.callback_adds_last ? CF_COMPUTE_AFTER : 0)) & side;
 }
 
 // ---------------------------------------------------------------------------------------------- values
@@ -167,9 +167,9 @@ static const char *describe(const job *j) {
     static char text[256];
     const cf_fuse_config *p = &j->plan;
     snprintf(text, sizeof text, "%s %s, %s%s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
-             cf_operation_name(p->operation), side[p->side], row_of(j)->name, is_bound(j) ? " without transfers" : "", p->slices,
-             cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows, (long long)j->elements,
-             p->group->rank, p->group->size, p->group->name);
+             cf_operation_name(p->operation), side[p->callback_adds_last ? CF_COMPUTE_BOTH : p->side], row_of(j)->name,
+             is_bound(j) ? " without transfers" : "", p->slices, cf_dtype_name(p->dtype), p->result_given ? ", result given" : "",
+             (long long)j->rows, (long long)j->elements, p->group->rank, p->group->size, p->group->name);
     return text;
 }
 
@@ -235,10 +235,6 @@ static void check_reduced(const job *j, const char *data, int64_t row) {
 
 // ------------------------------------------------------------------------------------------------ jobs
 
-static bool uses_sums(const job *j) {
-    return j->plan.operation == CF_REDUCE_SCATTER && j->plan.side == CF_COMPUTE_BOTH;
-}
-
 // A row of the own shard whose last addition is left to the callback.
 static void use_sum(const job *j, const cf_span *span, int64_t row, cf_stream *stream) {
     char *data = span->data + (row - span->row) * row_bytes(j);
@@ -257,7 +253,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     CHECK(span->blocks >= 1 && span->rows >= 0 && span->row >= 0, "%s: span of %d blocks of %lld rows from %lld", describe(j),
           span->blocks, (long long)span->rows, (long long)span->row);
     const bool other = j->plan.independent && j->on[span->side] == context.stream;
-    const bool sums = uses_sums(j) && span->side == CF_COMPUTE_AFTER;
+    const bool sums = j->plan.callback_adds_last && span->side == CF_COMPUTE_AFTER;
     CHECK(sums || stream == (other ? context.second : context.stream), "%s: slices do not take turns on two streams", describe(j));
     if (!sums) j->on[span->side] = stream;
     for (int i = 0; i < span->blocks; i++)
@@ -282,6 +278,11 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
         }
 }
 
+static void set_last_sum(cf_fuse_config *plan) {
+    plan->callback_adds_last = plan->operation == CF_REDUCE_SCATTER && plan->side == CF_COMPUTE_BOTH;
+    if (plan->callback_adds_last) plan->side = CF_COMPUTE_BEFORE;
+}
+
 static job job_create(const cf_group *group, cf_operation operation, cf_side side, const cf_algorithm *row, int slices,
                       cf_dtype dtype, int64_t capacity) {
     cf_fuse_config plan = {.name = "test.place",
@@ -292,10 +293,10 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
                            .slices = slices,
                            .dtype = dtype,
                            .capacity = capacity,
-                           .bulk = slices % 2 == 0, // as good as any
+                           .urgency = slices % 2 == 0 ? CF_BULK : CF_URGENT, // as good as any
                            .independent = slices % 2 == 1 || dtype == CF_BF16};
-    const bool sums = operation == CF_REDUCE_SCATTER && side != CF_NO_COMPUTE;
-    if (!row_leads(row, operation, sums ? CF_COMPUTE_BEFORE : side)) plan.algorithm = ring;
+    set_last_sum(&plan);
+    if (!row_leads(row, operation, plan.side)) plan.algorithm = ring;
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -308,6 +309,7 @@ static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtyp
                            .dtype = dtype,
                            .capacity = capacity,
                            .flops = flops};
+    set_last_sum(&plan);
     cf_fuse *fuse = cf_fuse_create(&context, plan);
     return (job){.plan = *cf_fuse_get_config(fuse), .fuse = fuse};
 }
@@ -378,7 +380,7 @@ static void check_result(const job *j) {
 
 // Sums of others' rows are used elsewhere.
 static bool computes_row(const job *j, cf_side side, int64_t row) {
-    return computes(j, side) && (side == CF_COMPUTE_BEFORE || !uses_sums(j) || row / j->rows == j->plan.group->rank);
+    return computes(j, side) && (side == CF_COMPUTE_BEFORE || !j->plan.callback_adds_last || row / j->rows == j->plan.group->rank);
 }
 
 // Each row once on each side on which the operation computes, own rows last before and first after.
@@ -777,13 +779,13 @@ static void no_other_choice_while_it_runs(void) {
     cf_transport *kept = context.transport;
     context.transport = NULL;
     cf_choice choices[] = {{ring, 1}, {cf_algorithm_find("direct"), 2}};
-    int64_t room = 0; // a gather takes none
+    int64_t bytes = 0; // a gather takes none
     job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, ring, 1, CF_FP32, 10);
     float payload[10] = {0};
-    cf_fuse_set_choices(j.fuse, choices, 2, &room);
+    cf_fuse_set_choices(j.fuse, choices, 2, &bytes);
     cf_fuse_begin(j.fuse, payload, 1, 10, NULL, NULL, -1);
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_choose(j.fuse, 1)), "test.place", "gets choice 1 of 2 while it runs");
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_choices(j.fuse, choices, 1, &room)), "test.place", "while it runs");
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_set_choices(j.fuse, choices, 1, &bytes)), "test.place", "while it runs");
     cf_fuse_finish(j.fuse);
     cf_fuse_choose(j.fuse, 1);
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_choose(j.fuse, 2)), "test.place", "gets choice 2 of 2");

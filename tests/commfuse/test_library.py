@@ -341,7 +341,7 @@ class Library(unittest.TestCase):
         """Programs compiled before its last field was there, and after the next one, with the library of today."""
         self.example("mlp.c")
         headers = self.folder / "include"
-        last = re.search(r"( *bool early;.*\n)(} cf_fuse_config;)", (self.prefix / "include/commfuse/fuse.h").read_text())
+        last = re.search(r"( *double flops;.*\n)(} cf_fuse_config;)", (self.prefix / "include/commfuse/fuse.h").read_text())
         for name, text in ("older", last[2]), ("newer", last[1] + "    char next[64];\n" + last[2]):
             with self.subTest(header=name):
                 shutil.copytree(self.prefix / "include", headers, dirs_exist_ok=True)

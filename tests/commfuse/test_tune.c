@@ -77,9 +77,9 @@ static void free_bench(bench *b) {
 // A choice that leaves its computation until after the operation is not shorter.
 static void extended_timing_counts(void) {
     cf_choice choices[] = {{cf_algorithm_find("ring"), 1}, {cf_algorithm_find("ring"), 2}};
-    int64_t room = 0;
+    int64_t bytes = 0;
     bench b = make_bench();
-    cf_fuse_set_choices(b.gather, choices, 2, &room);
+    cf_fuse_set_choices(b.gather, choices, 2, &bytes);
     context.timed = true;
     cf_fuse_run(b.gather, b.full, ROWS, COLUMNS, compute, &b.of_gather, 0);
     spend(20);
@@ -90,21 +90,21 @@ static void extended_timing_counts(void) {
     free_bench(&b);
 }
 
-// Choices that need more memory than the first one and the room are removed from the list; the others' memory is allocated.
+// Choices that need more memory than the first one and the bytes left are removed from the list; the others' memory is allocated.
 static void what_does_not_fit_is_left_out(void) {
     const cf_choice list[] = {{cf_algorithm_find("direct"), 1}, {cf_algorithm_find("none"), 1}, {cf_algorithm_find("direct"), 3}};
     bench b = make_bench();
     int64_t before = cf_memory_bytes(), took[2];
     for (int large = 0; large < 2; large++) {
         cf_choice choices[3];
-        int64_t room = large ? 1 << 20 : 0, had = room;
+        int64_t bytes = large ? 1 << 20 : 0, had = bytes;
         memcpy(choices, list, sizeof choices);
-        int left = cf_fuse_set_choices(b.scatter, choices, 1, &room);
+        int left = cf_fuse_set_choices(b.scatter, choices, 1, &bytes);
         before = cf_memory_bytes();
-        left = cf_fuse_set_choices(b.scatter, choices, 3, &room);
+        left = cf_fuse_set_choices(b.scatter, choices, 3, &bytes);
         took[large] = cf_memory_bytes() - before;
         CHECK(left == (large || mesh.tp == 1 ? 3 : 2) && choices[left - 1].slices == 3, "%d choices are left", left);
-        CHECK(room == had - took[large], "%lld bytes of room are left", (long long)room);
+        CHECK(bytes == had - took[large], "%lld bytes are left", (long long)bytes);
     }
     CHECK(took[0] == 0 && (mesh.tp == 1 || took[1] > 0), "%lld and %lld bytes", (long long)took[0], (long long)took[1]);
     free_bench(&b);
@@ -225,7 +225,7 @@ static void whole_plans_differ(void) {
     for (int plan = 0; plan < CF_PLANS && mesh.tp > 1; plan++) {
         bench b = make_bench();
         cf_fuse_config early = *cf_fuse_get_config(b.gather);
-        early.name = "early", early.early = true;
+        early.name = "early", early.urgency = CF_EARLY;
         cf_fuse *fuse = cf_fuse_create(&context, early);
         cf_tuner *t = cf_tuner_create(&context, &mesh.tp_group);
         cf_tuner_add(t, "forward", fuse);
@@ -253,9 +253,8 @@ static void whole_plans_differ(void) {
 static void native_collectives_may_be_tried_only(void) {
     cf_group *group = &mesh.tp_group;
     const cf_choice none = {cf_algorithm_find("none"), 1};
-    group->collectives = false;
     for (int tries = 0; tries < 2 && group->size > 1; tries++) {
-        group->tries = tries;
+        group->collectives = tries ? CF_TRIED : CF_NEVER;
         bench b = make_bench();
         bool first = false, any = false;
         double ms;
@@ -266,7 +265,7 @@ static void native_collectives_may_be_tried_only(void) {
         CHECK(cf_tuner_can(b.tuner, cf_tuner_operation(b.tuner, 0).name, none) == tries, "a plan's choice: not %d", tries);
         free_bench(&b);
     }
-    group->collectives = true, group->tries = false;
+    group->collectives = CF_CHOSEN;
 }
 
 int main(int argc, char **argv) {
