@@ -3,7 +3,7 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
-#     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid, for tests
+#     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid and Graphviz, for tests
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
@@ -54,6 +54,7 @@ lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known
 --slurm|slurm-client|program srun|srun, sbatch
 --slurm|munge|program munged|authentication between Slurm's daemons
 --simgrid|libsimgrid-dev|false|another simulator of networks
+--simgrid|graphviz|program dot|reads the graph of a prediction
 --lint|clang-format|program clang-format|the format of the C sources
 --lint|clang-tidy|program clang-tidy|checks of the C sources"
 

@@ -38,7 +38,8 @@ int cf_record_link(const cf_hardware *h, int a, int b) {
     return level;
 }
 
-// --- as a graph. Nodes: e, an entry; h, the host comes to it; of a unit p, posted, r, ready, g, it goes, t, a transfer, s, sent ---
+// --- as a graph. Nodes: e, an entry; h, the host comes to it; of a unit p, posted, r, ready, g, it goes, t, a transfer, s, sent.
+// In DOT a name with a dot is quoted, and a number has no exponent. ---
 
 typedef struct graph {
     FILE *out;
@@ -47,11 +48,11 @@ typedef struct graph {
 } graph;
 
 static void edge(const graph *g, char from, int rank, int64_t number, char to, int64_t of) {
-    fprintf(g->out, "%c%d.%ld -> %c%d.%ld;\n", from, rank, number, to, g->rank, of);
+    fprintf(g->out, "\"%c%d.%ld\" -> \"%c%d.%ld\";\n", from, rank, number, to, g->rank, of);
 }
 
 static void node(const graph *g, char kind, int64_t number, double ms) {
-    fprintf(g->out, "%c%d.%ld [rank=%d, ms=%.9g];\n", kind, g->rank, number, g->rank, ms);
+    fprintf(g->out, "\"%c%d.%ld\" [rank=%d, ms=%.9f];\n", kind, g->rank, number, g->rank, ms);
 }
 
 static void wait_for_arrival(const graph *g, int unit, char to, int64_t number) {
@@ -64,7 +65,7 @@ static void write_entry(const graph *g, int64_t number, int64_t synced, const in
     const bool works = e->kind == CF_DO_KERNEL || e->kind == CF_DO_MOMENT;
     int64_t other = e->kind == CF_DO_AFTER ? e->after - 1 : -1; // of the other stream
     while (other >= 0 && g->record->entry[other].stream == e->stream) other--;
-    fprintf(g->out, "e%d.%ld [rank=%d, stream=%d, ms=%.9g, label=\"%s\"];\n", g->rank, number, g->rank, e->stream,
+    fprintf(g->out, "\"e%d.%ld\" [rank=%d, stream=%d, ms=%.9f, label=\"%s\"];\n", g->rank, number, g->rank, e->stream,
             works ? e->ms : 0, e->name);
     if (previous[e->stream] >= 0) edge(g, 'e', g->rank, previous[e->stream], 'e', number);
     if (other >= 0) edge(g, 'e', g->rank, other, 'e', number);
@@ -88,10 +89,10 @@ static void write_transfers(const graph *g, int unit, int next) {
         const int to = __builtin_ctzll(left), link = cf_record_link(h, rank, to);
         const double rate = h->link[link].bytes_per_s, bytes = 1e-3 * u->wire_ms[link] / peers[link] * rate;
         edge(g, h->gpu ? 'r' : 'p', to, unit, 'g', unit);
-        fprintf(g->out, "t%d.%d.%d [rank=%d, to=%d, link=%d, gb_per_s=%.9g, bytes=%.0f, label=\"%s\"];\n", rank, unit, to, rank, to,
-                link, 1e-9 * rate, bytes, u->label);
-        fprintf(g->out, "g%d.%d -> t%d.%d.%d -> s%d.%d;\n", rank, unit, rank, unit, to, rank, unit);
-        if (next >= 0 && !h->gpu) fprintf(g->out, "t%d.%d.%d -> r%d.%d;\n", rank, unit, to, rank, next);
+        fprintf(g->out, "\"t%d.%d.%d\" [rank=%d, to=%d, link=%d, gb_per_s=%.9f, bytes=%.0f, label=\"%s\"];\n", rank, unit, to, rank,
+                to, link, 1e-9 * rate, bytes, u->label);
+        fprintf(g->out, "\"g%d.%d\" -> \"t%d.%d.%d\" -> \"s%d.%d\";\n", rank, unit, rank, unit, to, rank, unit);
+        if (next >= 0 && !h->gpu) fprintf(g->out, "\"t%d.%d.%d\" -> \"r%d.%d\";\n", rank, unit, to, rank, next);
     }
 }
 

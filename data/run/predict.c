@@ -8,6 +8,7 @@
 #include "../json.h"
 #include <limits.h>
 #include <stddef.h>
+#include <strings.h>
 #include <unistd.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX, MACHINE_BYTES_MAX = 1 << 16 };

@@ -10,6 +10,8 @@ import json
 import os
 import re
 import resource
+import shutil
+import subprocess
 import sys
 import unittest
 
@@ -182,6 +184,25 @@ class Predict(harness.Case):
         events = [e for e in (events["traceEvents"] if isinstance(events, dict) else events) if e.get("ph") == "X"]
         self.assertEqual({e["pid"] for e in events}, {0, 1})
         self.assertIn("reduce-scatter mlp.fc2", {e["name"] for e in events})
+
+    def test_a_graph_is_in_the_language_of_Graphviz(self):
+        """Of both devices, all ranks or those that stand for them, whatever the case of the name's end."""
+        for machine, end, more in ("h100x8", "dot", {}), ("laptop", "DOT", {"predict_all": True}):
+            graph = self.fresh(f"steps.{end}")
+            self.predicted(machine, trace=graph, tp=2, dp=2, **more, **FEW)
+            with open(graph, encoding="utf-8") as file:
+                first, *lines, last = file.read().splitlines()
+            self.assertEqual((first, last), ("digraph steps {", "}"))
+            name, number, kinds = r'"[ehprgts][\d.]+"', r"-?\d+(?:\.\d+)?", ""
+            for line in lines:
+                self.assertRegex(line, rf'^{name}(?:(?: -> {name})+| \[(?:(?:, )?\w+=(?:{number}|"[^"\\]*"))+\]);$')
+            nodes = {line.split(" [")[0] for line in lines if "[" in line}
+            self.assertEqual({end for line in lines if "[" not in line for end in line[:-1].split(" -> ")} - nodes, set())
+            self.assertEqual({node[1] for node in nodes}, set("ehprgts"))
+            if shutil.which("dot"):  # gc, which counts, comes with it: scripts/install_deps.sh --simgrid
+                read = subprocess.run(["gc", "-ne", graph], capture_output=True, text=True, timeout=100)
+                self.assertEqual((read.returncode, read.stderr), (0, ""))
+                self.assertEqual(read.stdout.split()[:2], [str(len(nodes)), str(sum(line.count(" -> ") for line in lines))])
 
     def test_a_timeline_replaces_a_file_as_a_whole(self):
         """Written through no link, and on a full disk the old one stays; a pipe is refused, not waited for."""
