@@ -28,7 +28,7 @@ want() { case $options in *" $1 "*) ;; *) return 1 ;; esac; }
 die() { printf '%s\n' "$@" >&2; exit 1; }
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 program() { command -v "$1" >/dev/null 2>&1; }
-module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
+module() { MPLBACKEND=Agg "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
 
 # option that wants it | package | probe | reason
 needed="\

@@ -1,10 +1,13 @@
-"""The common style of all figures."""
+"""The common style of all figures, which are files: no choice of the user's, or of a notebook that starts a script, counts."""
+import os
+
+os.environ["MPLBACKEND"] = "Agg"  # another one may not be there, which fails the import
 import matplotlib
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from command import whole
 
+matplotlib.rcdefaults()
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9,
                      "legend.frameon": False, "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150,
                      "figure.constrained_layout.use": True})

@@ -20,7 +20,7 @@ config: ## print the compilers and libraries of this machine
 	@echo "cJSON        $(call look,cjson/cJSON.h)"
 	@echo "xxHash       $(call look,xxhash.h)"
 	@echo "cmocka       $(call look,stdarg.h stddef.h stdint.h setjmp.h cmocka.h)"
-	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
+	@echo "python       $(PYTHON): $$(MPLBACKEND=Agg $(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
 	@scripts/find_cuda.sh report
 	@echo "machine      $$(lscpu | awk -F': +' '/^(Model name|CPU family|Model):/ { printf "%s %s, ", $$1, $$2 }')$$(nproc) cores, $$(uname -sr)"
 	@echo "build        $(B), version $(VERSION)"

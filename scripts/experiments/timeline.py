@@ -8,6 +8,7 @@ import json
 import tempfile
 
 import plots
+from matplotlib.patches import Patch  # after plots
 from tokens import write_tokens
 
 from . import steps
@@ -117,7 +118,6 @@ def draw_panel(axes, rows, title):
 
 def figure(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
-    from matplotlib.patches import Patch
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     row, modes = rows[0], list(MODES)

@@ -118,6 +118,7 @@ def fitted(model, measured, weight):
 
 
 def megatron(folder):
+    import scipy.optimize, scipy.stats  # before the work
     machine = described("a100x8")
     runs = runs_of(folder / "single_node.csv", folder / "several_nodes.csv")
     known = phases("a100x8", runs, "channels", "heads", "seq", "tp", "micro_batch", recompute=1)

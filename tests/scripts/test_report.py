@@ -28,9 +28,7 @@ PROGRAM = ROOT / os.environ.get("BUILD", "build/release") / "train_gpt"
 mfu_sweep = importlib.machinery.SourceFileLoader("mfu_sweep", str(ROOT / "scripts/mfu_sweep")).load_module()
 
 try:
-    import matplotlib
     import numpy
-    matplotlib.use("Agg")
     import lab as laboratory
     import plots
     import report
@@ -453,6 +451,23 @@ class FirstLine(Case):
 
     def test_says_how_much_others_use_the_processors(self):
         self.assertIn("P, load 1.50 at the start;", self.written({}, load=1.5))
+
+
+class Figures(Case):
+    def test_what_the_user_has_set_for_figures_does_not_count(self):
+        """A notebook names its own backend, which a script may not have; a program that is missing would be asked for letters."""
+        settings = self.folder / "matplotlibrc"
+        settings.write_text("text.usetex: True\nfigure.figsize: 1, 1\n")
+        environment = {**os.environ, "MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(settings)}
+        draw = f"import sys; sys.path[:0] = ['{ROOT}/scripts']; import plots, pathlib; plots.plt.title('a'); " \
+               f"plots.save(plots.plt.gcf(), pathlib.Path('{self.folder}/a.png'))"
+        for words in ("-c", draw), (ROOT / "scripts/report.py", "--help"), (ROOT / "scripts/predict_check.py", "--help"):
+            done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=100)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(plots.plt.imread(self.folder / "a.png").shape[:2], (720, 960))
+        shown = subprocess.run(["make", "-s", "config", f"PYTHON={sys.executable}"], cwd=ROOT, env=environment, capture_output=True,
+                               text=True, timeout=100)
+        self.assertRegex(shown.stdout, r"(?m)^python .* matplotlib \d")
 
 
 class Reasons(unittest.TestCase):
