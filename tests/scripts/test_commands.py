@@ -140,5 +140,38 @@ class Commands(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
 
 
+class BatchFile(unittest.TestCase):
+    """scripts/train.slurm with what a site's Slurm has set, and without Slurm: its launchers print what they are given."""
+
+    def launched(self, status=0, **variables):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in "mpirun", "srun", "scontrol":
+                pathlib.Path(folder, name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+                os.chmod(f"{folder}/{name}", 0o755)
+            environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": folder, "SLURM_JOB_ID": "1"}
+            done = subprocess.run(["bash", ROOT / "scripts/train.slurm", "--steps", "9"], env=environment | variables,
+                                  capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout.split() if status == 0 else done.stderr
+
+    def test_the_number_of_ranks(self):
+        nodes = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_ON_NODE": "16"}
+        program = ["./train_gpt", "--steps", "9"]
+        for variables, ranks, cores in ((nodes, "8", "4"), (nodes | {"SLURM_NTASKS": "6", "SLURM_CPUS_PER_TASK": "3"}, "6", "3"),
+                                        ({"SLURM_NNODES": "3", **dict(list(nodes.items())[1:])}, "12", "4"),
+                                        ({"SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_CPUS_PER_TASK": "2"}, "9", "2")):
+            with self.subTest(variables=variables):
+                self.assertEqual(self.launched(MPI="mpirun", **variables), ["mpirun", "-np", ranks, *program])
+                self.assertEqual(self.launched(**variables), ["srun", "--mpi=pmix", f"--ntasks={ranks}", f"--cpus-per-task={cores}",
+                                                              "--distribution=block", *program])
+
+    def test_what_is_missing_is_named(self):
+        for mpi in "mpirun", "pmix":
+            self.assertRegex(self.launched(status=1, MPI=mpi, SLURM_NNODES="2"), r"\Aerror: Slurm has set none of SLURM_NTASKS, "
+                             r"SLURM_NTASKS_PER_NODE, SLURM_TASKS_PER_NODE; give sbatch --ntasks-per-node\n\Z")
+        self.assertIn("SLURM_CPUS_PER_TASK", self.launched(status=1, SLURM_NTASKS="2"))
+        self.assertEqual(self.launched(MPI="mpirun", SLURM_NTASKS="2")[:3], ["mpirun", "-np", "2"])
+
+
 if __name__ == "__main__":
     unittest.main()
