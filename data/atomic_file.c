@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <stdatomic.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -23,14 +24,19 @@ bool atomic_file_write(int fd, const void *bytes, int64_t count) {
     return true;
 }
 
-static bool sync_directory(int fd) {
-    return fsync(fd) == 0 || errno == EINVAL; // EINVAL: a file system whose directories have no sync
+bool atomic_file_sync(int fd, const char *path) {
+    static atomic_flag noted = ATOMIC_FLAG_INIT;
+    if (fsync(fd) == 0) return true;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP && errno != EBADF) return false;
+    if (cf_die_rank() == 0 && !atomic_flag_test_and_set(&noted))
+        cf_print(stderr, "note: %s cannot be synced (%s): a power cut may undo the last saves\n", path, strerror(errno));
+    return true;
 }
 
 bool atomic_file_sync_directory(const char *path) {
     int fd = open(path, OPEN_DIRECTORY);
     if (fd < 0) return false;
-    bool synced = sync_directory(fd);
+    bool synced = atomic_file_sync(fd, path);
     close(fd); // keeps errno
     return synced;
 }
@@ -147,7 +153,7 @@ bool atomic_file_append(atomic_file *file, const void *bytes, int64_t count, pro
 
 bool atomic_file_commit(atomic_file *file, problem *why) {
     bool done = true;
-    if (fsync(file->fd) != 0)
+    if (!atomic_file_sync(file->fd, file->path))
         done = atomic_file_problem(why, "cannot sync", file->path, file->bytes);
     else if (renameat(file->directory, file->temporary, file->directory, basename(file->path)) != 0) {
         if (errno == ENOENT) errno = EWOULDBLOCK;
@@ -155,7 +161,7 @@ bool atomic_file_commit(atomic_file *file, problem *why) {
     } else {
         close(file->fd);
         file->fd = -1;
-        if (!sync_directory(file->directory))
+        if (!atomic_file_sync(file->directory, file->path))
             done = problem_set(why, "the file is complete, but may not survive a power cut",
                                "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
     }
@@ -200,7 +206,8 @@ int atomic_file_lock(const char *path, problem *why) {
             problem_set(why, "remove it if that run has ended; runs with umask 002 share locks with their group",
                         "cannot open lock %.1500s: it is of another user's run", path);
     } else if (pread(fd, text, sizeof text - 1, 0) > 0 && strncmp(text, "process ", strnlen(text, 8)) != 0) { // look first
-        problem_set(why, "move it away, or choose another directory", "%.1500s is not the lock of a run, so it stays as it is", path);
+        problem_set(why, "move it away, or choose another directory", "%.1500s is not the lock of a run, so it stays as it is",
+                    path);
     } else {
         if (error)
             cf_print(stderr, "note: %s cannot be locked (%s): make sure that no other run writes there\n", path, strerror(error));
@@ -208,7 +215,7 @@ int atomic_file_lock(const char *path, problem *why) {
         gethostname(host, sizeof host - 1);
         const bool drawn = getrandom(&random, sizeof random, 0) == sizeof random;
         int length = snprintf(text, sizeof text, "process %ld on host %s (%016lx)", (long)getpid(), host, random);
-        if (drawn && ftruncate(fd, 0) == 0 && atomic_file_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
+        if (drawn && ftruncate(fd, 0) == 0 && atomic_file_write(fd, text, length) && atomic_file_sync(fd, path)) return fd;
         atomic_file_problem(why, "cannot write lock", path, -1);
     }
     if (fd >= 0) close(fd);

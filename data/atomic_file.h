@@ -27,9 +27,11 @@ int atomic_file_lock(const char *path, problem *why);
 
 // Single steps. False with errno set.
 bool atomic_file_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
-bool atomic_file_sync_directory(const char *path);                // names survive a power cut only after this
-bool atomic_file_make_directories(const char *path);              // and its parents, each synced into the one above
-bool atomic_file_remove_directory(const char *path);              // and the files in it; true if there is none; a link: only itself
+// True with a note, the first one, where the file system has no sync: directories of some network and FUSE file systems.
+bool atomic_file_sync(int fd, const char *path);
+bool atomic_file_sync_directory(const char *path);   // names survive a power cut only after this
+bool atomic_file_make_directories(const char *path); // and its parents, each synced into the one above
+bool atomic_file_remove_directory(const char *path); // and the files in it; true if there is none; a link: only itself
 
 // "DOING PATH, which needs N bytes: no space …", from errno; bytes -1: unknown. Returns false.
 bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes);

@@ -2,6 +2,7 @@
 import argparse
 import contextlib
 import errno
+import functools
 import os
 import re
 import signal
@@ -135,17 +136,26 @@ def write_whole(path, text):
 
 def close_synced(file):
     file.flush()
-    os.fsync(file.fileno())
+    sync(file.fileno())
     file.close()
+
+
+note_once = functools.cache(note)
+
+
+def sync(file):
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF):  # a file system without sync
+            raise
+        note_once("note: the file system has no sync: a power cut may undo what was written")
 
 
 def sync_directory(directory):
     """Makes new names survive a power cut."""
     opened = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system whose directories have no sync
-            raise
+        sync(opened)
     finally:
         os.close(opened)

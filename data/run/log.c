@@ -155,7 +155,7 @@ bool log_complete(const logfile *log) {
 }
 
 void log_sync(logfile *log) {
-    if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->incomplete, true)) return;
+    if (!log || !log->regular || atomic_file_sync(log->fd, log->path) || atomic_exchange(&log->incomplete, true)) return;
     cf_print(stderr, "\nwarning: log %s cannot be synced: %s; training continues\n", log->path, strerror(errno));
 }
 

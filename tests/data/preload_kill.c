@@ -6,6 +6,7 @@
 //     KILL_AT=N           SIGKILL before the N-th, from 1; in the middle of it if it is a write
 //     FAIL_AT=N           the N-th fails with errno FAIL_WITH
 //     FAIL_FROM=N         so do it and all later ones but those that remove something
+//     DIRECTORY_SYNC=N    directories cannot be synced: errno N
 //     NO_FLOCK=1          locks are not supported
 //     NO_SCANDIR=1        directories cannot be listed: EIO
 #define _GNU_SOURCE
@@ -118,6 +119,11 @@ int posix_fallocate(int fd, off_t offset, off_t size) {
     return count("allocate", path_of(fd), "", NULL, NULL) ? REAL(posix_fallocate)(fd, offset, size) : errno;
 }
 int fsync(int fd) {
+    struct stat status;
+    if (number("DIRECTORY_SYNC") > 0 && fstat(fd, &status) == 0 && S_ISDIR(status.st_mode)) {
+        errno = number("DIRECTORY_SYNC");
+        return -1;
+    }
     return count("fsync", path_of(fd), "", NULL, NULL) ? REAL(fsync)(fd) : -1;
 }
 int rename(const char *from, const char *to) {

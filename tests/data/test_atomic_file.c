@@ -257,7 +257,7 @@ static void test_lock(void **state) {
     assert_int_equal(atomic_file_lock(path, &why), -1);
     snprintf(process, sizeof process, "process %ld on host ", (long)getpid());
     ASSERT_SAYS("another run saves to", "/lock", process);
-    close(lock); // the file stays
+    close(lock);                                                              // the file stays
     const char *const left[] = {"process 1 on host a, and more", "proc", ""}; // of runs that have ended, or were killed meanwhile
     for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
         lock = atomic_file_lock(scratch_write("lock", left[i], strlen(left[i])), &why);

@@ -3,6 +3,7 @@ disk. Nothing of what is there is lost, and what is wrong is named.
 """
 # limit: 180
 import dataclasses
+import errno
 import os
 import pathlib
 import shutil
@@ -415,6 +416,26 @@ class Disk(checkpoints.Case):
         self.assertRegex(result.err, rf"error: log {log} lacks lines")
         self.assertSameEnd(out, expected)
         self.assertEqual(checkpoints.read_bytes(log), b"")
+
+    def test_directories_without_sync(self):
+        """As on some network and FUSE file systems: all is saved, with one note. Where the disk fails, nothing is."""
+        shim, text = build_shim(self, "data/preload_kill.c"), self.fresh("text")
+        pathlib.Path(text).write_text("some words\n" * 20)
+        for code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EINVAL, errno.EIO):
+            with self.subTest(code=os.strerror(code)):
+                out, tokens = os.path.join(self.fresh("new"), "out"), self.fresh("tokens")
+                env = dict(LD_PRELOAD=shim, DIRECTORY_SYNC=str(code))
+                result = self.start(dp=2, out=out, log=self.fresh("log"), save_every=4, steps=6, env=env).wait()
+                prepared = subprocess.run([sys.executable, os.path.join(harness.ROOT, "data/prepare.py"), "--input", text, "--out",
+                                           tokens], env=dict(os.environ, **env), capture_output=True, text=True, check=False)
+                if code == errno.EIO:
+                    self.assertFails(result, "Input/output error")
+                    self.assertNotEqual(prepared.returncode, 0)
+                    continue
+                self.assertEqual((result.status, prepared.returncode), (0, 0), str(result) + prepared.stderr)
+                self.assertEqual((result.err.count("note:"), result.err.count("warning:")), (1, 0), str(result))
+                self.assertIn(f"cannot be synced ({os.strerror(code)})", result.err)
+                self.assertEqual((checkpoints.steps_in(out), prepared.stderr.count("note:")), ([4, 6], 1), prepared.stderr)
 
     def test_a_trace_that_cannot_be_written(self):
         """The one of an earlier run stays."""
