@@ -77,6 +77,16 @@ bool atomic_file_remove_directory(const char *path) {
     return false;
 }
 
+bool atomic_file_inherited(const struct stat *file, int fds) {
+    struct stat other;
+    for (int fd = 0; fd < fds; fd++) { // what this program opens is closed on exec
+        const int flags = fcntl(fd, F_GETFD);
+        if (flags < 0 || flags & FD_CLOEXEC || fstat(fd, &other) != 0) continue;
+        if (other.st_dev == file->st_dev && other.st_ino == file->st_ino) return true;
+    }
+    return false;
+}
+
 bool atomic_file_problem(problem *why, const char *doing, const char *path, int64_t bytes) {
     int error = errno;
     char need[128] = "", room[PATH_MAX];
@@ -126,6 +136,8 @@ bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, prob
     const bool exists = stat(path, &old) == 0;
     if (exists && !S_ISREG(old.st_mode)) // /dev/null would be replaced
         return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
+    if (exists && atomic_file_inherited(&old, ATOMIC_FILE_FDS))
+        return problem_set(why, "choose another name", "cannot create %.1500s: the shell has redirected this program to it", path);
     if ((!exists && errno != ENOENT) || getrandom(&random, sizeof random, 0) != sizeof random)
         return atomic_file_problem(why, "cannot create", path, bytes);
     snprintf(file->path, sizeof file->path, "%s", path);

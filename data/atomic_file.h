@@ -25,6 +25,12 @@ bool atomic_file_replace(const char *path, const char *bytes, int64_t count, pro
 // can lock it. -1: see why; if another process has the lock, its number and host.
 int atomic_file_lock(const char *path, problem *why);
 
+// Whether descriptors below `fds` that this program was started with are of this file: `> FILE` or `3>FILE` of the shell. A rename
+// would leave them with the old file.
+struct stat;
+bool atomic_file_inherited(const struct stat *file, int fds);
+enum { ATOMIC_FILE_FDS = 256 };
+
 // Single steps. False with errno set.
 bool atomic_file_write(int fd, const void *bytes, int64_t count); // all bytes, by as many calls of write() as it takes
 // True with a note, the first one, where the file system has no sync: directories of some network and FUSE file systems.

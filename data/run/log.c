@@ -3,6 +3,7 @@
 //
 // Numbers are added as text, because cJSON prints a double with 15 digits if they come near enough.
 #include "log.h"
+#include "../../commfuse/base/streams.h"
 #include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
@@ -17,6 +18,7 @@ enum { READER_MS = 1000 };
 struct logfile {
     int fd;
     bool regular; // neither a device nor a pipe
+    bool shown;   // where the standard output goes, too
     char path[PATH_MAX];
     cJSON *line;  // between log_begin and log_end
     bool failing; // the last line could not be written
@@ -24,7 +26,7 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log"
+    cf_die(errno == ENXIO ? "nobody reads this pipe: start its reader first, or give another --log; a socket cannot be opened"
            : errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
                                                                   : "give another --log",
            "log %s cannot be written: %s", path, strerror(errno));
@@ -36,7 +38,12 @@ static void open_file(logfile *log, const char *path) {
     // A pipe that nobody reads must hold up nothing.
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
     if (log->fd < 0) die_unwritable(path);
-    log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
+    if (fstat(log->fd, &status) != 0) die_unwritable(path);
+    log->regular = S_ISREG(status.st_mode), log->shown = atomic_file_inherited(&status, STDERR_FILENO);
+    if (log->regular && atomic_file_inherited(&status, ATOMIC_FILE_FDS))
+        cf_die("name a file of its own; a pipe may be shared: --log /dev/stdout | tee FILE",
+               "log %s: the shell has redirected this program to this file: its lines would overwrite others, or move with it",
+               path);
 }
 
 bool log_empty(const logfile *log) {
@@ -71,7 +78,7 @@ static bool cut(const logfile *log, const char *run, int64_t step) {
     char *text = NULL;
     size_t room = 0;
     bool ours = false;
-    FILE *from = fopen(log->path, "r");
+    FILE *from = fopen(log->path, "re");
     if (!from) die_unwritable(log->path);
     bool ok = atomic_file_create(&replacement, log->path, -1, &why);
     for (ssize_t length; ok && (length = getline(&text, &room, from)) > 0;) {
@@ -129,6 +136,7 @@ void log_end(logfile *log) {
     if (!log) return;
     char *text = cJSON_PrintUnformatted(log->line);
     if (!text) cf_die(NULL, "log %s: out of memory for a line", log->path);
+    if (log->shown && !log->failing) cf_streams_drain(READER_MS); // so that each line of both is whole
     const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
     cf_sanitize(text);
     text[length] = '\n'; // in place of the terminator

@@ -6,7 +6,7 @@
 #include "../problem.h"
 
 typedef struct logfile logfile;
-// path NULL or "": no log, NULL. Dies if the file cannot be written.
+// path NULL or "": no log, NULL. Dies if the file cannot be written, or if the shell has redirected this program to it.
 // step 0: a new log; an existing file becomes PATH.1, or .2, ….
 // Otherwise `run` resumes at that step: the log keeps steps, validation and samples before it, and other events up to it. The rest,
 // "end", "audit" and a cut line are removed, because the run writes them again. The file is replaced as a whole. If there is none,

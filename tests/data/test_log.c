@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include "tests/data/scratch.h"
+#include "commfuse/base/streams.h"
 #include "data/run/log.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <math.h>
 
 #define RUN "00000000deadbeef"
@@ -130,6 +132,37 @@ static void test_pipes(void **state) {
     assert_false(log_complete(log));
     log_close(log);
     close(reader);
+}
+
+// A pipe that has the standard output, too: each line is whole, although a thread writes that piece by piece.
+static void test_a_pipe_that_is_shared(void **state) {
+    (void)state;
+    enum { LINES = 20, LONG = 60000 };
+    int ends[2], status, lines[2] = {0, 0};
+    assert_int_equal(pipe(ends), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (dup2(ends[1], STDOUT_FILENO) < 0) _exit(1);
+        close(ends[0]), close(ends[1]);
+        cf_streams_open();
+        logfile *log = log_open("/dev/stdout", NULL, 0);
+        for (int line = 0; line < LINES; line++) {
+            cf_print(stdout, "%0*d\n", LONG, line);
+            LOG_LINE(log, "step", FIELD("step", line));
+        }
+        exit(0); // writes what waits
+    }
+    close(ends[1]);
+    FILE *from = fdopen(ends[0], "r");
+    char *text = NULL;
+    size_t room = 0;
+    for (ssize_t length; (length = getline(&text, &room, from)) > 0; lines[*text == '{']++)
+        assert_int_equal(*text == '{' ? (ssize_t)strcspn(text, "}") + 2 : LONG + 1, length);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_true(lines[0] == LINES && lines[1] == LINES);
+    free(text);
+    fclose(from);
 }
 
 static void test_null_log(void **state) {
@@ -391,6 +424,7 @@ int main(void) {
         cmocka_unit_test_setup(test_lines, no_log),
         cmocka_unit_test(test_null_log),
         cmocka_unit_test_setup(test_pipes, no_log),
+        cmocka_unit_test_setup(test_a_pipe_that_is_shared, no_log),
         cmocka_unit_test_setup(test_numbers, no_log),
         cmocka_unit_test_setup(test_not_finite, no_log),
         cmocka_unit_test_setup(test_utf8, no_log),

@@ -93,6 +93,26 @@ class Log(harness.Case):
                     self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
 
+    def test_a_file_that_the_shell_has_redirected(self):
+        """Under whatever name: it is neither overwritten nor renamed."""
+        shell = ("sh", "-c", 'f=$1 how=$2; shift 2; case $how in 1) exec "$@" >$f;; 2) exec "$@" 2>>$f;; 3) exec "$@" 3>>$f;; '
+                 '*) exec "$@" >>$f;; esac', "sh")
+        link = self.fresh("link")
+        os.symlink("/proc/self/fd/1", link)
+        for option, name, how in (
+                ("log", "/dev/stdout", "1"), ("log", "/dev/stdout", "1a"), ("log", "/dev/fd/1", "1a"), ("log", "/proc/self/fd/1", "1"),
+                ("log", "/dev/stderr", "2"), ("log", "/dev/fd/3", "3"), ("log", None, "1"), ("log", None, "1a"), ("trace", None, "1a"),
+                ("trace", link, "1a")):
+            with self.subTest(option=option, name=name, how=how):
+                path = self.fresh("shown")
+                pathlib.Path(path).write_text("earlier\n")
+                result = harness.run(self.arguments(**{option: name or path}), wrapper=(*shell, path, how))
+                text = pathlib.Path(path).read_text()
+                self.assertEqual(result.status, 1, str(result) + text)
+                self.assertIn("the shell has redirected this program to", result.err + text)
+                self.assertEqual(text[:8], "" if how == "1" else "earlier\n")
+                self.assertFalse(os.path.exists(path + ".1"))
+
     def test_config_has_every_option_and_the_place(self):
         log, _ = self.train(2, dp=2, micro_batch=4, steps=1, seed=77)
         config = {name.replace("_", "-"): value for name, value in log[0].items()}
