@@ -171,7 +171,6 @@ static bool save(trainer *t, int64_t step, bool wait) {
     allow_long_waits(t, true);
     bool saved = saver_begin(t->report.checkpoints, step);
     if (saved) {
-        zero_finish_update(&t->model.zero);
         state_copy(&t->copy, &t->model.zero);
         saver_write(t->report.checkpoints, &t->copy);
         if (wait) saved = saver_finish(t->report.checkpoints);
@@ -215,7 +214,7 @@ static int run(trainer *t) {
         report_begin_step(r);
         train_step(t);
         const bool pause = r->stop || derived_pause_due(opt, step);
-        if (pause) zero_finish_update(&t->model.zero);
+        if (pause) gpt_finish_step(&t->step);
         if (pause || report_trace_due(r, step + 1)) report_end_step(r); // else the next step ends this one
     }
 }

@@ -12,6 +12,8 @@
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
 #include "../commfuse/base/die.h"
+#include "block.h"
+#include "up.h"
 #include "kernels/attention.h"
 #include "kernels/crossentropy.h"
 #include "kernels/elementwise.h"
@@ -58,14 +60,14 @@ static bool is_up(const gpt *g) {
 // Memory that is used twice. Each use ends before the next begins; T=gradients compares with buffers apart (gpt_setup).
 //
 //   memory                     used as                     from                              until
-//   norms kept: the last one   the last norm's output      norm_forward()                    the head's weight gradient
+//   norms kept: the last one   the last norm's output      gpt_norm_forward()                the head's weight gradient
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
-//   recompute: attention's     output of attention's norm  norm_forward(), gpt_norm_again()  QKV's weight gradient
+//   recompute: attention's     output of attention's norm  gpt_norm_forward(), gpt_norm_again()  QKV's weight gradient
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
-//   recompute: the MLP's       output of the MLP's norm    norm_forward(), gpt_norm_again()  fc's weight gradient
+//   recompute: the MLP's       output of the MLP's norm    gpt_norm_forward(), gpt_norm_again()  fc's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
-//   recompute: hidden          GELU's output of a layer    forward, activation_again()       fcproj's product, weight gradient
+//   recompute: hidden          GELU's output of a layer    forward, row_begin_backward()     fcproj's product, weight gradient
 //   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
 //                              the gradient of QKV         attention's backward              QKV's weight gradient
 //   sums                       the result of an operation  its begin                         the kernel that reads it next
@@ -231,6 +233,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     bool here = zero_table_is_here(&g->zero);
     g->lookup_begun = here || g->embedding.by_rows;
     if (g->lookup_begun) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
+    zero_update_layers(&g->zero);
 }
 
 static void embed(gpt *g) {
@@ -269,77 +272,6 @@ static void embed_backward(gpt *g) {
     zero_reduce(&g->zero, ZERO_VECTORS);
 }
 
-// --- layer norms: of the halves of blocks, and the last one ---
-
-// The weights of layer norm n, of layer n / 2; its bias is the next tensor.
-static int norm_tensor(const gpt *g, int64_t n) {
-    return n == 2 * g->params.shape.L ? LNFW : n % 2 ? LN2W : LN1W;
-}
-
-// Computes this rank's shard. Returns the address of the whole, which a column-parallel layer gathers.
-static real *norm_forward(gpt *g, int64_t n) {
-    const parameters *p = &g->params;
-    const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
-    const int w = norm_tensor(g, n);
-    layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, n / 2),
-                      params_weight(p, w + 1, n / 2), rows, C, g->context->stream);
-    return g->norm[n];
-}
-
-real *gpt_norm_again(gpt *g, int64_t n) {
-    return g->setup.recompute ? norm_forward(g, n) : g->norm[n];
-}
-
-typedef struct norm_use {
-    gpt *g;
-    int64_t n;
-} norm_use;
-
-// g->dx += the gradient of the norm's input, to which the half before it has added a bias: the gradient of that is the sum of its
-// rows.
-static void norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream) {
-    const norm_use *norm = (const norm_use *)argument;
-    gpt *g = norm->g;
-    const parameters *p = &g->params;
-    const int64_t n = norm->n, C = p->shape.C, first = t0 * g->pass.B;
-    const int w = norm_tensor(g, n);
-    accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
-    layernorm_backward(g->dx + first * C, params_grad(p, w, n / 2), params_grad(p, w + 1, n / 2), bias, dnorm, g->x[n] + first * C,
-                       params_weight(p, w, n / 2), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
-                       stream);
-}
-
-// --- computed inside operations: time steps [t0, t0 + n) ---
-
-void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
-    gpt *g = (gpt *)model;
-    const gpt_shape *s = &g->params.shape;
-    const int N = g->mesh->tp;
-    attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
-                      stream);
-}
-
-void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
-    gpt *g = (gpt *)model;
-    const gpt_shape *s = &g->params.shape;
-    const int N = g->mesh->tp;
-    attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
-                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, stream);
-    g->dqkv_begun = true;
-}
-
-void gpt_attend_backward_whole(gpt *g, int layer) {
-    if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dheads, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
-}
-
-// After dgrad of these rows; the weight gradient reads the GELU's output.
-static void activation_again(void *model, int layer, real *dhidden, int64_t t0, int64_t n, cf_stream *stream) {
-    gpt *g = (gpt *)model;
-    (void)dhidden;
-    const int64_t row = g->pass.B * g->fcproj.IC;
-    activation_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, stream);
-}
-
 // --- loss ---
 
 // scale 0: no backward follows.
@@ -370,7 +302,7 @@ void gpt_forward(gpt *g, double scale) {
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
         cf_event begin = trace_begin(g);
-        real *norm = norm_forward(g, attention);
+        real *norm = gpt_norm_forward(g, attention);
         if (is_up(g)) {
             const real *sum = up_forward(g, l, norm); // (Ts, B, C)
             residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, ATTPROJB, l), rows, C, stream);
@@ -378,13 +310,13 @@ void gpt_forward(gpt *g, double scale) {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
             row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.heads[l], gpt_attend, g);
         }
-        column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], norm_forward(g, mlp));
+        column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp));
         row_forward(&g->fcproj, l, g->x[mlp + 1], g->x[mlp], g->sums, g->acts.hidden[l], NULL, NULL);
         trace_end(g, "block forward", l, begin);
     }
     cf_event begin = trace_begin(g);
     zero_wait(&g->zero, ZERO_TABLE);
-    column_forward(&g->head, -1, g->logits, NULL, norm_forward(g, 2 * L));
+    column_forward(&g->head, -1, g->logits, NULL, gpt_norm_forward(g, 2 * L));
     if (g->has_targets) compute_loss(g, scale);
     trace_end(g, "head forward", -1, begin);
 }
@@ -396,33 +328,32 @@ void gpt_backward(gpt *g, bool first, bool last) {
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
-    column_backward(&g->head, -1, g->sums, g->logits, norm, norm_backward, &(norm_use){g, 2 * L});
+    column_backward(&g->head, -1, g->sums, g->logits, norm, gpt_norm_backward, &(norm_use){g, 2 * L});
     column_gradient_after(&g->head, -1, g->logits, norm);
     if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g);
-        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .argument = g};
-        if (g->setup.recompute) job.rows = activation_again;
-        row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
+        linear_backward_job job = {.dx = g->dhidden, .pre = g->acts.fch[l], .x = g->acts.hidden[l], .again = g->setup.recompute};
+        row_begin_backward(&g->fcproj, l, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
         row_finish_backward(&g->fcproj, l);
         if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
-        column_backward(&g->fc, l, g->sums, g->dhidden, norm, norm_backward, &(norm_use){g, mlp});
+        column_backward(&g->fc, l, g->sums, g->dhidden, norm, gpt_norm_backward, &(norm_use){g, mlp});
         column_gradient_after(&g->fc, l, g->dhidden, norm); // unless column_backward() has computed it
         g->dqkv_begun = false;
         norm_use before = {g, attention};
         if (is_up(g)) {
-            norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
+            gpt_norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
         } else {
-            job = (linear_job){.x = g->acts.heads[l], .argument = g};
-            if (attention_backward_by_ranges()) job.rows = gpt_attend_backward;
-            row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
+            job = (linear_backward_job){.dx = g->dheads, .x = g->acts.heads[l], .argument = g};
+            if (attention_backward_by_ranges()) job.use_dx = gpt_attend_backward;
+            row_begin_backward(&g->attproj, l, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             gpt_attend_backward_whole(g, l);
-            column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention], norm_backward, &before);
+            column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention], gpt_norm_backward, &before);
         }
         zero_reduce(&g->zero, l); // what is complete so far
         if (l == 0) embed_backward(g);

@@ -85,8 +85,8 @@ enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup);
 void gpt_free(gpt *g);
 
-// A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, so
-// that the rest of an update (zero_finish_update) hides its transfers. inputs, targets (T, B): host memory. targets NULL: no loss.
+// A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, and
+// hides its transfers behind the rest of an update (zero_update_layers). inputs, targets (T, B): host memory. targets NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // scale: not 0 if backward follows, which computes gradients of scale · (sum of losses); then the sum of the losses of this
 // rank's shard is added to *g->loss.
@@ -131,22 +131,3 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
 // Calls visit for each operation of a training step, except those of zero.h and the step.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)
-
-// --- model.c and up.c ---
-
-// The output of layer norm n in backward: with recompute, this rank's shard is computed again.
-real *gpt_norm_again(gpt *g, int64_t n);
-// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
-// dheads, which is added to dqkv if g->dqkv_begun. model: a gpt.
-void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward_whole(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
-
-// The attention half of a block in UP. norm: layer norm of the half's input. Returns this rank's shard (Ts, B, C) of the half's
-// output, without the projection's bias.
-void up_create(gpt *g);
-const real *up_forward(gpt *g, int layer, real *norm);
-// dx: the gradient of the output. Returns the gradient of norm. The weight gradient of QKV is computed here, or in
-// up_gradient_after() if zero_place() says so.
-const real *up_backward(gpt *g, int layer, real *dx);
-void up_gradient_after(gpt *g, int layer);

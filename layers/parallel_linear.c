@@ -52,82 +52,87 @@ void parallel_linear_free(parallel_linear *l) {
 // --- computation of a span ---
 
 // Rows that travel are at span->data, `columns` wide; the others are rows of the whole.
-static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t columns) {
-    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->linear->pass->B;
-    linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->linear->pass->B, .in = stay, .out = travel};
+static linear_rows rows_of(const parallel_linear *l, const cf_span *span, int64_t columns) {
+    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * l->pass->B;
+    linear_rows r = {.blocks = span->blocks, .rows = span->rows * l->pass->B, .in = stay, .out = travel};
     if (span->side == CF_COMPUTE_AFTER) r.in = travel, r.out = stay;
     return r;
 }
 
 static void column_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    const linear_job *j = (const linear_job *)argument;
+    const linear_forward_job *j = (const linear_forward_job *)argument;
     const parallel_linear *l = j->linear;
     const real *bias = l->bias >= 0 ? params_weight(l->pass->params, l->bias, j->layer) : NULL;
     int64_t first = span->row * l->pass->B * l->OC;
     linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, NULL,
-                   rows_of(j, span, l->IC), l->IC, l->OC, stream);
+                   rows_of(l, span, l->IC), l->IC, l->OC, stream);
 }
 
-static void add_weight_gradient(linear_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
+static void add_weight_gradient(linear_backward_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
     const parallel_linear *l = j->linear;
-    if (!j->dw.at) return;
+    if (j->dw.place != GRADIENT_BY_SLICES) return;
     linear_wgrad(j->dw.at, j->dw.db, dy, l->OC, x, rows, l->IC, l->OC, j->dw.add, stream);
     j->dw.add = true;
 }
 
 static void column_wgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    linear_job *j = (linear_job *)argument;
-    linear_rows r = rows_of(j, span, j->linear->IC);
+    linear_backward_job *j = (linear_backward_job *)argument;
+    const parallel_linear *l = j->linear;
+    linear_rows r = rows_of(l, span, l->IC);
     for (int64_t i = 0; i < r.blocks; i++)
-        add_weight_gradient(j, j->in + (span->row * j->linear->pass->B + i * r.out) * j->linear->OC,
+        add_weight_gradient(j, j->dy + (span->row * l->pass->B + i * r.out) * l->OC,
                             (const real *)(span->data + i * span->data_stride), r.rows, stream);
 }
 
 // The first time step of this rank's shard.
-static int64_t own_step(const linear_job *j) {
-    return j->linear->group->rank * j->linear->pass->Ts;
+static int64_t own_step(const parallel_linear *l) {
+    return l->group->rank * l->pass->Ts;
 }
 
 static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    const linear_job *j = (const linear_job *)argument;
+    const linear_backward_job *j = (const linear_backward_job *)argument;
     const parallel_linear *l = j->linear;
-    if (span->side == CF_COMPUTE_AFTER) return j->use(j->argument, span->sum, span->row - own_step(j), span->rows, stream);
-    const real *dy = j->in + span->row * l->pass->B * l->OC;
-    linear_dgrad((real *)span->data, dy, l->ready, NULL, false, rows_of(j, span, l->IC), l->IC, l->OC, stream);
+    if (span->side == CF_COMPUTE_AFTER) return j->use_sum(j->argument, span->sum, span->row - own_step(l), span->rows, stream);
+    const real *dy = j->dy + span->row * l->pass->B * l->OC;
+    linear_dgrad((real *)span->data, dy, l->ready, NULL, false, rows_of(l, span, l->IC), l->IC, l->OC, stream);
 }
 
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    const linear_job *j = (const linear_job *)argument;
+    const linear_forward_job *j = (const linear_forward_job *)argument;
     const parallel_linear *l = j->linear;
     const real *bias = params_weight(l->pass->params, l->bias, j->layer);
     const bool alone = l->group->size == 1; // then the product adds
-    const int64_t shard = (span->row - own_step(j)) * l->pass->B * l->OC;
+    const int64_t shard = (span->row - own_step(l)) * l->pass->B * l->OC;
     if (span->side == CF_COMPUTE_AFTER && !alone)
         residual_forward(j->out + shard, j->residual + shard, span->sum, bias, span->rows * l->pass->B, l->OC, stream);
     if (span->side == CF_COMPUTE_AFTER) return;
-    const real *x = j->in + span->row * l->pass->B * l->IC;
-    for (int i = 0; j->rows && i < span->blocks; i++)
-        j->rows(j->argument, j->layer, (real *)j->in, span->row + i * span->row_stride, span->rows, stream);
+    const real *x = j->x + span->row * l->pass->B * l->IC;
+    for (int i = 0; j->compute_x && i < span->blocks; i++)
+        j->compute_x(j->argument, j->layer, j->x, span->row + i * span->row_stride, span->rows, stream);
     linear_forward((real *)span->data, NULL, x, l->ready, alone ? bias : NULL, alone ? j->residual + shard : NULL,
-                   rows_of(j, span, l->OC), l->IC, l->OC, stream);
+                   rows_of(l, span, l->OC), l->IC, l->OC, stream);
 }
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    linear_job *j = (linear_job *)argument;
+    linear_backward_job *j = (linear_backward_job *)argument;
     const parallel_linear *l = j->linear;
     const real *dy = (const real *)span->data;
-    int64_t first = span->row * l->pass->B * l->IC;
-    linear_rows r = rows_of(j, span, l->OC);
-    linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
+    const bool adds = j->dw.place == GRADIENT_BY_SLICES;
+    const int64_t first = span->row * l->pass->B * l->IC;
+    linear_rows r = rows_of(l, span, l->OC);
+    linear_dgrad(j->dx + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
     // Slices may run on two streams, but they add to the gradients one after another.
-    if (j->rows && j->begun) cf_stream_after(stream, j->rows_done);
-    for (int64_t i = 0; i < r.blocks && j->rows; i++)
-        j->rows(j->argument, j->layer, j->out, span->row + i * span->row_stride, span->rows, stream);
-    if (j->rows) j->rows_done = cf_event_record_untimed(stream);
-    if (j->dw.at && j->begun) cf_stream_after(stream, j->added);
-    for (int64_t i = 0; i < r.blocks; i++)
-        add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
-    if (j->dw.at) j->added = cf_event_record_untimed(stream);
+    if (j->use_dx && j->begun) cf_stream_after(stream, j->used);
+    for (int64_t i = 0; i < r.blocks && j->use_dx; i++)
+        j->use_dx(j->argument, j->layer, j->dx, span->row + i * span->row_stride, span->rows, stream);
+    if (j->use_dx) j->used = cf_event_record_untimed(stream);
+    if (adds && j->begun) cf_stream_after(stream, j->added);
+    for (int64_t i = 0; i < r.blocks; i++) {
+        const int64_t at = first + i * r.out * l->IC;
+        if (j->again) activation_forward(j->x + at, j->pre + at, r.rows * l->IC, stream);
+        add_weight_gradient(j, dy + i * r.in * l->OC, j->x + at, r.rows, stream);
+    }
+    if (adds) j->added = cf_event_record_untimed(stream);
     j->begun = true;
 }
 
@@ -135,7 +140,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
 
 void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x) {
     const model_pass *pass = l->pass;
-    linear_job j = {.linear = l, .layer = layer, .out = out, .pre = pre};
+    linear_forward_job j = {.linear = l, .layer = layer, .out = out, .pre = pre};
     cf_fuse_begin(l->forward, x, pass->Ts, pass->B * l->IC, column_forward_rows, &j, layer);
     const real *w = params_weight(pass->params, l->w, layer);
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream); // during the first transfers
@@ -144,7 +149,8 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
     if (!l->gather) return; // x is still here
-    l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = zero_slices(l->pass->zero, l->w, layer)};
+    l->gather_job =
+        (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .dw = *zero_gradient(l->pass->zero, l->w, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
 }
 
@@ -154,42 +160,44 @@ static void column_gradient(parallel_linear *l, int layer, const real *dy, const
 }
 
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x) {
-    if (zero_place(l->pass->zero, l->w, layer) >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
+    if (zero_gradient(l->pass->zero, l->w, layer)->place >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
 }
 
-void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument) {
+void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use_sum, void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
-    if (l->bias >= 0 && zero_place(pass->zero, l->w, layer) >= GRADIENT_AFTER)
+    const bool after = zero_gradient(pass->zero, l->w, layer)->place >= GRADIENT_AFTER;
+    if (l->bias >= 0 && after)
         linear_bias_grad(params_grad(pass->params, l->bias, layer), dy, l->group->size * pass->Ts * pass->B, l->OC,
                          pass->context->stream);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
-    l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy, .use = use, .argument = argument};
+    l->backward_job = (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .use_sum = use_sum, .argument = argument};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
-    if (zero_place(pass->zero, l->w, layer) < GRADIENT_AFTER) column_gradient(l, layer, dy, x);
+    if (!after) column_gradient(l, layer, dy, x);
     cf_fuse_finish(l->backward);
 }
 
 // --- the row-parallel layer ---
 
-void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *rows,
+void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *compute_x,
                  void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
     const bool alone = l->group->size == 1;
-    linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument, .out = out, .residual = residual};
+    linear_forward_job j = {.linear = l, .layer = layer, .x = x, .out = out, .residual = residual};
+    j.compute_x = compute_x, j.argument = argument;
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream);
     cf_fuse_begin(l->forward, alone ? out : sums, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
     cf_fuse_finish(l->forward);
 }
 
-void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job) {
+void row_begin_backward(parallel_linear *l, int layer, real *shard, real *whole, linear_backward_job job) {
     const model_pass *pass = l->pass;
     int64_t rows = pass->Ts * pass->B;
     real *dy = l->group->size == 1 ? shard : whole;
     if (dy != shard)
         cf_copy(dy + l->group->rank * rows * l->OC, shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
-    job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = zero_slices(l->pass->zero, l->w, layer);
+    job.linear = l, job.layer = layer, job.dy = dy, job.dw = *zero_gradient(pass->zero, l->w, layer);
     l->backward_job = job;
     cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);
 }

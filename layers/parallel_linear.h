@@ -7,7 +7,7 @@
 // A transformer has pairs of them: QKV and the projection, the MLP's two layers; the head is a single column_*. On one rank
 // nothing travels, and the same calls are plain linear layers.
 //
-// zero.h decides where gradients of weights are computed.
+// zero.h decides where gradients of weights are computed, before backward begins.
 #pragma once
 
 #include "optimizer/zero.h"
@@ -20,27 +20,40 @@ typedef struct model_pass {
     int64_t Ts, B; // rows of time of a shard, sequences
 } model_pass;
 
-// Called before time steps [t0, t0 + n) of the whole sequence are read from x, or after they are written to it.
+// For time steps [t0, t0 + n) of the whole sequence: computes a row layer's x before they are read, or uses its dx when they are
+// written.
 typedef void time_steps(void *argument, int layer, real *x, int64_t t0, int64_t n, cf_stream *stream);
 // Called with time steps t0 … of this rank's shard, which may still be parts of a sum.
 typedef void sum_steps(void *argument, cf_sum sum, int64_t t0, int64_t n, cf_stream *stream);
 
-// The product of an operation in progress.
-typedef struct linear_job {
+// A forward operation in progress.
+typedef struct linear_forward_job {
     const struct parallel_linear *linear;
     int layer;
-    const real *in;       // the factor that does not travel
-    real *out;            // the result, where it does not travel
-    real *pre;            // GELU's input: column forward: (T·B, OC), out is GELU's output; row backward: (T·B, IC). NULL: no GELU
-    const real *dy, *x;   // row backward: (T·B, OC), (T·B, IC) for the weight gradient
-    matrix_gradient dw;   // added to slice by slice; at NULL: computed elsewhere
-    const real *residual; // row forward: is added, and the bias
-    time_steps *rows;     // row layers: computes x, or uses dx; NULL: none
-    sum_steps *use;       // column backward: of the result
-    void *argument;       // of rows or use
-    bool begun;           // row backward: an earlier slice was enqueued:
-    cf_event rows_done, added; // when it has run rows, and added to the weight gradient
-} linear_job;
+    real *x;               // row: (T·B, IC)
+    real *out;             // column: (T·B, OC); row: this rank's shard (Ts·B, OC)
+    real *pre;             // column: (T·B, OC) GELU's input, of which out is the output; NULL: no GELU
+    const real *residual;  // row: (Ts·B, OC) is added, and the bias
+    time_steps *compute_x; // row: NULL: x is complete
+    void *argument;        // of compute_x
+} linear_forward_job;
+
+// A backward operation in progress.
+typedef struct linear_backward_job {
+    const struct parallel_linear *linear;
+    int layer;
+    const real *dy;       // (T·B, OC)
+    matrix_gradient dw;   // of the weights, if slices compute it
+    sum_steps *use_sum;   // column: of this rank's shard of dx
+    real *dx;             // row: (T·B, IC)
+    const real *pre;      // row: (T·B, IC) GELU's input, whose gradient dx then is; NULL: no GELU
+    real *x;              // row: (T·B, IC) GELU's output, or the layer's input if there is no GELU
+    bool again;           // row: x is not there: GELU is computed again
+    time_steps *use_dx;   // row: NULL: the caller uses it, when the operation has finished
+    void *argument;       // of use_sum or use_dx
+    bool begun;           // row: an earlier slice was enqueued:
+    cf_event used, added; // when it has called use_dx, and added to the weight gradient
+} linear_backward_job;
 
 typedef struct parallel_linear {
     const model_pass *pass;
@@ -52,11 +65,11 @@ typedef struct parallel_linear {
     cf_fuse *arrives;                    // in backward: brings one factor of the weight gradient; NULL: none does
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
     const real *ready;                   // w as products read it: in prepared, or w itself
-    linear_job backward_job, gather_job; // in progress
+    linear_backward_job backward_job, gather_job;
 } parallel_linear;
 
 // The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of a row-parallel
-// layer's operation, whatever `rows` computes included.
+// layer's operation, whatever its time_steps compute included.
 void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers);
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops);
@@ -67,18 +80,18 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
-// Calls use(argument, …) with the rows of this rank's shard of dy · w. dx (T, B, IC): scratch. x: as gathered, or whole. Computes
-// the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if zero_place() says so.
-void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use, void *argument);
+// Calls use_sum(argument, …) with the rows of this rank's shard of dy · w. dx (T, B, IC): scratch. x: as gathered, or whole. Computes
+// the gradients of bias and weights; that of the weights in column_gradient_after(), which must follow, if its place is after.
+void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use_sum, void *argument);
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // out (Ts, B, OC) = residual (Ts, B, OC) + this rank's shard of x · wᵀ + bias, x (T·B, IC). sums (T, B, OC): scratch of several
-// ranks. rows(argument, layer, x, …) computes these rows of x first; NULL: x is complete.
-void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *rows,
+// ranks. compute_x(argument, layer, x, …) computes rows of x before they are read; NULL: x is complete.
+void row_forward(parallel_linear *l, int layer, real *out, const real *residual, real *sums, real *x, time_steps *compute_x,
                  void *argument);
 // dx (T·B, IC) = gathered dy · w, and the gradient of the weights. (That of the bias is the sum of the rows of dy, which
 // layernorm_backward() computes when it writes them.) shard (Ts, B, OC) of dy is gathered into whole
-// (T, B, OC); on one rank whole is not used, and shard must not change until row_finish_backward(). job: x and, if wanted, pre,
-// rows and argument. rows are called when those of dx are complete; then their part of the weight gradient is computed.
-void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job);
+// (T, B, OC); on one rank whole is not used, and shard must not change until row_finish_backward(). job: dx, x and, if wanted,
+// pre, again, use_dx and argument. The weight gradient of a slice follows what uses its dx.
+void row_begin_backward(parallel_linear *l, int layer, real *shard, real *whole, linear_backward_job job);
 void row_finish_backward(parallel_linear *l, int layer);

@@ -16,6 +16,7 @@ typedef struct kind {
     bool per_layer;
     int rows, columns; // in channels; rows 0: the vocabulary or positions; columns 0: a vector
     double init;       // standard deviation, scaled down further for residual projections; <= 0: the constant −init
+    int bias;          // of the product with this matrix; 0: none
 } kind;
 
 static const kind kinds[TENSORS] = {
@@ -23,15 +24,15 @@ static const kind kinds[TENSORS] = {
     [WPE] = {"wpe", WHOLE, false, 0, 1, 0.02},
     [LN1W] = {"ln1w", WHOLE, true, 1, 0, -1},
     [LN1B] = {"ln1b", WHOLE, true, 1, 0, 0},
-    [QKVW] = {"qkvw", HEADS, true, 3, 1, 0.02},
+    [QKVW] = {"qkvw", HEADS, true, 3, 1, 0.02, QKVB},
     [QKVB] = {"qkvb", HEADS, true, 3, 0, 0},
-    [ATTPROJW] = {"attprojw", COLUMNS, true, 1, 1, 0.02},
+    [ATTPROJW] = {"attprojw", COLUMNS, true, 1, 1, 0.02, ATTPROJB},
     [ATTPROJB] = {"attprojb", WHOLE, true, 1, 0, 0},
     [LN2W] = {"ln2w", WHOLE, true, 1, 0, -1},
     [LN2B] = {"ln2b", WHOLE, true, 1, 0, 0},
-    [FCW] = {"fcw", ROWS, true, 4, 1, 0.02},
+    [FCW] = {"fcw", ROWS, true, 4, 1, 0.02, FCB},
     [FCB] = {"fcb", ROWS, true, 4, 0, 0},
-    [FCPROJW] = {"fcprojw", COLUMNS, true, 1, 4, 0.02},
+    [FCPROJW] = {"fcprojw", COLUMNS, true, 1, 4, 0.02, FCPROJB},
     [FCPROJB] = {"fcprojb", WHOLE, true, 1, 0, 0},
     [LNFW] = {"lnfw", WHOLE, false, 1, 0, -1},
     [LNFB] = {"lnfb", WHOLE, false, 1, 0, 0},
@@ -44,6 +45,12 @@ const char *params_name(int tensor) {
 }
 bool params_decays(int tensor) {
     return kinds[tensor].columns > 0;
+}
+bool params_is_split(int tensor) {
+    return kinds[tensor].split != WHOLE;
+}
+int params_bias(int tensor) {
+    return kinds[tensor].bias > 0 ? kinds[tensor].bias : -1;
 }
 int64_t params_layers(const gpt_shape *s, int tensor) {
     return kinds[tensor].per_layer ? s->L : 1;
@@ -116,22 +123,21 @@ int64_t params_local_count(const parameters *p, int tensor) {
     return params_local_rows(p, tensor) * params_local_columns(p, tensor);
 }
 
-// wte, wpe and the final norm have one layer, whatever is asked for.
-static const param_tensor *find(const parameters *p, int tensor, int64_t layer) {
+const param_tensor *params_find(const parameters *p, int tensor, int64_t layer) {
     return &p->placed[p->place[(kinds[tensor].per_layer ? layer : 0) * TENSORS + tensor]];
 }
 
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
-    return p->weight + find(p, tensor, layer)->first;
+    return p->weight + params_find(p, tensor, layer)->first;
 }
 
 accum *params_grad(const parameters *p, int tensor, int64_t layer) {
-    return p->grad + find(p, tensor, layer)->first;
+    return p->grad + params_find(p, tensor, layer)->first;
 }
 
 void params_zero_grad(const parameters *p, cf_stream *stream) {
-    const param_bucket *b = p->bucket + p->table + 1; // matrices and the table come before
-    for (; b < p->bucket + p->buckets; b++) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
+    for (const param_bucket *b = p->bucket; b < p->bucket + p->buckets; b++)
+        if (b->kind >= BUCKET_VECTORS_DP) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(accum), stream);
 }
 
 static int64_t runs_of_part(const parameters *p, int tensor) {
@@ -170,26 +176,23 @@ static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *
     return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
 }
 
-// Buckets: of the table; of one matrix; of thin matrices; of vectors and positions, over dp or the world.
-typedef enum { TABLE, ALONE, THIN, SMALL_DP, SMALL_WORLD } bucket_kind;
-
 // A matrix has a bucket alone if each owner's part of its weight-gradient product is large enough to be efficient.
 static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh *mesh) {
     const cf_group *group = group_of(p, tensor, mesh);
-    if (tensor == WTE) return TABLE;
+    if (tensor == WTE) return BUCKET_TABLE;
     if (kinds[tensor].per_layer && kinds[tensor].columns > 0) {
         int64_t rows = params_local_rows(p, tensor) / group->size;
-        return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? ALONE : THIN;
+        return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
     }
-    return mesh->tp == 1 || group == &mesh->world_group ? SMALL_WORLD : SMALL_DP; // without tp the replicas are the world
+    return mesh->tp == 1 || group == &mesh->world_group ? BUCKET_VECTORS : BUCKET_VECTORS_DP; // without tp the replicas are the world
 }
 
 // Adds a bucket of all tensors of one kind, or of the one given, of layers [first, end); no bucket if there are none.
 static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
                        int64_t end) {
     param_bucket *b = &p->bucket[p->buckets];
-    const int layer = which == ALONE || which == THIN ? (int)first : -1, before = p->tensors;
-    *b = (param_bucket){.group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
+    const int layer = which <= BUCKET_THIN ? (int)first : -1, before = p->tensors;
+    *b = (param_bucket){.kind = which, .group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
     if (tensor >= 0) b->row = params_local_columns(p, tensor);
     for (int64_t l = first; l < end; l++)
         for (int i = 0; i < TENSORS; i++) {
@@ -217,23 +220,19 @@ static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) 
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
     int64_t thin = 0, enough = matrices->size * (int64_t)fmax(shard_bytes, SHARD_BYTES_MIN) / (int64_t)sizeof(accum);
     for (int i = 0; i < TENSORS; i++)
-        if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
+        if (bucket_kind_of(p, i, mesh) == BUCKET_THIN) thin += params_local_count(p, i);
     const int64_t most = thin > 0 ? ceil_div(enough, thin) : L; // layers whose thin matrices share a bucket
     for (int64_t l = 0, end = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
-            if (bucket_kind_of(p, i, mesh) == ALONE) add_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
+            if (bucket_kind_of(p, i, mesh) == BUCKET_MATRIX) add_bucket(p, mesh, BUCKET_MATRIX, matrices, i, l, l + 1);
         if (l < end) continue;
         end = smaller(l + (shard_bytes > 0 ? smaller(l + 1, most) : most), L);
-        add_bucket(p, mesh, THIN, matrices, -1, l, end);
+        add_bucket(p, mesh, BUCKET_THIN, matrices, -1, l, end);
     }
     p->table = p->buckets;
-    add_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
-    add_bucket(p, mesh, SMALL_DP, &mesh->dp_group, -1, 0, L);
-    add_bucket(p, mesh, SMALL_WORLD, &mesh->world_group, -1, 0, L);
-}
-
-int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
-    return find(p, tensor, layer)->bucket;
+    add_bucket(p, mesh, BUCKET_TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
+    add_bucket(p, mesh, BUCKET_VECTORS_DP, &mesh->dp_group, -1, 0, L);
+    add_bucket(p, mesh, BUCKET_VECTORS, &mesh->world_group, -1, 0, L);
 }
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {

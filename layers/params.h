@@ -36,7 +36,11 @@ gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
+// A matrix of a layer; thin matrices of one or more layers; the token table; vectors (and positions), over dp or the world.
+typedef enum { BUCKET_MATRIX, BUCKET_THIN, BUCKET_TABLE, BUCKET_VECTORS_DP, BUCKET_VECTORS } bucket_kind;
+
 typedef struct param_bucket {
+    bucket_kind kind;
     const cf_group *group; // reduced and gathered over this
     int layer;             // the first layer that has a matrix in it; -1: embeddings and vectors
     int tensor;            // its only matrix; -1: several tensors
@@ -81,6 +85,8 @@ int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L 
 int64_t params_rows(const gpt_shape *shape, int tensor);     // whole tensor, one layer
 int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
 bool params_decays(int tensor);                              // weight decay: matrices and embeddings
+bool params_is_split(int tensor);                            // over tp, in TPSP
+int params_bias(int tensor);                                 // of the product with this matrix; −1: none
 int64_t params_count(const gpt_shape *shape);                // all tensors, whole, without the vocabulary's padding
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
 // Floating-point operations of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P
@@ -91,18 +97,13 @@ double params_flops(const gpt_shape *shape, int64_t T);
 int64_t params_local_rows(const parameters *p, int tensor);
 int64_t params_local_columns(const parameters *p, int tensor);
 
-// The bucket that holds this tensor of a layer, alone or with others.
-int params_bucket_of(const parameters *p, int tensor, int64_t layer);
+// The place of a layer's tensor, one of p->placed. wte, wpe and the final norm have one layer, whatever is asked for.
+const param_tensor *params_find(const parameters *p, int tensor, int64_t layer);
 
 // Local part of one layer's tensor, in device memory.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
 accum *params_grad(const parameters *p, int tensor, int64_t layer);
 
-// Destination of a weight gradient. add: to the value there; if not, that is the previous step's and is overwritten.
-typedef struct matrix_gradient {
-    accum *at, *db; // db += the gradient of the bias; NULL: is not computed with the matrix'
-    bool add;
-} matrix_gradient;
 // At the start of a step: zeroes the gradients of positions and vectors. Those of the layers' matrices and of the token table are
 // large, and writing their first product moves a third of the bytes of zeroing and adding.
 void params_zero_grad(const parameters *p, cf_stream *stream);

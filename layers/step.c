@@ -75,14 +75,17 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a,
     for (int64_t micro = 0; micro < batch->micro_batches; micro++) {
         batch->load(batch->loader, micro, g->host_inputs, g->host_targets);
         gpt_begin_forward(g, g->host_inputs, g->host_targets, batch->T, batch->B);
-        zero_finish_update(&g->zero); // of the step before, during the transfers of the lookup
         gpt_forward(g, 1 / tokens);
         gpt_backward(g, micro == 0, micro == batch->micro_batches - 1);
     }
     reduce(s, batch, tokens);
     a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
-    if (r->finite) zero_update(&g->zero, a);
+    if (r->finite) zero_update_embeddings_and_vectors(&g->zero, a);
     return r;
+}
+
+void gpt_finish_step(gpt_step *s) {
+    zero_update_layers(&s->model->zero);
 }
 
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument) {

@@ -36,9 +36,11 @@ void gpt_step_create(gpt_step *s, gpt *model);
 void gpt_step_free(gpt_step *s);
 
 // Takes a step: gradients of the mean loss over all replicas' tokens, their global norm clipped to `clip` (0: no clipping), AdamW
-// with the constants `a`. It leaves the weights that forward does not need first to the next step, which updates them during the
-// transfers of its lookup; until then zero_finish_update() does. Collective. The result is valid until the next call.
+// with the constants `a`. It leaves the matrices of the layers to the next pass, which updates them during the transfers of its
+// lookup. Collective. The result is valid until the next call.
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip);
+// Updates them now: before state is read, or so that the time of the update counts to this step.
+void gpt_finish_step(gpt_step *s);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
 CF_NORETURN void gpt_step_die(gpt_step *s);
 
@@ -51,7 +53,7 @@ void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument);
 // --dry-run: memory per purpose, every schedule of rank 0, and how much a step posts.
 void dry_run(gpt_step *s, FILE *out);
 
-// state_copy: copies the state that this rank owns (params.h), between two steps, after zero_finish_update(); not collective. The
+// state_copy: copies the state that this rank owns (params.h), between two steps, after gpt_finish_step(); not collective. The
 // first time it makes room (state_create). state_restore: the reverse, on
 // any mesh: `read` returns elements of the whole model; all weights that this rank holds are filled, owned or not.
 void state_create(rank_state *s, const zero_shards *z);

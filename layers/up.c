@@ -5,52 +5,57 @@
 // QKV and projection weights are stored head group by head group (params.h).
 //
 // A slice of an all-to-all is a range of time steps of one rank's shard with the channels of one head group. Attention sees the
-// slices as time steps, side by side. The linear layers see them as head groups: each group is a separate product (work() cuts a
-// span that covers several), and the projection adds them up. Such a product is narrower than the whole layer's by the number of
-// ranks: the price of sending and receiving without packing, paid in every mode.
-#include "model.h"
+// slices as time steps, side by side (each_range()). The linear layers see them as head groups: each group is a separate product
+// (each_group() cuts a span that covers several), and the projection adds them up. Such a product is narrower than the whole layer's
+// by the number of ranks: the price of sending and receiving without packing, paid in every mode.
+#include "up.h"
+#include "block.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 
 // One operation.
-typedef struct job job;
-struct job {
+typedef struct job {
     gpt *g;
     int layer;
-    // On this side of the all-to-all: the linear layer of a head group of `width` channels, rows [first, first + rows) of a shard,
-    // at data.
-    cf_side side;
-    void (*linear)(const job *j, int64_t group, int64_t first, int64_t rows, real *data);
-    int64_t width;
-    time_steps *attend; // on the other side, or NULL
+    int64_t width;      // channels of a head group that travel
     const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
-    matrix_gradient dw; // backward of QKV, group by group; at NULL: computed elsewhere
-    cf_stream *stream;  // of the slice in progress
-    bool begun;         // an earlier slice was enqueued:
-    cf_event added;     // when it has added to the sums of all slices
-};
+    matrix_gradient dw; // backward of QKV, if group by group
+    bool begun;         // an earlier slice was enqueued on the side where sums are made, over head groups or time steps:
+    cf_event added;     // when it has added to them
+} job;
+
+// Slices may run on two streams, but they add to sums one after another.
+static void begin_sums(const job *j, cf_stream *stream) {
+    if (j->begun) cf_stream_after(stream, j->added);
+}
+
+static void end_sums(job *j, cf_stream *stream) {
+    j->added = cf_event_record_untimed(stream), j->begun = true;
+}
+
+// Attention of the time steps of a span.
+static void each_range(const job *j, const cf_span *span, time_steps *attend, cf_stream *stream) {
+    for (int k = 0; k < span->blocks; k++) {
+        const int64_t t0 = span->row + k * span->row_stride;
+        real *data = (real *)(span->data + k * span->data_stride);
+        attend(j->g, j->layer, data - t0 * j->g->pass.B * j->width, t0, span->rows, stream); // from time step 0 on
+    }
+}
+
+// The linear layer of one head group, of rows [first, first + rows) of a shard, at data.
+typedef void group_rows(const job *j, int64_t group, int64_t first, int64_t rows, real *data, cf_stream *stream);
 
 // The linear layer works on one shard of the span at a time, this rank's first.
-static void work(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
+static void each_group(const job *j, const cf_span *span, group_rows *linear, cf_stream *stream) {
     const cf_group *tp = &j->g->mesh->tp_group;
     const int64_t Ts = j->g->pass.Ts, row_elements = j->g->pass.B * j->width;
-    const bool sums = span->side == CF_COMPUTE_AFTER; // over head groups, or time steps
-    j->stream = stream;
-    if (sums && j->begun) cf_stream_after(stream, j->added);
-    for (int k = 0; k < span->blocks && span->side != j->side && j->attend; k++) {
-        int64_t t0 = span->row + k * span->row_stride;
-        real *first = (real *)(span->data + k * span->data_stride) - t0 * row_elements; // time step 0
-        j->attend(j->g, j->layer, first, t0, span->rows, stream);
-    }
-    for (int64_t i = 0; i < tp->size && span->side == j->side; i++)
+    for (int64_t i = 0; i < tp->size; i++)
         for (int k = 0; k < span->blocks; k++) {
             int64_t shard = (tp->rank + i) % tp->size, row = span->row + k * span->row_stride;
             int64_t begin = larger(row, shard * Ts), end = smaller(row + span->rows, (shard + 1) * Ts);
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
-            if (begin < end) j->linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements);
+            if (begin < end) linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements, stream);
         }
-    if (sums) j->added = cf_event_record_untimed(stream), j->begun = true;
 }
 
 // Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
@@ -64,31 +69,44 @@ static void prepare_groups(gpt *g, linear_prepare *prepare, int tensor, int laye
 // --- forward ---
 
 // The queries, keys and values of one head group for some rows of this rank's shard.
-static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
+static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
     const real *bias = params_weight(&j->g->params, QKVB, j->layer) + group * j->width;
     linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias, NULL, linear_all(rows * B), C, j->width,
-                   j->stream);
+                   stream);
+}
+
+static void qkv_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    each_group((const job *)argument, span, qkv, stream);
 }
 
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
-static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
+static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
     real *sum = j->g->sums + first * B * C;
     linear_forward(sum, NULL, heads, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank ? sum : NULL,
-                   linear_all(rows * B), j->width, C, j->stream);
+                   linear_all(rows * B), j->width, C, stream);
+}
+
+static void attend_and_project_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    if (span->side == CF_COMPUTE_BEFORE) return each_range(j, span, gpt_attend, stream);
+    begin_sums(j, stream);
+    each_group(j, span, project, stream);
+    end_sums(j, stream);
 }
 
 const real *up_forward(gpt *g, int layer, real *norm) {
     const model_pass *pass = &g->pass;
     int64_t C = g->params.shape.C, Cl = C / g->mesh->tp, rows = pass->Ts * pass->B, own = g->mesh->tp_group.rank * rows * Cl;
-    job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm};
+    job j = {.g = g, .layer = layer, .width = 3 * Cl, .in = norm};
     prepare_groups(g, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
-    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
-    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = gpt_attend};
+    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * 3 * Cl, qkv_rows, &j, layer);
+    j = (job){.g = g, .layer = layer, .width = Cl};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
-    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
+    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j,
+                  layer);
     prepare_groups(g, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     // In commfuse mode this rank's rows were computed in place among the arrivals, but backward reads them in heads.
@@ -99,23 +117,40 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 // --- backward ---
 
 // The gradient of one head group's output for some rows of this rank's shard.
-static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
+static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
-    linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, j->stream);
+    linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, stream);
+}
+
+// The gradient of attention adds to those of keys and values of earlier time steps.
+static void attend_and_project_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    if (span->side == CF_COMPUTE_BEFORE) return each_group(j, span, projection_dgrad, stream);
+    if (!attention_backward_by_ranges()) return; // the caller computes it whole
+    begin_sums(j, stream);
+    each_range(j, span, gpt_attend_backward, stream);
+    end_sums(j, stream);
 }
 
 // Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum. When all of
 // a group has arrived, its part of the weight gradient, which hides what still arrives of others.
-static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
+static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C, width = j->width;
     const matrix_gradient dw = j->dw;
     linear_dgrad(j->g->sums + first * B * C, dqkv, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
-                 linear_all(rows * B), C, width, j->stream);
+                 linear_all(rows * B), C, width, stream);
     j->g->up.dy[group] = dqkv - first * B * width; // the group's shard
     j->g->up.arrived[group] += rows;
-    if (dw.at && j->g->up.arrived[group] == j->g->pass.Ts)
+    if (dw.place == GRADIENT_BY_SLICES && j->g->up.arrived[group] == j->g->pass.Ts)
         linear_wgrad(dw.at + group * width * C, dw.db ? dw.db + group * width : NULL, j->g->up.dy[group], width, j->in,
-                     j->g->pass.Ts * B, C, width, dw.add, j->stream);
+                     j->g->pass.Ts * B, C, width, dw.add, stream);
+}
+
+static void qkv_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    begin_sums(j, stream);
+    each_group(j, span, qkv_backward, stream);
+    end_sums(j, stream);
 }
 
 // From g->up.dy and g->up.x, group by group.
@@ -125,32 +160,31 @@ static void weight_gradients(gpt *g, const parallel_linear *l, int layer) {
 }
 
 void up_gradient_after(gpt *g, int layer) {
-    if (zero_place(&g->zero, QKVW, layer) >= GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
+    if (zero_gradient(&g->zero, QKVW, layer)->place >= GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
     const model_pass *pass = &g->pass;
     const parameters *p = &g->params;
     int64_t N = g->mesh->tp, C = p->shape.C, Cl = C / N, rows = pass->Ts * pass->B;
-    job j = {.g = g, .layer = layer, .side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl};
-    j.attend = attention_backward_by_ranges() ? gpt_attend_backward : NULL, j.in = dx;
+    job j = {.g = g, .layer = layer, .width = Cl, .in = dx};
     prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
-    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl, work, &j, layer);
+    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl,
+                  attend_and_project_backward_rows, &j, layer);
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_whole(g, layer);
 
-    j = (job){.g = g, .layer = layer, .side = CF_COMPUTE_AFTER, .linear = qkv_backward, .width = 3 * Cl};
-    j.dw = zero_slices(&g->zero, QKVW, layer);
+    j = (job){.g = g, .layer = layer, .width = 3 * Cl, .dw = *zero_gradient(&g->zero, QKVW, layer)};
     for (int64_t i = 0; i < N; i++) g->up.arrived[i] = 0;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
-    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
+    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, qkv_backward_rows, &j, layer);
     j.in = gpt_norm_again(g, 2 * layer);
     prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
     cf_fuse_finish(g->qkv.backward);
-    const bool later = zero_place(&g->zero, QKVW, layer) >= GRADIENT_AFTER;
+    const bool later = j.dw.place >= GRADIENT_AFTER;
     for (int64_t i = 0; i < N; i++) {
         g->up.x[i] = j.in;
         if (later) linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
@@ -167,7 +201,6 @@ static cf_fuse *create_alltoall(const gpt *g, const char *name, cf_side side, in
     return cf_fuse_create(g->context, config);
 }
 
-// Replaces the operations that the linear layers have in TPSP.
 void up_create(gpt *g) {
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->setup.T * g->setup.B / N;

@@ -9,16 +9,16 @@
 // The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
 static int64_t layer_of(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
-    return b->layer >= 0 ? b->layer : i == z->params->table ? ZERO_TABLE : ZERO_VECTORS;
+    return b->layer >= 0 ? b->layer : b->kind == BUCKET_TABLE ? ZERO_TABLE : ZERO_VECTORS;
 }
 
 // --- life ---
 
 // Do two buckets travel in the same way?
 static bool alike(const zero_shards *z, int i, int j) {
-    bool of_layers = i < z->params->table && j < z->params->table;
-    return i == j || (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor &&
-                      z->bucket[i].by_owners == z->bucket[j].by_owners);
+    const param_bucket *a = &z->params->bucket[i], *b = &z->params->bucket[j];
+    const bool of_layers = a->layer >= 0 && b->layer >= 0;
+    return i == j || (of_layers && a->tensor == b->tensor && z->bucket[i].by_owners == z->bucket[j].by_owners);
 }
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
@@ -30,11 +30,11 @@ static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy)
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
-    for (int i = 0; i <= p->table && costs; i++) {
+    for (int i = 0; i < p->buckets && p->bucket[i].kind <= BUCKET_TABLE && costs; i++) {
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
         z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
-                                 (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                                 (b->kind != BUCKET_TABLE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
@@ -61,8 +61,9 @@ static const zero_bucket *bucket_to_share(const zero_shards *z, int i) {
 static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *how) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
-    const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
-    snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
+    static const char *const shared[] = {
+        [BUCKET_THIN] = "thin matrices", [BUCKET_VECTORS_DP] = "split vectors", [BUCKET_VECTORS] = "wpe, vectors"};
+    snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared[b->kind]);
     if (b->group->size == 1) return;
     cf_fuse_config config =
         overlap_config(how, s->name, b->group, CF_REDUCE_SCATTER, s->by_owners ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
@@ -85,21 +86,21 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
 static int64_t gather_layer(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     if (b->layer >= 0) return b->layer;
-    return b->tensor == WTE && z->rows_travel ? z->params->shape.L / 2 : 0;
+    return b->kind == BUCKET_TABLE && z->rows_travel ? z->params->shape.L / 2 : 0;
 }
 
 // Backward completes the last layer first, and the embeddings last.
 static void order_buckets(zero_shards *z) {
     const parameters *p = z->params;
     int n = 0, m = 0;
-    for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i;
+    for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i; // vectors
     for (int64_t l = 0; l <= p->shape.L; l++) {
         if (l == gather_layer(z, p->table)) z->forward[n++] = p->table;
-        for (int i = 0; i < p->table; i++)
+        for (int i = 0; i < p->buckets; i++)
             if (p->bucket[i].layer == l) z->forward[n++] = i;
     }
     for (int64_t l = p->shape.L - 1; l >= 0; l--)
-        for (int i = 0; i < p->table; i++)
+        for (int i = 0; i < p->buckets; i++)
             if (p->bucket[i].layer == l) z->backward[m++] = i;
     for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
 }
@@ -110,6 +111,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
+    z->gradient = cf_host_alloc(p->tensors, sizeof *z->gradient, "places of gradients");
     order_buckets(z);
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
@@ -125,7 +127,7 @@ void zero_free(zero_shards *z) {
         if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce), cf_free(z->bucket[i].rounded);
         cf_fuse_free(z->bucket[i].gather);
     }
-    free(z->bucket), free(z->forward), free(z->backward);
+    free(z->bucket), free(z->forward), free(z->backward), free(z->gradient);
     cf_free(z->m), cf_free(z->v), cf_free(z->master), cf_free(z->squares);
 }
 
@@ -191,34 +193,34 @@ static bool slices_pay(const parameters *p, const cf_fuse *arrives) {
     return config->capacity / p->shape.C / config->slices >= linear_wgrad_depth_min();
 }
 
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer) {
+static gradient_place choose_place(const zero_shards *z, const param_tensor *t) {
     const parameters *p = z->params;
-    const int bucket = params_bucket_of(p, tensor, layer);
-    const bool alone = p->bucket[bucket].tensor == tensor;
-    const bool may_wait = tensor == QKVW && layer == 0 && p->strategy == STRATEGY_TPSP; // nothing needs it soon
-    if (z->last && alone && z->bucket[bucket].by_owners) return GRADIENT_OWNERS;
-    // In a bucket with others these would wait, too.
-    if (may_wait && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_AFTER;
-    return z->arrives[tensor] && slices_pay(p, z->arrives[tensor]) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
+    const param_bucket *b = &p->bucket[t->bucket];
+    const bool alone = b->tensor == t->tensor;
+    const bool may_wait = t->tensor == QKVW && t->layer == 0 && p->strategy == STRATEGY_TPSP; // nothing needs it soon
+    if (z->last && alone && z->bucket[t->bucket].by_owners) return GRADIENT_OWNERS;
+    if (may_wait && (alone || b->group->size == 1)) return GRADIENT_AFTER; // in a bucket with others these would wait, too
+    return z->arrives[t->tensor] && slices_pay(p, z->arrives[t->tensor]) ? GRADIENT_BY_SLICES : GRADIENT_WHOLE;
 }
 
+// The tuner may have chosen other schedules since the last step.
 void zero_begin_backward(zero_shards *z, bool first, bool last) {
     const parameters *p = z->params;
-    z->first = first, z->last = last;
+    z->last = last;
     for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
-    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) z->bucket[t->bucket].missing += t->bucket < p->table;
+    for (int i = 0; i < p->tensors; i++) {
+        const param_tensor *t = &p->placed[i];
+        const int bias = params_bias(t->tensor); // that of a row-parallel layer is whole on every rank: layer norm's backward
+        if (p->bucket[t->bucket].kind > BUCKET_TABLE) continue;
+        matrix_gradient to = {.place = choose_place(z, t), .at = p->grad + t->first, .add = !first};
+        if (bias >= 0 && params_is_split(bias) && to.place < GRADIENT_AFTER) to.db = params_grad(p, bias, t->layer);
+        z->gradient[i] = to;
+        z->bucket[t->bucket].missing++;
+    }
 }
 
-static matrix_gradient destination(const zero_shards *z, int tensor, int64_t layer) {
-    matrix_gradient to = {.at = params_grad(z->params, tensor, layer), .add = !z->first};
-    const bool bias = (tensor == QKVW || tensor == FCW) && zero_place(z, tensor, layer) < GRADIENT_AFTER;
-    if (bias) to.db = params_grad(z->params, tensor + 1, layer);
-    return to;
-}
-
-matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer) {
-    if (zero_place(z, tensor, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
-    return destination(z, tensor, layer);
+const matrix_gradient *zero_gradient(const zero_shards *z, int tensor, int64_t layer) {
+    return &z->gradient[params_find(z->params, tensor, layer) - z->params->placed];
 }
 
 // --- gradients ---
@@ -267,22 +269,21 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
 }
 
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
-    const gradient_place place = zero_place(z, tensor, layer);
-    const int bucket = params_bucket_of(z->params, tensor, layer);
+    const int bucket = params_find(z->params, tensor, layer)->bucket;
     cf_fuse *arrives = z->arrives[tensor];
+    g.to = *zero_gradient(z, tensor, layer);
     g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
-    g.to = destination(z, tensor, layer);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
-    if (place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
-    if (place == GRADIENT_WHOLE || place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
+    if (g.to.place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
+    if (g.to.place == GRADIENT_WHOLE || g.to.place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
     // Had its slices been thicker, the operation would have computed it: to the tuner this product is part of that choice.
-    if (place == GRADIENT_WHOLE && arrives) cf_fuse_extend_timing(arrives);
+    if (g.to.place == GRADIENT_WHOLE && arrives) cf_fuse_extend_timing(arrives);
     z->bucket[bucket].missing--;
 }
 
 void zero_reduce(zero_shards *z, int64_t layer) {
     for (int i = 0; i < z->params->buckets && z->last && z->gradients != GRADIENTS_END; i++)
-        if (layer_of(z, i) == layer && z->bucket[i].missing <= 0 && z->bucket[i].gradient == GRADIENT_PARTIAL)
+        if (layer_of(z, i) == layer && z->bucket[i].missing == 0 && z->bucket[i].gradient == GRADIENT_PARTIAL)
             begin_reduce(z, i, NULL);
 }
 
@@ -297,7 +298,7 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
         if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, i, NULL);
         if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, i);
         s->gradient = GRADIENT_PARTIAL; // in the next step
-        if (i == p->table) lookup_finish_delivery(embedding, s->shard);
+        if (p->bucket[i].kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->shard);
         if (!alone) sum_of_squares(sum, z->squares, s->shard, p->bucket[i].shard, z->context->stream);
     }
     if (alone) sum_of_squares(sum, z->squares, p->grad, p->elements, z->context->stream);
@@ -325,7 +326,7 @@ int64_t zero_nonfinite(zero_shards *z, double *scratch) {
 // Does bucket i + 1 continue bucket i in memory, one owner's like it, and do all elements of both decay?
 static bool continues(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
-    return i < z->params->table && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
+    return b->layer >= 0 && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
 }
 
 // AdamW on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
@@ -356,15 +357,15 @@ static void update(zero_shards *z, int i) {
 }
 
 // What comes from other ranks and is needed first travels during the update of all other weights.
-void zero_update(zero_shards *z, adamw a) {
+void zero_update_embeddings_and_vectors(zero_shards *z, adamw a) {
     const parameters *p = z->params;
     z->update = a, z->gathers_begun = 0;
     for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
-    for (int i = p->buckets - 1; i >= p->table; i--) update(z, i);
+    for (int i = p->buckets - 1; p->bucket[i].layer < 0; i--) update(z, i);
 }
 
 // In the order in which forward needs them; the gathers of those needed first begin at once.
-void zero_finish_update(zero_shards *z) {
+void zero_update_layers(zero_shards *z) {
     for (int n = 0; n < z->params->buckets; n++) {
         const int i = z->forward[n];
         update(z, i);
@@ -373,7 +374,6 @@ void zero_finish_update(zero_shards *z) {
 }
 
 void zero_finish_weights(zero_shards *z) {
-    zero_finish_update(z);
     zero_prefetch(z, z->params->shape.L);
     for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
 }
@@ -409,7 +409,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     const param_bucket *b = &z->params->bucket[i];
     const int N = b->group->size;
     const char *when = z->gradients == GRADIENTS_END         ? "at the end of backward"
-                       : b->tensor == WTE && !z->rows_travel ? "complete only at the end of backward, since the whole table travels"
+                       : b->kind == BUCKET_TABLE && !z->rows_travel ? "complete only at the end of backward, since the whole table travels"
                                                              : "sent when complete, during the rest of backward";
     fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20),
             b->group->name);
@@ -425,7 +425,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
 void zero_explain(const zero_shards *z, FILE *out) {
     const parameters *p = z->params;
     fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
-    for (int i = 0; i < p->table; i++)
+    for (int i = 0; p->bucket[i].layer >= 0; i++)
         if (how_many_alike(z, i) > 0) explain_bucket(z, i, out);
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
         const param_bucket *b = &p->bucket[t->bucket];

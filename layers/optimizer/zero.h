@@ -6,8 +6,8 @@
 //   reduced      zero_reduce(layer): reduce-scatters of what is complete               the loop over layers, in backward
 //   its norm     zero_finish_gradients(): finishes them, sums the squares of this      the step, after backward
 //                rank's shards
-//   updated      zero_update(): AdamW on this rank's shards of what forward needs      the step
-//                first; zero_finish_update(): on all others                            the next step, during its lookup
+//   updated      zero_update_embeddings_and_vectors(): this rank's shards of what      the step
+//                forward needs first; zero_update_layers(): all others                 the next pass, during its lookup
 //   gathered     zero_prefetch(layer) begins the all-gathers of the next layers,       the loop over layers, in forward
 //                zero_wait(layer) finishes those that this layer needs
 //
@@ -21,12 +21,19 @@
 #include "lookup.h"
 
 // Where the gradient of a weight matrix is computed, in this layer and micro-batch.
-typedef enum {
+typedef enum gradient_place {
     GRADIENT_BY_SLICES, // slice by slice, inside the operation that brings one factor
     GRADIENT_WHOLE,     // when both factors are complete
     GRADIENT_AFTER,     // whole, after the gradient of the layer's input, to hide the transfers of the embedding
     GRADIENT_OWNERS     // after it, too: inside the reduce-scatter of its bucket
 } gradient_place;
+
+// The gradient of a weight matrix: decided once for a micro-batch, when backward begins (zero_begin_backward()).
+typedef struct matrix_gradient {
+    gradient_place place;
+    accum *at, *db; // db += the gradient of the bias; NULL: is not computed with the matrix'
+    bool add;       // to the values there; if not, those are the previous step's and are overwritten
+} matrix_gradient;
 
 // Weights of a bucket: complete; this rank's shard is not updated yet; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FLIGHT } weights_state;
@@ -54,7 +61,8 @@ typedef struct zero_shards {
     int *forward, *backward;   // [params->buckets] in the order of forward's needs; in that of finishing reductions
     int gathers_begun;         // in forward order, since the last update
     cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
-    bool first, last;          // this is the step's first micro-batch, the last one, after which gradients travel
+    matrix_gradient *gradient; // [params->tensors] of this micro-batch, as placed; vectors have none
+    bool last;                 // this is the step's last micro-batch, after which gradients travel
     adamw update;              // of shards that are not updated yet
     accum *m, *v;              // (params->owned) moments of this rank's shards, bucket by bucket
     accum *master;             // (params->owned) their weights if `real` is not accum; else NULL
@@ -78,11 +86,9 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 
 // --- gradients, in backward ---
 
-void zero_begin_backward(zero_shards *z, bool first, bool last); // of the step
-// Where a weight gradient of this micro-batch is computed. It may differ from step to step, as the tuner tries operations.
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer);
-// GRADIENT_BY_SLICES: where to add it up. Otherwise `at` is NULL.
-matrix_gradient zero_slices(const zero_shards *z, int tensor, int64_t layer);
+// Decides where all weight gradients of this micro-batch are computed. first, last: of the step.
+void zero_begin_backward(zero_shards *z, bool first, bool last);
+const matrix_gradient *zero_gradient(const zero_shards *z, int tensor, int64_t layer); // what was decided
 // Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
 typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]
@@ -106,11 +112,11 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
 // The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After
 // zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
-// AdamW with these constants: positions, vectors and token table now, all others in zero_finish_update(), before the next
-// gpt_forward, and before state is read; it may be called again. Of several ranks, one that has updated a shard begins to send it.
-void zero_update(zero_shards *z, adamw a);
-void zero_finish_update(zero_shards *z);
-// The same, and waits until every weight has arrived: before saving a model, or at the end.
+// AdamW with these constants, in two halves. The second must come before the layers are used, or their state is read; it may be
+// called again. Of several ranks, one that has updated a shard of the layers begins to send it.
+void zero_update_embeddings_and_vectors(zero_shards *z, adamw a);
+void zero_update_layers(zero_shards *z);
+// After both: waits until every weight has arrived, before a model is saved, or at the end.
 void zero_finish_weights(zero_shards *z);
 
 // --- for --dry-run: which bucket travels how, and why ---

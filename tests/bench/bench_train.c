@@ -217,6 +217,7 @@ static void make_model(bench *b, entrant *e, const cf_tuner *found) {
 }
 
 static void free_model(entrant *e) {
+    gpt_finish_step(&e->step);
     zero_finish_weights(&e->model.zero);
     plan_free(&e->plan);
     gpt_step_free(&e->step);

@@ -268,7 +268,7 @@ static void check_own(const world *w, int rank) {
             int number = (int)(b - p->bucket);
             bool alone = large_enough(w, rank, tensor);
             if (alone ? b->layer != layer : b->layer > layer) fail_at(w, rank, "layer of its bucket", tensor, b->layer);
-            assert_int_equal(number, params_bucket_of(p, tensor, layer));
+            assert_int_equal(number, params_find(p, tensor, layer)->bucket);
             assert_ptr_equal(b->group, expected_group(w, rank, tensor));
             assert_int_equal(b->tensor, alone ? tensor : -1);
         }

@@ -20,7 +20,8 @@ static void gradients_into_weights(gpt *g) {
     cf_zero(p->weight, p->elements * (int64_t)sizeof(real), g->context->stream);
     adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .scale = 1, .step = 1};
     zero_finish_gradients(&g->zero, &g->embedding, norm2);
-    zero_update(&g->zero, keep);
+    zero_update_embeddings_and_vectors(&g->zero, keep);
+    zero_update_layers(&g->zero);
     zero_finish_weights(&g->zero);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];

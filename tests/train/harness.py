@@ -32,7 +32,7 @@ import launcher
 
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 PROGRAM = os.path.join(BUILD, "train_gpt")
-GRADIENTS = os.path.join(BUILD, "tests", "layers", "kernels", "tool_gradients")
+GRADIENTS = os.path.join(BUILD, "tests", "layers", "tool_gradients")
 ROWS = os.path.join("tests", "commfuse", "tool_rows")  # of a build for CPUs
 PATIENCE = 16 if "san-" in os.path.basename(BUILD) else 4  # others may use the machine, and sanitizers are slow
 MPIRUN = os.path.join(ROOT, "scripts", "mpirun.sh")

@@ -76,7 +76,7 @@ class Refused(meshes.Training):
 @needs_bf16
 class Gradients(test_gradients.Gradients):
     """Each tensor is off by 1.5 % of its norm at most, its elements by 2.5 % of the largest."""
-    program = os.path.join(harness.BUILD, "bf16", "tests", "layers", "kernels", "tool_gradients")
+    program = os.path.join(harness.BUILD, "bf16", "tests", "layers", "tool_gradients")
     tolerance, of_loss = (0.025, 0.04), 1e-3
     test_nothing_computed_again = test_more_slices_than_rows = test_large_vocabulary = None  # no other arithmetic
 

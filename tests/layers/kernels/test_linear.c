@@ -251,8 +251,10 @@ static void weight_gradient_in_place(void **state) {
     cf_mesh mesh;
     create_parts(&p, &mesh);
     zero_shards z = {.context = &context, .params = &p, .bucket = test_buffer(p.buckets * (int64_t)sizeof *z.bucket)};
+    z.gradient = test_buffer(p.tensors * (int64_t)sizeof *z.gradient);
+    memset(z.bucket, 0, (size_t)p.buckets * sizeof *z.bucket);
     for (int first = 1; first >= 0; first--) {
-        z.first = first;
+        zero_begin_backward(&z, first, false);
         check_in_place(&z, QKVW, !first);
         check_in_place(&z, ATTPROJW, !first);
     }
@@ -267,16 +269,16 @@ static void place_of_a_weight_gradient(void **state) {
     create_parts(&p, &mesh);
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
-    zero_shards z = {.params = &p, .bucket = bucket};
-    bucket[params_bucket_of(&p, QKVW, 1)].by_owners = true;
+    zero_shards z = {.params = &p, .bucket = bucket, .gradient = test_buffer(p.tensors * (int64_t)sizeof *z.gradient)};
+    bucket[params_find(&p, QKVW, 1)->bucket].by_owners = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
         p.strategy = may_wait ? STRATEGY_TPSP : STRATEGY_UP;
         for (int last = 0; last <= 1; last++) {
-            z.last = last;
-            assert_int_equal(zero_place(&z, QKVW, 1), last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
-            assert_int_equal(zero_place(&z, QKVW, 0), may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
-            assert_int_equal(zero_place(&z, ATTPROJW, 0), GRADIENT_WHOLE);                         // others wait for it
-            assert_int_equal(zero_place(&z, ATTPROJW, 1), GRADIENT_WHOLE);
+            zero_begin_backward(&z, true, last);
+            assert_int_equal(zero_gradient(&z, QKVW, 1)->place, last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
+            assert_int_equal(zero_gradient(&z, QKVW, 0)->place, may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
+            assert_int_equal(zero_gradient(&z, ATTPROJW, 0)->place, GRADIENT_WHOLE);                         // others wait for it
+            assert_int_equal(zero_gradient(&z, ATTPROJW, 1)->place, GRADIENT_WHOLE);
         }
     }
     free_parts(&p, &mesh);
@@ -306,7 +308,7 @@ static void weight_gradient_owner_by_owner(void **state) {
     static parameters p;
     cf_mesh mesh;
     create_parts(&p, &mesh);
-    const param_bucket *b = &p.bucket[params_bucket_of(&p, QKVW, 1)];
+    const param_bucket *b = &p.bucket[params_find(&p, QKVW, 1)->bucket];
     assert_int_equal(b->count / b->row, 272);
     for (int add = 0; add <= 1; add++) { // add: the step has more micro-batches than this one
         product q;

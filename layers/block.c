@@ -1,0 +1,61 @@
+// See block.h.
+#include "block.h"
+#include "kernels/attention.h"
+#include "kernels/layernorm.h"
+
+// --- layer norms: of the halves of blocks, and the last one ---
+
+// The weights of layer norm n, of layer n / 2; its bias is the next tensor.
+static int norm_tensor(const gpt *g, int64_t n) {
+    return n == 2 * g->params.shape.L ? LNFW : n % 2 ? LN2W : LN1W;
+}
+
+// Computes this rank's shard. Returns the address of the whole, which a column-parallel layer gathers.
+real *gpt_norm_forward(gpt *g, int64_t n) {
+    const parameters *p = &g->params;
+    const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
+    const int w = norm_tensor(g, n);
+    layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, n / 2),
+                      params_weight(p, w + 1, n / 2), rows, C, g->context->stream);
+    return g->norm[n];
+}
+
+real *gpt_norm_again(gpt *g, int64_t n) {
+    return g->setup.recompute ? gpt_norm_forward(g, n) : g->norm[n];
+}
+
+// The half before a norm has added a bias to the norm's input: the gradient of that bias is the sum of the rows of g->dx.
+void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream) {
+    const norm_use *norm = (const norm_use *)argument;
+    gpt *g = norm->g;
+    const parameters *p = &g->params;
+    const int64_t n = norm->n, C = p->shape.C, first = t0 * g->pass.B;
+    const int w = norm_tensor(g, n);
+    accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
+    layernorm_backward(g->dx + first * C, params_grad(p, w, n / 2), params_grad(p, w + 1, n / 2), bias, dnorm, g->x[n] + first * C,
+                       params_weight(p, w, n / 2), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
+                       stream);
+}
+
+// --- computed inside operations: time steps [t0, t0 + n) ---
+
+void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
+    gpt *g = (gpt *)model;
+    const gpt_shape *s = &g->params.shape;
+    const int N = g->mesh->tp;
+    attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
+                      stream);
+}
+
+void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
+    gpt *g = (gpt *)model;
+    const gpt_shape *s = &g->params.shape;
+    const int N = g->mesh->tp;
+    attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
+                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, stream);
+    g->dqkv_begun = true;
+}
+
+void gpt_attend_backward_whole(gpt *g, int layer) {
+    if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dheads, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
+}

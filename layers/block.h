@@ -1,0 +1,22 @@
+// The parts of a block that work on one rank and do not depend on the strategy: layer norms, and attention of a range of time steps.
+#pragma once
+
+#include "model.h"
+
+// Layer norm n reads x[n]: of the attention half of block n / 2, of its MLP half, and, n = 2 L, before the head. Computes this rank's
+// shard; returns the address of the whole, which a column-parallel layer gathers.
+real *gpt_norm_forward(gpt *g, int64_t n);
+// The output of layer norm n in backward: with recompute, this rank's shard is computed again.
+real *gpt_norm_again(gpt *g, int64_t n);
+// g->dx += the gradient of the norm's input, from that of its output. A sum_steps; argument: a norm_use.
+typedef struct norm_use {
+    gpt *g;
+    int64_t n;
+} norm_use;
+void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream);
+
+// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
+// dheads, which is added to dqkv if g->dqkv_begun. model: a gpt. They are time_steps.
+void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward_whole(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
