@@ -8,6 +8,7 @@
 //   own slice   tail-free. compute after: own slices first and during the first transfer; before: own slices last
 //   tail        tail-free: no EXCHANGE is posted after the last COMPUTE; with compute before, after the last COMPUTE of that side
 //   arrival     tail-free and native. compute after: the other slices in the order in which their transfers were posted
+//   round       rows with the bits of ring, compute after: an exchange waits for the last of the round before, or for what it forwards
 //   work order  rows with the bits of ring, compute after an all-gather: slices of rank r, then of r − 1, r − 2, …
 #pragma once
 
@@ -67,17 +68,27 @@ static const char *check_volume(cf_schedule *const *schedule) {
     return NULL;
 }
 
-// own slice, tail, work order, arrival
+// Rounds that shared the wire would all arrive late. Every exchange is posted before any work.
+static bool begins_a_round(const cf_schedule *s, int i) {
+    const int m = s->slices;
+    const cf_step *step = &s->step[i], *before = step - m;
+    const bool forwards = i >= m && step->wait[0] == i - m && step->send_slice == before->recv_slice;
+    return step->wait[1] < 0 && (forwards || step->wait[0] == i / m * m - 1);
+}
+
+// own slice, tail, round, work order, arrival
 static const char *check_work(const cf_schedule *s) {
     const int N = s->ranks, m = s->slices, r = s->rank, total = N * m;
     const cf_algorithm *row = s->algorithm;
-    const bool ordered = s->operation == CF_ALLGATHER && row->same_bits && strcmp(row->same_bits, "ring") == 0;
+    const bool rings = row->same_bits && strcmp(row->same_bits, "ring") == 0, ordered = rings && s->operation == CF_ALLGATHER;
     const cf_side last = s->side == CF_COMPUTE_AFTER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
     int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = -1; // slices, by side; newest: transfer that was waited for
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (row->tail_free && step->kind == CF_EXCHANGE && s->side != CF_NO_COMPUTE && computed[last] == total)
             return violated("tail", r, i, "posted after the last computation");
+        if (rings && step->kind == CF_EXCHANGE && s->side == CF_COMPUTE_AFTER && !begins_a_round(s, i))
+            return violated("round", r, i, "waits for step %d", step->wait[0]);
         exchanges += step->kind == CF_EXCHANGE;
         if (step->kind != CF_COMPUTE) continue;
         const bool after = step->side == CF_COMPUTE_AFTER;

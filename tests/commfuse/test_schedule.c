@@ -59,7 +59,7 @@ static void set_free(set *all) {
 
 // A planted fault that breaks a promise may also make the schedule incorrect.
 static void assert_property(const set *all, const char *expected, const char *what) {
-    static const char *const promises[] = {"unit", "volume", "own slice", "work order", "tail", "arrival"};
+    static const char *const promises[] = {"unit", "volume", "own slice", "work order", "tail", "arrival", "round"};
     bool promise = false;
     for (size_t i = 0; i < sizeof promises / sizeof *promises && expected; i++) promise |= strcmp(expected, promises[i]) == 0;
     const char *property = promise ? NULL : cf_schedule_check(all->of, check_where);
@@ -441,6 +441,8 @@ PLANT(own_work_waits, 2, nth_compute(s, CF_COMPUTE_AFTER, 0)->wait[0] = find(s, 
 PLANT(nothing_overlaps, 1, move(s, find(s, CF_COMPUTE, 0), 0))
 // arrival
 PLANT(later_first, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2)))
+// round
+PLANT(round_too_early, 1, nth(s, CF_EXCHANGE, 2)->wait[0] = 0)
 // tail
 static void transfer_at_end(set *all) {
     for (int r = 0; r < all->ranks; r++) move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
@@ -599,6 +601,8 @@ static const struct fault {
     {FAULT(later_first), "work order", AG, "ring", 4, 1},
     {FAULT(later_first), "work order", AG, "nowire", 4, 2},
     {FAULT(later_first), "work order", AG, "nowire", 3, 1},
+    {FAULT(round_too_early), "round", AG, "direct", 4, 2},
+    {FAULT(round_too_early), "round", AFTER_A2A, "direct", 4, 2},
     {FAULT(transfer_behind_compute), "tail", BOTH_A2A, "direct", 4, 1},
     {FAULT(transfer_behind_compute), "tail", BOTH_A2A, "ring", 4, 4},
     {FAULT(begin_less), "begin", RS, "direct", 4, 1},

@@ -355,6 +355,22 @@ static void reduces(int64_t count, bool blocking) {
     free(own);
 }
 
+// Rank j adds in the order j + 1, j + 2, …, j: of these parts every other order that begins elsewhere has another sum.
+static void sums_in_the_order_of_exchanges(void) {
+    static const float parts[] = {0x1p24f, 1, -0x1p24f, 0.75f};
+    const int N = mesh.tp, me = mesh.tp_group.rank;
+    for (int turn = 0; turn < 4; turn++)
+        for (int blocking = 0; blocking < 2; blocking++) {
+            float blocks[4], own, sum = parts[(me + 1 + turn) % N];
+            for (int r = 0; r < N; r++) blocks[r] = parts[(me + turn) % N];
+            for (int i = 2; i <= N; i++) sum += parts[(me + i + turn) % N];
+            cf_request r = collective(CF_REQUEST_REDUCE_SCATTER, blocks, &own, 1, 1, blocking);
+            r.dtype = CF_FP32;
+            run(r);
+            CHECK(own == sum, "%g is the sum, not %g", own, sum);
+        }
+}
+
 // It takes no memory for blocks and copies nothing: sanitizers check that.
 static void a_first_reduce_scatter_of_nothing(void) {
     for (int blocking = 1; blocking >= 0; blocking--) reduces(0, blocking);
@@ -496,6 +512,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(one_byte_to_64_mib),
         RANKS_CASE(bytes_are_counted),
         RANKS_CASE(native_collectives),
+        RANKS_CASE(sums_in_the_order_of_exchanges),
         RANKS_CASE(all_at_once),
         RANKS_CASE(requests_can_be_reused),
         RANKS_CASE(ranks_report_to_each_other_at_any_time),
