@@ -23,7 +23,6 @@ extern "C" { // these headers are for C
 }
 #endif
 
-enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { PREDICT_STEPS = 3 };       // the last one begins as every later step would
 enum { SAMPLE_STREAM = 1 << 20 }; // the first random stream of samples; those of the tensors have lower numbers
 

@@ -2,12 +2,15 @@
 // are in flight at the same time.
 #include "trace.h"
 #include "base/die.h"
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char purpose[] = "the trace; fewer steps make it shorter";
 enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024, SPANS_MAX = 4096 };
+// Recorded events of a rank, and of all; those that ranks exchange at a time.
+enum { EVENTS_MAX = 1 << 17, ALL_EVENTS_MAX = 1 << 22, PART = 1 << 14 };
 
 typedef struct span {
     cf_trace_event event; // first: spans are sorted by its first field, begin_ms
@@ -30,6 +33,7 @@ struct cf_trace {
     int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; [0, resolved) have times
     figures last, now;                              // of the step before and of the current one: spans that have left the list
     cf_trace_list recorded;
+    int full_step; // the first of which recorded has not all events
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
     int64_t total_steps;
@@ -38,7 +42,7 @@ struct cf_trace {
 cf_trace *cf_trace_create(void) {
     cf_trace *trace = cf_host_alloc(1, sizeof *trace, "the trace");
     trace->zero_ms = cf_now_ms();
-    trace->step = -1;
+    trace->step = -1, trace->full_step = INT_MAX;
     trace->span = cf_host_grow(NULL, &trace->span_capacity, SPANS_MAX + SPANS_BETWEEN_LOOKS, sizeof *trace->span, purpose);
     return trace;
 }
@@ -87,7 +91,10 @@ static void resolve(cf_trace *trace, int64_t count, bool others) {
         if (!trace->record || (e->row == CF_TRACE_WAIT && e->begin_ms == e->end_ms)) continue;
         cf_trace_event recorded = *e;
         recorded.begin_ms -= trace->zero_ms, recorded.end_ms -= trace->zero_ms, recorded.posted_ms -= trace->zero_ms;
-        cf_trace_append(&trace->recorded, recorded);
+        if (trace->recorded.count < trace->recorded.room)
+            trace->recorded.event[trace->recorded.count++] = recorded;
+        else if (trace->full_step > e->step)
+            trace->full_step = e->step;
     }
 }
 
@@ -170,6 +177,9 @@ void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, 
 void cf_trace_record(cf_trace *trace, bool on) {
     resolve(trace, trace->spans, false); // with the old setting
     trace->record = on;
+    if (!on || trace->recorded.event) return;
+    trace->recorded.event = malloc(EVENTS_MAX * sizeof(cf_trace_event)); // a run goes on without
+    trace->recorded.room = trace->recorded.event ? EVENTS_MAX : 0;
 }
 
 // Zero is the time when a rank left the barrier; on one host, whose ranks share a clock, the latest of these times.
@@ -231,40 +241,41 @@ static void write_text(FILE *file, const char *text) {
     }
 }
 
-static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) {
-    static const char *const category[] = {"compute", "wait", "comm"};
-    fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, row,
-            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
+static void write_event(FILE *file, int rank, const cf_trace_event *e) {
+    const bool comm = e->row >= CF_TRACE_COMM && !e->second;
+    fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, e->row,
+            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3,
+            comm                      ? "comm"
+            : e->row == CF_TRACE_WAIT ? "wait"
+                                      : "compute");
     write_text(file, e->name);
     fprintf(file, "\",\"args\":{\"step\":%d", e->step);
     if (e->layer >= 0) fprintf(file, ",\"layer\":%d", e->layer);
     if (e->slice >= 0) fprintf(file, ",\"slice\":%d", e->slice);
     if (e->peer >= 0) fprintf(file, ",\"peer\":%d", e->peer);
     if (e->bytes > 0) fprintf(file, ",\"bytes\":%lld", (long long)e->bytes);
-    if (e->row == CF_TRACE_COMM) fprintf(file, ",\"posted\":%.3f", e->posted_ms * 1e3);
+    if (comm) fprintf(file, ",\"posted\":%.3f", e->posted_ms * 1e3);
     fprintf(file, "}}");
 }
 
-static void write_rank(FILE *file, int rank, const cf_trace_list *events) {
+// Sorts the events of a rank and gives each its row of the file.
+static void arrange(cf_trace_list *events) {
     double end_ms[COMM_ROWS_MAX];                                  // of the last event of each comm row
     for (int i = 0; i < COMM_ROWS_MAX; i++) end_ms[i] = -INFINITY; // a transfer may begin before zero
     if (events->count > 0) qsort(events->event, (size_t)events->count, sizeof *events->event, ascending);
-    for (const cf_trace_event *e = events->event; e < events->event + events->count; e++) {
-        int row = e->second ? SECOND_ROW : e->row;
-        if (e->row == CF_TRACE_COMM) {
-            int free = 0;
-            while (free < COMM_ROWS_MAX - 1 && end_ms[free] > e->begin_ms) free++;
-            end_ms[free] = e->end_ms, row += free;
-        }
-        write_event(file, rank, row, e);
+    for (cf_trace_event *e = events->event; e < events->event + events->count; e++) {
+        if (e->second) e->row = SECOND_ROW;
+        if (e->second || e->row < CF_TRACE_COMM) continue;
+        int free = 0;
+        while (free < COMM_ROWS_MAX - 1 && end_ms[free] > e->begin_ms) free++;
+        end_ms[free] = e->end_ms, e->row = CF_TRACE_COMM + free;
     }
 }
 
-char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+static FILE *open_text(int ranks, char **text, size_t *size) { // NULL: no memory
     static const char *const names[] = {"compute", "waiting (exposed)", "comm"};
-    char *text = NULL;
-    FILE *file = open_memstream(&text, size);
-    if (!file) cf_die(NULL, "out of memory for the trace");
+    FILE *file = open_memstream(text, size);
+    if (!file) return NULL;
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row <= SECOND_ROW; row++)
@@ -273,21 +284,51 @@ char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");
     }
-    for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, &events[rank]);
-    fprintf(file, "\n]}\n");
-    if (fclose(file) != 0) cf_die(NULL, "out of memory for the trace");
+    return file;
+}
+
+static void close_text(FILE *file, char **text) { // NULL: no memory
+    if (!file) return;
+    const bool whole = fprintf(file, "\n]}\n") > 0; // where memory has ended, all that follows fails
+    if (fclose(file) == 0 && whole) return;
+    free(*text);
+    *text = NULL;
+}
+
+char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size) {
+    char *text = NULL;
+    FILE *file = open_text(ranks, &text, size);
+    for (int rank = 0; file && rank < ranks; rank++) {
+        cf_trace_list list = events[rank];
+        arrange(&list);
+        for (int64_t i = 0; i < list.count; i++) write_event(file, rank, &list.event[i]);
+    }
+    close_text(file, &text);
+    if (!text) cf_die(NULL, "out of memory for the trace");
     return text;
 }
 
-// All ranks send blocks of equal size: that of the rank with the most events.
+// All ranks send parts of equal size, one after another: the events of all ranks together would need much memory.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
-    const int64_t most = -cf_allreduce_min(t, -trace->recorded.count);
-    cf_trace_list *lists = cf_allgather_alloc(t, &trace->recorded, sizeof *lists);
-    cf_trace_event *mine = cf_host_grow(trace->recorded.event, &trace->recorded.room, most + 1, sizeof *mine, purpose);
-    cf_trace_event *all = cf_allgather_alloc(t, trace->recorded.event = mine, most * (int64_t)sizeof *all);
-    for (int rank = 0; rank < t->size; rank++) lists[rank].event = all + rank * most;
-    char *text = t->rank == 0 ? cf_trace_text(t->size, lists, size) : NULL;
+    cf_trace_list *mine = &trace->recorded;
+    const int64_t room = ALL_EVENTS_MAX / t->size, part = PART / t->size + 1;
+    if (mine->count > room) trace->full_step = mine->event[room].step, mine->count = room;
+    arrange(mine);
+    const int64_t most = -cf_allreduce_min(t, -mine->count), full_step = cf_allreduce_min(t, trace->full_step);
+    if (t->rank == 0 && full_step < INT_MAX)
+        fprintf(stderr, "note: the trace is full: events from step %lld on are not in it; fewer steps fit\n", (long long)full_step);
+    cf_trace_list *lists = cf_allgather_alloc(t, mine, sizeof *lists);
+    cf_trace_event *all = cf_host_alloc((t->size + 1) * part, sizeof *all, purpose), *sent = all + t->size * part;
+    char *text = NULL;
+    FILE *file = t->rank == 0 ? open_text(t->size, &text, size) : NULL;
+    for (int64_t at = 0; at < most; at += part) {
+        for (int64_t i = at; i < at + part && i < mine->count; i++) sent[i - at] = mine->event[i];
+        cf_allgather_host(t, sent, all, part * (int64_t)sizeof *all);
+        for (int rank = 0; file && rank < t->size; rank++)
+            for (int64_t i = at; i < at + part && i < lists[rank].count; i++) write_event(file, rank, &all[rank * part + i - at]);
+    }
+    close_text(file, &text);
     free(lists);
     free(all);
     return text;

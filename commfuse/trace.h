@@ -40,7 +40,7 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event);
 cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
-// Records events from here on (otherwise only the two figures). The stream has been synchronised.
+// Records events from here on (otherwise only the two figures), 2^17 at most. The stream has been synchronised.
 void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, just after a barrier. Collective: they agree on the time zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
@@ -77,9 +77,10 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none
 
 const cf_trace_list *cf_trace_events(cf_trace *trace);
-// The Chrome trace of several ranks, which the caller frees; sorts the events of each.
+// The Chrome trace of several ranks, which the caller frees; sorts the events of each and sets their rows in it.
 char *cf_trace_text(int ranks, const cf_trace_list *events, size_t *size);
-// Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others. Collective over all ranks.
+// Stops recording and returns the Chrome trace of all ranks on rank 0, which frees it; NULL on others, and without memory for it. A
+// note names the step in which events were too many, 2^22 of all ranks. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 
 CF_EXTERN_C_END

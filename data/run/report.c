@@ -218,15 +218,17 @@ void report_begin_step(run_report *r) {
 
 static void write_trace(run_report *r, int64_t last) {
     size_t size = 0;
-    problem why;
+    problem why = {.what = "there is no memory for the timeline"};
+    *r->transport->timeout_s = PATIENCE * r->opt->timeout;
     char *text = cf_trace_gather(r->context->trace, r->transport, &size);
-    if (!root(r)) return;
-    r->untraced = !atomic_file_replace(r->opt->trace, text, (int64_t)size, &why);
+    if (root(r)) r->untraced = !text || !atomic_file_replace(r->opt->trace, text, (int64_t)size, &why);
     free(text);
     if (r->untraced)
         cf_print(stderr, "warning: %s; training continues\n", why.what);
     else
         report_line(r, "trace of steps %d to %ld: %s (open it in https://ui.perfetto.dev)\n", r->trace_from, last, r->opt->trace);
+    report_meet(r); // rank 0 may have written for long
+    *r->transport->timeout_s = r->opt->timeout;
 }
 
 void report_end_step(run_report *r) {

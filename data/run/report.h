@@ -6,6 +6,8 @@
 #include "plan.h"
 #include "saver.h"
 
+enum { PATIENCE = 10 }; // times --timeout: how long ranks wait for one that reads or writes files
+
 typedef struct step_report {
     int64_t step;               // -1: none
     double loss, grad_norm, lr; // of all ranks

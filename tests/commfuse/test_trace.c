@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <malloc.h>
 #include <math.h>
+#include <sys/resource.h>
 #include "commfuse/device.h"
 #include "commfuse/base/die.h"
 #include "commfuse/trace.h"
@@ -307,6 +308,81 @@ static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
     cJSON_Delete(json);
 }
 
+// All ranks are like this one, or the others have no events.
+static int64_t most_bytes; // of all ranks in an exchange
+static bool alone;
+static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    memset(all, 0, (size_t)(t->size * bytes));
+    for (int rank = 0; rank < (alone && bytes > 8 ? 1 : t->size); rank++) memcpy((char *)all + rank * bytes, mine, (size_t)bytes);
+    if (most_bytes < t->size * bytes) most_bytes = t->size * bytes;
+}
+
+// Records so many events, 100 a step, and gathers them.
+static char *gathered(int ranks, int events, size_t *size) {
+    cf_transport transport = {.size = ranks, .gather = gather};
+    cf_trace *trace = cf_trace_create();
+    const double now = cf_now_ms();
+    cf_trace_record(trace, true);
+    for (int i = 0; i < events; i++) {
+        if (i % 100 == 0) cf_trace_step(trace, i / 100, NULL);
+        transfer(trace, "send", i, now + (i ^ 1), now + (i ^ 1) + 0.5);
+    }
+    most_bytes = 0;
+    char *text = cf_trace_gather(trace, &transport, size);
+    cf_trace_free(trace);
+    return text;
+}
+
+static void ranks_send_their_events_in_parts(void **state) {
+    (void)state;
+    enum { EVENTS = 12001 };
+    int count[RANKS] = {0};
+    double last[RANKS] = {-INFINITY, -INFINITY, -INFINITY};
+    size_t size = 0;
+    char *text = gathered(RANKS, EVENTS, &size);
+    cJSON *json = cJSON_Parse(text);
+    assert_int_equal(strlen(text), size);
+    assert_true(most_bytes < RANKS * EVENTS * (int64_t)sizeof(cf_trace_event) / 2);
+    const cJSON *event;
+    cJSON_ArrayForEach(event, cJSON_GetObjectItem(json, "traceEvents")) {
+        if (strcmp(cJSON_GetStringValue(cJSON_GetObjectItem(event, "ph")), "X") != 0) continue;
+        const int rank = (int)number(event, "pid");
+        assert_true(number(event, "ts") > last[rank]);
+        last[rank] = number(event, "ts"), count[rank]++;
+    }
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(count[rank], EVENTS);
+    cJSON_Delete(json);
+    free(text);
+}
+
+static void say_what_is_kept(int ranks, int events, int64_t more_memory) {
+    size_t size = 0;
+    long pages = 0;
+    int kept = 0;
+    FILE *mine = fopen("/proc/self/statm", "r");
+    if (mine && fscanf(mine, "%ld", &pages) == 1 && more_memory > 0) {
+        const rlim_t most = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + more_memory);
+        setrlimit(RLIMIT_AS, &(struct rlimit){most, most});
+    }
+    alone = true;
+    char *text = gathered(ranks, events, &size);
+    for (const char *at = text; at && (at = strstr(at, "\"ph\":\"X\"")); at++) kept++;
+    fprintf(stderr, "%s kept %d events", text ? "a trace" : "no trace", kept);
+    _exit(1); // as ASSERT_DIES has it
+}
+
+// The first ones stay, and the run goes on.
+static void events_that_are_too_many_are_left_out(void **state) {
+    (void)state;
+    ASSERT_DIES(say_what_is_kept(1, 131072, 0), "a trace kept 131072 events");
+    ASSERT_DIES(say_what_is_kept(1, 200000, 0), "full: events from step 1310 on are not in it", "a trace kept 131072 events");
+    ASSERT_DIES(say_what_is_kept(4096, 1500, 0), "full: events from step 10 on are not in it", "a trace kept 1024 events");
+#ifndef __SANITIZE_ADDRESS__ // it needs room of its own
+    ASSERT_DIES(say_what_is_kept(1, 1500, 8 << 20), "full: events from step 0 on are not in it", "a trace kept 0 events");
+    ASSERT_DIES(say_what_is_kept(1, 100000, 24 << 20), "no trace");
+#endif
+}
+
 static void an_empty_trace_is_a_trace(void **state) {
     (void)state;
     cJSON *json = trace_json(1, &(cf_trace_list){NULL, 0, 0});
@@ -316,6 +392,7 @@ static void an_empty_trace_is_a_trace(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(events_that_are_too_many_are_left_out), // first: others leave memory to it
         cmocka_unit_test(comm_is_a_union),
         cmocka_unit_test(comm_is_a_union_in_any_order),
         cmocka_unit_test(exposed_is_a_sum_of_waits),
@@ -325,6 +402,7 @@ int main(void) {
         cmocka_unit_test(events_are_kept_on_demand),
         cmocka_unit_test(file_is_a_chrome_trace),
         cmocka_unit_test(transfers_at_the_same_time_have_rows_of_their_own),
+        cmocka_unit_test(ranks_send_their_events_in_parts),
         cmocka_unit_test(an_empty_trace_is_a_trace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
