@@ -12,6 +12,7 @@
 #ifdef __cplusplus
 extern "C" { // these headers are for C
 #endif
+#include "commfuse/base/limits.h"
 #include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
 #include "data/run/startup.h"
@@ -302,6 +303,7 @@ static int print_prediction(trainer *t) {
 int main(int argc, char **argv) {
     static trainer t;
     options *opt = &t.opt;
+    cf_limits_prepare();
     cf_streams_open();
     options_parse(opt, argc, argv);
     if (opt->help) return options_help(stdout);

@@ -3,6 +3,7 @@
 #include "limits.h"
 #include "die.h"
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -121,6 +122,23 @@ void cf_limits_cores(cpu_set_t *cores) {
     if (bound && !limits.unbind && !cf_host.keeps_cores) sched_setaffinity(0, sizeof *cores, cores);
     limits.own = *cores;
     limits.by = bound && !limits.unbind ? "OpenMP's places allow" : "affinity allows";
+}
+
+void cf_limits_prepare(void) {
+    enum { STACK = 8 << 20 };
+    cpu_set_t cores;
+    struct rlimit first;
+    pthread_attr_t others;
+    size_t bytes;
+    cf_limits_cores(&cores);
+    if (getrlimit(RLIMIT_STACK, &first) == 0 && first.rlim_cur < STACK && first.rlim_cur < first.rlim_max) {
+        first.rlim_cur = first.rlim_max < STACK ? first.rlim_max : STACK;
+        setrlimit(RLIMIT_STACK, &first);
+    }
+    if (pthread_getattr_default_np(&others) != 0) return;
+    pthread_attr_getstacksize(&others, &bytes);
+    if (bytes < STACK && pthread_attr_setstacksize(&others, STACK) == 0) pthread_setattr_default_np(&others);
+    pthread_attr_destroy(&others);
 }
 
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared) {

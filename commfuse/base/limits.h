@@ -21,6 +21,8 @@ bool cf_limits_more_files(void);
 // The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound
 // the first thread before main(): from here on it, and threads that it starts, may use them all.
 void cf_limits_cores(cpu_set_t *cores);
+// For a program of its own, before it starts a thread or another program: what these inherit are all these cores, and stacks of 8 MiB.
+void cf_limits_prepare(void);
 // How many the processes of this host may use: of those in `cores`, as many as their control group has time for. shared: other
 // processes have cores of this one, so that cf_limits_unbind() frees a thread of OpenMP from the place that theirs has, too.
 int cf_limits_local_cores(const cpu_set_t *cores, bool shared);

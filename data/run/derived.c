@@ -1,32 +1,39 @@
 // See derived.h.
+#define _GNU_SOURCE
 #include "derived.h"
 #include "../../commfuse/base/limits.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <sys/resource.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80, STACK = 8 << 20 };
+enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
+
+// gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many turns,
+// some microseconds, they sleep. OpenMP asks for the number before main() begins, so the answer is here: this function comes
+// before the C library's.
+char *getenv(const char *name) {
+    static char turns[] = "1000";
+    const size_t length = strlen(name);
+    for (char **at = environ; at && *at; at++)
+        if (strncmp(*at, name, length) == 0 && (*at)[length] == '=') return *at + length + 1;
+    return strcmp(name, "GOMP_SPINCOUNT") == 0 && !cf_getenv("OMP_WAIT_POLICY") ? turns : NULL;
+}
+
+const char *derived_own_path(void) {
+    static char path[PATH_MAX];
+    // Where the dynamic loader was started, with this program as its argument, /proc/self/exe is the loader, which has no loader.
+    if (!*path && !realpath(getauxval(AT_BASE) ? "/proc/self/exe" : program_invocation_name, path)) *path = 0;
+    return path;
+}
 
 void derived_choose_program(options *opt, const char *dtype, const char *other, char **argv) {
-    char path[PATH_MAX];
-    struct rlimit stack;
-    // gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many
-    // turns, some microseconds, they sleep. OpenMP reads it as a program starts, so the program starts again.
-    bool again = !cf_getenv("OMP_WAIT_POLICY") && !cf_getenv("GOMP_SPINCOUNT") && setenv("GOMP_SPINCOUNT", "1000", true) == 0;
-    if (getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < STACK && stack.rlim_cur < stack.rlim_max) { // of its threads, too
-        stack.rlim_cur = stack.rlim_max < STACK ? stack.rlim_max : STACK;
-        again |= setrlimit(RLIMIT_STACK, &stack) == 0;
-    }
+    char path[2 * PATH_MAX];
     if (strcmp(opt->dtype, "auto") == 0) opt->dtype = dtype;
-    if (!*opt->predict && strcmp(opt->dtype, dtype) == 0) {
-        if (again) execv("/proc/self/exe", argv);
-        return;
-    }
+    if (!*opt->predict && strcmp(opt->dtype, dtype) == 0) return;
     if (*opt->predict) other = strcmp(opt->dtype, "bf16") == 0 ? "train_gpt_predict_bf16" : "train_gpt_predict";
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - strlen(other) - 1);
-    path[length > 0 ? length : 0] = 0;
+    strcpy(path, derived_own_path());
     char *name = strrchr(path, '/');
     name = name ? name + 1 : path;
     if (*opt->predict && strcmp(name, other) == 0) return;

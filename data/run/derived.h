@@ -6,6 +6,7 @@
 // A program is compiled for one element type, here `dtype`. If opt has the other type, this process becomes the program `other` of
 // the same directory.
 void derived_choose_program(options *opt, const char *dtype, const char *other, char **argv);
+const char *derived_own_path(void); // this program's file; "": unknown
 // Dies together if options contradict each other.
 void derived_check(options *opt);
 // The schedule that --overlap names; its algorithm is NULL for auto.

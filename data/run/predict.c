@@ -150,8 +150,7 @@ static void read_links(cf_hardware *h, const cJSON *list, const char *path) {
 static const char *machine_path(const char *name) {
     static char path[2 * PATH_MAX];
     char folder[PATH_MAX], *end;
-    const ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
-    folder[length > 0 ? length : 0] = 0;
+    strcpy(folder, derived_own_path());
     for (snprintf(path, sizeof path, "%s", name); !strchr(name, '/') && access(path, F_OK) != 0 && (end = strrchr(folder, '/'));) {
         *end = 0;
         snprintf(path, sizeof path, "%s/scripts/machines/%.200s.json", folder, name);

@@ -11,11 +11,14 @@ import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import harness
 import reference
+from processor import needs_bf16
 
 STEPS, ACCUMULATE = 4, 2
+LOADER = "/lib64/ld-linux-x86-64.so.2"
 
 
 class Program(harness.Case):
@@ -75,6 +78,48 @@ class Program(harness.Case):
                 self.assertNotIn("layer norms again", found(""))
                 return
         self.skipTest("only root can make a control group, where they limit memory")
+
+    def running(self, program, ranks, variables=(), **more):
+        """The processes of a run of that program that has come to its second step."""
+        log = self.fresh("log.jsonl")
+        wrapper = ("env", "-u", "OMP_WAIT_POLICY", *variables)  # as users start it
+        run = harness.Run(self.arguments(log=log, steps=1000000, micro_batch=1, **more), ranks, wrapper=wrapper)
+        self.addCleanup(run.close)
+        harness.wait_until(lambda: run.ended() or harness.events(harness.read_log(log), "step"), 30, "a step")
+        processes = [pid for pid, _ in harness.marked(run.mark, program)]
+        self.assertEqual(len(processes), ranks, str(run.result()))
+        return processes
+
+    @needs_bf16
+    def test_a_process_has_the_programs_name_and_all_cores_that_it_was_given(self):
+        """OpenMP binds the first thread to the first place before main(): nothing may stay there."""
+        cores = os.sched_getaffinity(0)
+        for name, ranks, variables in (("", 1, ["OMP_PROC_BIND=true"]), ("_bf16", 1, ["OMP_PLACES=cores"]),
+                                       ("", 2, ["OMP_PROC_BIND=true"]), ("_bf16", 2, ["OMP_PLACES=threads"])):
+            with self.subTest(name=name, ranks=ranks, variables=variables):
+                program = harness.PROGRAM + name
+                for pid in self.running(program, ranks, variables, dtype=name[1:] or None):
+                    with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+                        self.assertEqual(file.read(), os.path.basename(program)[:15] + "\n")
+                    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+                        its = os.sched_getaffinity(thread)
+                        self.assertTrue(its == cores or min(cores) not in its, its)
+
+    def test_waiting_threads_sleep_soon(self):
+        for variables, turns in ({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "active"}, "30000000000"):
+            env = {k: v for k, v in harness.environment(OMP_DISPLAY_ENV="verbose").items() if k != "OMP_WAIT_POLICY"}
+            done = subprocess.run([harness.PROGRAM, "--help"], capture_output=True, text=True, check=True, env={**env, **variables})
+            if "GOMP_SPINCOUNT" not in done.stderr:
+                self.skipTest("not gcc's OpenMP")
+            self.assertIn(f"GOMP_SPINCOUNT = '{turns}'", done.stderr)
+
+    @needs_bf16
+    @unittest.skipUnless(os.path.exists(LOADER), f"there is no {LOADER}")
+    def test_started_by_the_dynamic_loader(self):
+        for dtype in "fp32", "bf16":
+            result = harness.run(self.arguments(dtype=dtype), wrapper=(LOADER,))
+            self.assertEqual(result.status, 0, str(result))
+            self.assertIn(f"CPU, {dtype}", result.out)
 
     def agrees(self, tp, dp, **mode):
         cls = type(self)

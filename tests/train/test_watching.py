@@ -448,7 +448,7 @@ class DryRun(harness.Case):
                 (f"OMP_NUM_THREADS={4 * cores}", len(here), None), (f"taskset -c {here[0]}", 1, one),
                 (f"taskset -c {here[0]} env OMP_PROC_BIND=true", 1, places)):
             with self.subTest(variables=variables):
-                wrapper = ("env", "-u", "OMP_NUM_THREADS", *variables.split())
+                wrapper = ("env", "-u", "OMP_NUM_THREADS", "-u", "OMP_WAIT_POLICY", *variables.split())
                 result = harness.run(self.arguments(dry_run=True, threads=None), wrapper=wrapper, mpi=())
                 found, said = re.search(r"(\d+) threads? of the host a rank(.*)", result.out).groups()
                 if threads:
