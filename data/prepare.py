@@ -241,7 +241,8 @@ def files_below(top):
     known = {}  # the real path of a directory → its first path
     for folder, folders, files in os.walk(top, followlinks=True, onerror=lambda error: leave_out(error.filename, error.strerror)):
         folders[:], files = (sorted(name for name in names if not name.startswith(".")) for names in (folders, files))
-        if (first := known.setdefault(os.path.realpath(folder), folder)) != folder:
+        first = known.setdefault(os.path.realpath(folder), folder)
+        if first != folder:
             folders.clear()
             leave_out(folder, f"it is {first}, which is read already")
             continue
@@ -312,7 +313,8 @@ def replace_data_set(own, directory):
     old, new = ({name for name in os.listdir(where) if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
                 for where in (directory, own))
     for name in old:
-        if os.path.isdir(path := os.path.join(directory, name)):
+        path = os.path.join(directory, name)
+        if os.path.isdir(path):
             raise Problem(f"{path} is a directory, but a file of the data set has this name", "remove it")
     for name in new:
         os.replace(os.path.join(own, name), os.path.join(directory, name))

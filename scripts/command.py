@@ -10,6 +10,9 @@ import stat
 import sys
 import tempfile
 
+if sys.version_info < (3, 9):  # which reads this file and those that are started, so they have no younger syntax
+    sys.exit(f"error: Python 3.9 or later is needed; {sys.executable} is {sys.version.split()[0]}\n"
+             f"hint:  start {sys.argv[0]} by a later one; make and shell scripts take the one that PYTHON names")
 
 class Problem(Exception):
     """An error, and perhaps a hint."""
@@ -27,7 +30,8 @@ def sanitize(text):
 def say(text, file=None, end="\n"):
     """Prints. A closed pipe or a full disk does not stop the work."""
     try:
-        if file := file or sys.stdout:  # None: it was closed when the program began
+        file = file or sys.stdout
+        if file:  # None: it was closed when the program began
             print(sanitize(text), file=file, end=end, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python flushes again when it ends
@@ -49,7 +53,8 @@ class Parser(argparse.ArgumentParser):
 def some_of(known):
     """A type of options: some of these names, with commas between them."""
     def parse(text):
-        if unknown := [name for name in text.split(",") if name not in known]:
+        unknown = [name for name in text.split(",") if name not in known]
+        if unknown:
             raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
         return text.split(",")
     return parse

@@ -123,7 +123,8 @@ def obstacle():
     """Why there can be no lab here, or None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "the lab needs Linux and root, to create network namespaces and to limit their links: run this as root, or with sudo"
-    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if missing:
         return f"the lab needs {', '.join(missing)}: apt-get install iproute2 util-linux openmpi-bin"
     done = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "mpirun", "--version"], capture_output=True, text=True)
     if done.returncode:
@@ -158,11 +159,12 @@ def main():
                         help="latency of each packet: 0.05ms, 50us")
     parser.add_argument("program", nargs="+", metavar="PROGRAM", help="after --, with its arguments")
     o = parser.parse_args()
-    if reason := obstacle():
+    reason = obstacle()
+    if reason:
         raise Problem(reason)
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    each = CORES_PER_RANK * o.ranks_per_host
-    if why := shortage(o.hosts * o.ranks_per_host, len(cores)):  # one core for both, and perhaps for other hosts
+    each, why = CORES_PER_RANK * o.ranks_per_host, shortage(o.hosts * o.ranks_per_host, len(cores))
+    if why:  # one core for both, and perhaps for other hosts
         print(f"lab: {why}: {SHARED}", file=sys.stderr)
     else:
         cores = [",".join(cores[first:first + each]) for first in range(0, o.hosts * each, each)]

@@ -114,7 +114,8 @@ def here(o):
     write_whole(hosts, json.dumps({**described, "links": [dict(described["links"][1], gb_per_s=HOSTS_GBIT / 8)]}))
     text = (f"{os.cpu_count()} cores, two for each rank; if there are fewer, transfers take time from products.\n\n"
             f"{compared_steps('measured', machine, **options)}\n")
-    if obstacle := lab.obstacle():
+    obstacle = lab.obstacle()
+    if obstacle:
         return f"{text}No hosts: {obstacle}\n"
     remote = compared_steps("measured", hosts, **options, launcher=f"scripts/lab.py --rate {HOSTS_GBIT}gbit --hosts {{}} --")
     return f"{text}Two hosts, {HOSTS_GBIT} Gbit/s between them:\n\n{remote}"

@@ -23,18 +23,21 @@ Every cmocka case and every unittest method counts once per number of ranks, and
 every rank. A program that crashes, hangs or ends early fails one case more than those it has reported.
 Only the standard library is used here, so that the runner itself cannot be what is missing.
 """
+import os
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
+import command  # refuses a Python that is too old
 import argparse
 import concurrent.futures
 import dataclasses
 import fnmatch
 import glob
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -311,11 +314,14 @@ def read_cmocka(outcome):
         tag = re.match(r"rank (\d+): ", line)
         rank = int(tag.group(1)) if tag else 0
         line = line[tag.end():] if tag else line
-        if found := re.match(r"\[==========\] (?:.*: )?Running (\d+) test", line):
-            announced[rank] = announced.get(rank, 0) + int(found.group(1))
-        elif found := re.match(r"\[ RUN      \] (.+)$", line):
-            begun[rank] = found.group(1)
-        elif found := re.match(r"\[       OK \] (.+)$|\[  SKIPPED \] (.+)$|\[  FAILED  \] (.+)$", line):
+        number, began, found = (re.match(text, line) for text in (
+            r"\[==========\] (?:.*: )?Running (\d+) test", r"\[ RUN      \] (.+)$",
+            r"\[       OK \] (.+)$|\[  SKIPPED \] (.+)$|\[  FAILED  \] (.+)$"))
+        if number:
+            announced[rank] = announced.get(rank, 0) + int(number.group(1))
+        elif began:
+            begun[rank] = began.group(1)
+        elif found:
             name = found.group(found.lastindex)
             if begun.get(rank) == name:  # not one of the lists at the end
                 outcome.report(name, (PASSED, SKIPPED, FAILED)[found.lastindex - 1])
@@ -437,7 +443,7 @@ def full_name(program, build):
 def describe(outcome):
     failed, skipped = outcome.count(FAILED), outcome.count(SKIPPED)
     word = "FAIL" if failed else "skip" if skipped == len(outcome.cases) else "ok"
-    counts = [f"{n} {what}" for what in (PASSED, FAILED, SKIPPED) if (n := outcome.count(what))]
+    counts = [f"{outcome.count(what)} {what}" for what in (PASSED, FAILED, SKIPPED) if outcome.count(what)]
     ranks = "" if outcome.program.python else f"{outcome.ranks} rank{'s' if outcome.ranks > 1 else ''}"
     name = full_name(outcome.program, outcome.build)
     line = (f"{word:<5} {name:<44} {ranks:<8} {outcome.seconds:7.2f} s  {outcome.cpu_seconds:7.2f} s of CPU   "

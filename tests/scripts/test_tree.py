@@ -1,10 +1,13 @@
 """The tree is as README describes it: twins have the same functions in the same order, arrows point down only, and only named
 files know MPI, CUDA or NCCL.
 """
+import ast
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -35,6 +38,28 @@ class Help(unittest.TestCase):
                     done = subprocess.run([command, "--help"], cwd=folder, capture_output=True, text=True)
                     self.assertEqual((done.returncode, done.stderr), (0, ""))
                     self.assertIn(f"scripts/{name}", done.stdout)
+
+    def test_a_python_that_is_too_old_says_so(self):
+        """In words: it can read the script, and command.py before any other part. Where there is one, it is asked."""
+        modes = subprocess.run(["git", "ls-files", "-s", "scripts", "data", "tests"], cwd=ROOT, capture_output=True, text=True, check=True)
+        started = re.findall(r"^100755 .*\t(scripts/mfu_sweep|(?:scripts|data|tests/bench)/\w+\.py)$", modes.stdout, re.M)
+        started = [name for name in started if "torch" not in name] + ["scripts/gpu_check.py", "tests/run.py"]
+        self.assertGreater(len(started), 10)
+        old = [python for python in map(shutil.which, ("python3.6", "python3.7", "python3.8"))
+               if python and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0]
+        pretend = "import runpy, sys; sys.version_info, sys.argv = (3, 8, 1), sys.argv[1:]; runpy.run_path(sys.argv[0])"
+        for name in [*started, "scripts/command.py"]:
+            ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+        for command in [[sys.executable, "-c", pretend], *([python] for python in old)]:
+            for name in started:
+                with self.subTest(command=command, name=name):
+                    done = subprocess.run([*command, name, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                                          env=os.environ | {"PYTHONPATH": str((ROOT / name).parent)})
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertRegex(done.stderr, r"\Aerror: Python 3\.9 or later is needed; .*\nhint:  .*\n\Z")
+        found = subprocess.run(["scripts/find_python.sh"], cwd=ROOT, capture_output=True, text=True, check=True,
+                               env=os.environ | ({"PYTHON": old[-1]} if old else {})).stdout.strip()
+        self.assertNotIn(found, old)
 
 
 def code(name):
