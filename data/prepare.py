@@ -46,6 +46,7 @@ NO_TEXT = {rb"\x28\xb5\x2f\xfd": "packed by zstd", rb"\xfd7zXZ": "packed by xz",
            b"PK\3\4": "a zip archive", rb"(?s).{257}ustar": "a tar archive", b"PAR1": "a Parquet file",
            b"\xff\xfe|\xfe\xff": "UTF-16", struct.pack("<I", TOKENS_MAGIC): "a token file",
            struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
+JSON = rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"[^"\n]*"\s*:'  # what files of JSON begin with
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
@@ -185,13 +186,14 @@ class Source:
 
     def __init__(self, path, form, name=None):
         self.path, self.name = path, name or path
-        self.lines = form == "jsonl" or (form == "auto" and bool(re.search(r"\.(jsonl|ndjson|json)(\.gz)?$", path)))
+        self.lines = form == "jsonl" or (form == "auto" and bool(re.search(r"(?i)\.(jsonl|ndjson|json)(\.gz)?$", path)))
         with opened(path) as file:
             self.packed = file.read(2) == b"\x1f\x8b"
         with about(self.name), self.open() as file:
             begin = file.read(512)
             for kind in (kind for magic, kind in NO_TEXT.items() if re.match(magic, begin)):
                 raise Problem(f"it is {kind}, not text", "unpack or convert it: … | data/prepare.py --input -")
+            self.taken_for_text = form == "auto" and not self.lines and re.match(JSON, begin)
             self.size = file.seek(0, os.SEEK_END)
 
     def open(self):
@@ -373,7 +375,7 @@ def parse_arguments(arguments):
     add("--out", required=True, metavar="DIR", help="directory of the token files")
     add("--encoding", choices=["byte", "gpt2"], default="byte", help="bytes, or GPT-2's tokens")
     add("--format", choices=["auto", "text", "jsonl"], default="auto",
-        help="auto: files named .jsonl, .ndjson or .json are JSON lines with a text each")
+        help="auto: files named .jsonl, .ndjson or .json, in capitals too, are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
         help=f"for gpt2: documents of plain text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
@@ -392,6 +394,9 @@ def prepare(options):
     with workplace(options.out) as own:
         sources = find_sources(options.input, options.format, own)
         lines = [source.name for source in sources if source.lines]
+        for source in [source for source in sources if source.taken_for_text][:1]:
+            note(f"note: --input {source.name} looks like JSON, but is read as text, braces and all: --format jsonl reads the text of "
+                 "each line, --format text means it")
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")

@@ -185,11 +185,20 @@ class Inputs(PrepareCase):
                     self.assertIn("--input -", error)
 
     def test_json_lines_have_no_bytes_between_them(self):
-        for name in "a.jsonl", "a.json.gz", "a.ndjson":
+        for name in "a.jsonl", "a.json.gz", "a.ndjson", "A.JSONL", "A.Json.GZ":
             error = self.refused("--input", self.write(name, '{"text": "x"}'))
             self.assertIn("--encoding gpt2", error)
         self.prepare("--input", self.write("a.jsonl", '{"text": "x"}'), "--format", "text", "--val-fraction", 0)
         self.assertEqual(bytes(self.all_tokens("train")), b'{"text": "x"}')
+
+    def test_text_that_looks_like_json(self):
+        lines = b'{"text": "x"}\n{"text": "y"}\n'
+        for name, content in (("a", lines), ("a.txt", b" \n" + lines), ("a.json.txt", b"\xef\xbb\xbf" + lines),
+                              ("a.data.gz", gzip.compress(lines)), ("a.list", b'[{\n"text" : "x"}]')):
+            self.prepare("--input", self.write(name, content), noted=f"{name} looks like JSON, but is read as text")
+        self.prepare("--input", "-", given=lines, noted="--input - looks like JSON")
+        for content in (b'{"quoted" text}', b"{x: 1}\n", b'a {"text": "x"}'):
+            self.prepare("--input", self.write("a.txt", content))
 
 
 class Replacing(PrepareCase):

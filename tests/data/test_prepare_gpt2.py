@@ -165,7 +165,7 @@ class GPT2(PrepareCase):
 
     def test_json_lines(self):
         lines = "".join(json.dumps({"id": i, "text": "Hello world"}) + "\n" for i in range(9)) + "\n"
-        for path in (self.write("a.jsonl", lines), self.write("b.json.gz", gzip.compress(lines.encode())),
+        for path in (self.write("a.jsonl", lines), self.write("A.JSONL", lines), self.write("b.json.gz", gzip.compress(lines.encode())),
                      self.write("c.jsonl", codecs.BOM_UTF8 + lines.encode())):
             for fraction in 0, 0.2, 0.5:
                 noted = "byte-order" if path.endswith("c.jsonl") else None
