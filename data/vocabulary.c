@@ -12,8 +12,8 @@ typedef struct word {
 } word;
 
 struct vocabulary {
-    int64_t count, end_of_text;
-    word *word; // (count)
+    int64_t count, end_of_text, size; // size: of the file
+    word *word;                       // (count)
     char *bytes;
 };
 
@@ -32,7 +32,7 @@ vocabulary *vocabulary_open(const char *path) {
     const int32_t *header = (const int32_t *)bytes;
     if (!input_check_header("vocabulary file", path, size, field, 3, header, &why)) cf_die_together(how_to_make, "%s", why.what);
     vocabulary *v = cf_host_alloc(1, sizeof *v, path);
-    v->bytes = bytes, v->count = header[2], v->end_of_text = (uint32_t)header[3];
+    v->bytes = bytes, v->count = header[2], v->end_of_text = (uint32_t)header[3], v->size = size;
     v->word = cf_host_alloc(v->count, sizeof *v->word, path);
     if (v->end_of_text >= v->count)
         cf_die_together(how_to_make, "vocabulary file %s: end of text is token %ld of %ld", path, v->end_of_text, v->count);
@@ -62,6 +62,10 @@ void vocabulary_close(vocabulary *v) {
     free(v->word);
     free(v->bytes);
     free(v);
+}
+
+bool vocabulary_same(const vocabulary *a, const vocabulary *b) {
+    return a && b ? a->size == b->size && memcmp(a->bytes, b->bytes, (size_t)a->size) == 0 : a == b;
 }
 
 int64_t vocabulary_size(const vocabulary *v) {

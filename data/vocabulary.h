@@ -2,6 +2,7 @@
 // (llm.c's), beside the token files: a header of 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one
 // byte with its length and its bytes. Byte-level models need none: token = byte.
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct vocabulary vocabulary;
@@ -10,6 +11,7 @@ vocabulary *vocabulary_open(const char *path);
 // Opens tokenizer.bin in the directory of `file`; NULL if there is none.
 vocabulary *vocabulary_beside(const char *file);
 void vocabulary_close(vocabulary *v);
+bool vocabulary_same(const vocabulary *a, const vocabulary *b);
 int64_t vocabulary_size(const vocabulary *v); // 256 for NULL (bytes)
 // The token before a sample of a model of V tokens: end of text; of bytes a line feed; or 0 if the model has none of them.
 int32_t vocabulary_first(const vocabulary *v, int64_t V);

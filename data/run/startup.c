@@ -18,12 +18,40 @@ static const char *files_of(const char *option, const char *value) {
     return length < (int)sizeof pattern ? pattern : value;
 }
 
-// Looks beside the tokens, then beside the model file.
-vocabulary *startup_vocabulary(const options *opt) {
-    char *first = tokens_first_file(*opt->train ? files_of("train", opt->train) : files_of("val", opt->val));
+static vocabulary *words_of(const char *option, const char *value) {
+    char *first = tokens_first_file(files_of(option, value));
     vocabulary *words = vocabulary_beside(first);
     free(first);
+    return words;
+}
+
+// Looks beside the tokens, then beside the model file.
+vocabulary *startup_vocabulary(const options *opt) {
+    vocabulary *words = *opt->train ? words_of("train", opt->train) : words_of("val", opt->val);
     return words ? words : vocabulary_beside(opt->init_from);
+}
+
+static int64_t padded(int64_t words) {
+    return (words + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+}
+
+static void note_words(const char *option, const char *value, const vocabulary *words, int64_t V) {
+    const int64_t size = vocabulary_size(words);
+    if (*value && (V > padded(size) || (words && V < size)))
+        cf_print(
+            stdout,
+            "data      note: --%s has %s tokenizer.bin beside it: %ld words%s, but the model has %ld; do they belong together?\n",
+            option, words ? "a" : "no", size, words ? "" : ", if it is bytes", V);
+}
+
+void startup_note_words(const options *opt) {
+    vocabulary *train = words_of("train", opt->train), *val = words_of("val", opt->val);
+    note_words("train", opt->train, train, opt->vocab);
+    note_words("val", opt->val, val, opt->vocab);
+    if (*opt->train && *opt->val && !vocabulary_same(train, val))
+        cf_print(stdout, "data      note: the tokenizer.bin beside --train and that beside --val differ, or one has none\n");
+    vocabulary_close(train);
+    vocabulary_close(val);
 }
 
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V) {
@@ -183,7 +211,7 @@ static gpt_shape shape_of_options(const options *opt, const vocabulary *words, c
     if (opt->channels > 0) s.C = opt->channels;
     if (opt->heads > 0) s.H = opt->heads;
     s.V = opt->vocab > 0 ? opt->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
-    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    s.Vp = padded(s.V);
     if (s.V == saved->V) s.Vp = saved->Vp;
     s.maxT = saved->L > 0 ? saved->maxT : opt->seq;
     return s;

@@ -9,6 +9,8 @@
 #include "../vocabulary.h"
 
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
+// For rank 0: says so if model, --train and --val seem to have different vocabularies, which would train nonsense without an error.
+void startup_note_words(const options *opt);
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 

@@ -145,6 +145,35 @@ class Tokens(BadInput):
         for name in ("model*.bin", "model?1].bin"):
             self.fails("no such file", name, init_from=os.path.join(folder, name))
 
+    def test_vocabularies_that_do_not_belong_together(self):
+        """Tokens of other words than the model's train nonsense without an error: a note, and none where all is well."""
+        def folder(words, name=b"w"):
+            where = self.fresh("words")
+            os.mkdir(where)
+            for split in "train", "val":
+                reference.write_tokens(os.path.join(where, f"{split}_0.bin"), harness.random_tokens(2 * self.T + 1, 100))
+            if words:
+                with open(os.path.join(where, "tokenizer.bin"), "wb") as file:
+                    file.write(reference.header(20240328, 2, words, 7) + (bytes([len(name)]) + name) * words)
+            return where
+        none, some, others, gpt2 = folder(0), folder(512), folder(512, b"v"), folder(50257)
+        bytes_, beside = "no tokenizer.bin beside it: 256 words, if it is bytes", "a tokenizer.bin beside it: {} words"
+        for train, val, vocab, *said in (
+                (none, None, 50257, f"--train has {bytes_}, but the model has 50257"), (none, None, 257, f"--train has {bytes_}"),
+                (none, none, 256), (none, none, 101), (some, some, 512), (gpt2, gpt2, 50304), (gpt2, None, 50257),
+                (gpt2, None, 256, "--train has " + beside.format(50257)), (some, None, 50257, "--train has " + beside.format(512)),
+                (None, none, 50257, f"--val has {bytes_}"), (some, others, 512, "--train and that beside --val differ"),
+                (some, none, 512, f"--val has {bytes_}", "differ, or one has none"), (none, gpt2, 256, "--val has", "differ")):
+            with self.subTest(train=train, val=val, vocab=vocab):
+                result = harness.run(self.arguments(init_from=None, layers=1, channels=32, heads=1, vocab=vocab, train=train, val=val,
+                                                    steps=0, dry_run=True))
+                self.assertEqual(result.status, 0, str(result))
+                self.assertEqual(result.text.count("note:"), len(said), str(result))
+                for words in said:
+                    self.assertIn(words, result.out)
+        _, result = self.train(2, init_from=None, layers=1, channels=32, heads=2, vocab=512, tp=2, train=none, steps=1)
+        self.assertEqual(result.out.count("note: --train has"), 1, str(result))
+
     def test_a_directory(self):
         """Its train_*.bin and its val_*.bin, with the vocabulary beside them; never both, and a name in brackets is no pattern."""
         folder = self.fresh("wiki[en]")
