@@ -29,8 +29,9 @@ enum {
     HOST_LENGTH = 64,
     REASON_LENGTH = 256,
     LISTENERS_MAX = 8,
+    GUESTS_MAX = 64,
     CONNECT_S = 5,
-    HELLO_S = 1, // a hello comes at once, or the connection is closed: others wait behind it
+    HELLO_S = 1, // a hello comes at once, or the connection is closed
     RETRY_MS = 100,
     RANK_0_FIRST_S = 5 // the other ranks' time-outs are this much longer: rank 0 knows which rank is missing
 };
@@ -47,14 +48,24 @@ typedef struct hello {
     char host[HOST_LENGTH];
 } hello;
 
+typedef struct guest { // a connection that may become a rank
+    double deadline_ms;
+    size_t bytes; // that have come
+    struct {
+        head h;
+        hello said;
+    } message;
+} guest;
+
 typedef struct sockets {
     cf_bootstrap base;
     const char *address; // of rank 0
     char port[16];
-    int ranks;                 // connections: with rank 0; on rank 0 with all (the first is unused)
-    struct pollfd *polled;     // one for each, fd -1: none; then those of listeners
-    char (*host)[HOST_LENGTH]; // of each
-    int listeners;
+    int ranks;                   // connections: with rank 0; on rank 0 with all (the first is unused)
+    struct pollfd *polled;       // one for each, fd -1: none; then those of listeners and of guests
+    char (*host)[HOST_LENGTH];   // of each
+    int listeners, guests, next; // the place of the next guest: where the first one is, or was
+    guest guest[GUESTS_MAX];
     pthread_t thread;
 } sockets;
 
@@ -64,34 +75,38 @@ static sockets *of_process; // for the abort hook, which has no argument
 
 typedef enum { WHOLE, CLOSED, LATE, FOREIGN, OTHER_SIZE } outcome; // FOREIGN: not of this program
 
-// The longest wait of each call from here on; INFINITY: for ever.
-static void limit(int fd, double s) {
-    const double most = isinf(s) ? 0 : fmax(s, 1e-3);
-    const struct timeval wait = {(time_t)most, (suseconds_t)(1e6 * fmod(most, 1))};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
-}
-
-static outcome move_all(int fd, void *data, int64_t bytes, bool sends) {
+// All of it, or as much as moves before the deadline.
+static outcome move_all(int fd, void *data, int64_t bytes, bool sends, double deadline_ms) {
+    struct pollfd ready = {.fd = fd, .events = sends ? POLLOUT : POLLIN};
     for (char *at = (char *)data; bytes > 0;) {
-        const ssize_t moved = sends ? send(fd, at, (size_t)bytes, MSG_NOSIGNAL) : recv(fd, at, (size_t)bytes, 0);
-        if (moved == 0 || (moved < 0 && errno != EINTR)) return moved < 0 && errno == EAGAIN ? LATE : CLOSED;
-        if (moved > 0) at += moved, bytes -= moved;
+        const ssize_t moved =
+            sends ? send(fd, at, (size_t)bytes, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(fd, at, (size_t)bytes, MSG_DONTWAIT);
+        if (moved == 0 || (moved < 0 && errno != EINTR && errno != EAGAIN)) return CLOSED;
+        const double left_ms = deadline_ms - cf_now_ms();
+        if (moved > 0)
+            at += moved, bytes -= moved;
+        else if (left_ms <= 0)
+            return LATE;
+        else
+            poll(&ready, 1, (int)fmin(left_ms + 1, 1e6));
     }
     return WHOLE;
 }
 
-static outcome send_message(const sockets *s, int fd, const void *data, int64_t bytes) {
+static outcome send_message(const sockets *s, int fd, const void *data, int64_t bytes, double deadline_ms) {
     head h = {MAGIC, s->base.rank, bytes};
-    outcome how = move_all(fd, &h, sizeof h, true);
-    return how == WHOLE ? move_all(fd, (void *)data, bytes, true) : how;
+    outcome how = move_all(fd, &h, sizeof h, true, deadline_ms);
+    return how == WHOLE ? move_all(fd, (void *)data, bytes, true, deadline_ms) : how;
 }
 
-static outcome receive_message(int fd, head *h, void *data, int64_t bytes) {
-    outcome how = move_all(fd, h, sizeof *h, false);
-    if (how == WHOLE && h->magic != MAGIC) return FOREIGN;
-    if (how == WHOLE && h->bytes != bytes) return OTHER_SIZE;
-    return how == WHOLE ? move_all(fd, data, bytes, false) : how;
+static outcome check_head(const head *h, int64_t bytes) {
+    return h->magic != MAGIC ? FOREIGN : h->bytes != bytes ? OTHER_SIZE : WHOLE;
+}
+
+static outcome receive_message(int fd, head *h, void *data, int64_t bytes, double deadline_ms) {
+    outcome how = move_all(fd, h, sizeof *h, false, deadline_ms);
+    if (how == WHOLE) how = check_head(h, bytes);
+    return how == WHOLE ? move_all(fd, data, bytes, false, deadline_ms) : how;
 }
 
 static void set(int fd, int level, int option, int value) {
@@ -137,14 +152,18 @@ static void *watch_connections(void *argument) {
 
 // --- allgather ---
 
-static void receive(sockets *s, int from, void *to, int64_t bytes) {
-    head h;
-    outcome how = receive_message(s->polled[from].fd, &h, to, bytes);
-    if (how == CLOSED) lost(s, from);
+static void end_unless_moved(const sockets *s, int rank, outcome how) {
+    if (how == CLOSED) lost(s, rank);
     if (how == LATE)
         cf_die("that rank may be frozen or slow; see its messages, or allow a longer timeout",
-               "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank, from,
+               "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank, rank,
                s->base.timeout_s);
+}
+
+static void receive(sockets *s, int from, void *to, int64_t bytes, double deadline_ms) {
+    head h;
+    outcome how = receive_message(s->polled[from].fd, &h, to, bytes, deadline_ms);
+    end_unless_moved(s, from, how);
     if (how == FOREIGN || (how == WHOLE && h.from != from))
         cf_die("was something changed on the way? which other programs use MASTER_PORT?",
                "the data from rank %d is no message of this run", from);
@@ -156,12 +175,13 @@ static void receive(sockets *s, int from, void *to, int64_t bytes) {
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     sockets *s = (sockets *)b;
     const double longest_s = b->timeout_s > 0 ? b->timeout_s + (b->rank ? RANK_0_FIRST_S : 0) : INFINITY;
-    for (int i = 0; i < s->ranks; i++) limit(s->polled[i].fd, longest_s);
-    for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes);
+    const double deadline_ms = cf_now_ms() + 1e3 * longest_s;
+    for (int i = 1; b->rank == 0 && i < s->ranks; i++) receive(s, i, (char *)all + i * bytes, bytes, deadline_ms);
     if (b->rank == 0) memcpy(all, mine, (size_t)bytes);
+    const void *parts = b->rank ? mine : all;
     for (int i = b->rank == 0; i < s->ranks; i++)
-        if (send_message(s, s->polled[i].fd, b->rank ? mine : all, b->rank ? bytes : bytes * b->size) != WHOLE) lost(s, i);
-    if (b->rank != 0) receive(s, 0, all, bytes * b->size);
+        end_unless_moved(s, i, send_message(s, s->polled[i].fd, parts, b->rank ? bytes : bytes * b->size, deadline_ms));
+    if (b->rank != 0) receive(s, 0, all, bytes * b->size, deadline_ms);
 }
 
 // --- the start of rank 0 ---
@@ -203,32 +223,51 @@ CF_NORETURN static void out_of_files(const sockets *s) {
            s->base.size, sysconf(_SC_OPEN_MAX));
 }
 
-static void accept_one(sockets *s, int listener) {
-    head h;
-    hello said;
+// Takes what has come of a guest's hello. A whole one makes it a rank, if nothing speaks against it.
+static void hear(sockets *s, guest *g, int *fd) {
+    hello *said = &g->message.said;
     char reason[REASON_LENGTH] = "";
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) out_of_files(s);
-    if (fd < 0) return;
-    keep_alive(fd);
-    limit(fd, HELLO_S);
-    bool joins = receive_message(fd, &h, &said, sizeof said) == WHOLE;
-    if (joins) {
-        said.host[HOST_LENGTH - 1] = 0;
-        cf_sanitize(said.host);
-        check_hello(s, &said, reason);
-        joins = send_message(s, fd, reason, sizeof reason) == WHOLE && !*reason;
+    const ssize_t came = recv(*fd, (char *)&g->message + g->bytes, sizeof g->message - g->bytes, MSG_DONTWAIT);
+    bool stays = came > 0 || (came < 0 && (errno == EAGAIN || errno == EINTR));
+    if (came > 0) g->bytes += (size_t)came;
+    if (g->bytes >= sizeof(head)) stays &= check_head(&g->message.h, sizeof *said) == WHOLE;
+    const bool whole = stays && g->bytes == sizeof g->message;
+    if (stays && !whole && cf_now_ms() < g->deadline_ms) return;
+    if (whole) {
+        said->host[HOST_LENGTH - 1] = 0;
+        cf_sanitize(said->host);
+        check_hello(s, said, reason);
     }
-    if (joins) {
-        s->polled[said.rank].fd = fd;
-        memcpy(s->host[said.rank], said.host, HOST_LENGTH);
+    if (whole && send_message(s, *fd, reason, sizeof reason, 0) == WHOLE && !*reason) {
+        s->polled[said->rank].fd = *fd;
+        memcpy(s->host[said->rank], said->host, HOST_LENGTH);
     } else
-        close(fd);
+        close(*fd);
+    *fd = -1;
+}
+
+// If there is no room for a guest more, the one that came first leaves: a rank connects again.
+static void accept_one(sockets *s, int listener) {
+    struct pollfd *polled = s->polled + s->ranks + LISTENERS_MAX;
+    const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    const bool full = fd < 0 && (errno == EMFILE || errno == ENFILE);
+    int at = s->next;
+    for (int i = 0; full && polled[at].fd < 0; at = (at + 1) % s->guests)
+        if (i++ == s->guests) out_of_files(s);
+    if (fd < 0 && !full) return;
+    if (fd >= 0) keep_alive(fd);
+    if (polled[at].fd >= 0) close(polled[at].fd);
+    polled[at] = (struct pollfd){.fd = fd, .events = POLLIN};
+    s->guest[at] = (guest){.deadline_ms = cf_now_ms() + 1e3 * HELLO_S};
+    s->next = (at + !full) % s->guests;
 }
 
 // Returns when all other ranks have joined. Ends the run if one of them is lost meanwhile.
 static void accept_ranks(sockets *s, double deadline_ms) {
-    if (s->ranks + LISTENERS_MAX > sysconf(_SC_OPEN_MAX)) out_of_files(s); // poll() would refuse so many
+    struct pollfd *listener = s->polled + s->ranks, *polled = listener + LISTENERS_MAX;
+    const long room = sysconf(_SC_OPEN_MAX) - s->ranks - LISTENERS_MAX; // poll() refuses more
+    if (room < 1) out_of_files(s);
+    s->guests = room < GUESTS_MAX ? (int)room : GUESTS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     for (;;) {
@@ -240,12 +279,15 @@ static void accept_ranks(sockets *s, double deadline_ms) {
             cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow a longer timeout",
                    "%d of %d ranks have not connected to port %s within %g s: the last is rank %d", missing, s->ranks, s->port,
                    s->base.timeout_s, last);
-        poll(s->polled, (nfds_t)(s->ranks + s->listeners), RETRY_MS); // ignores those without a descriptor
+        poll(s->polled, (nfds_t)(s->ranks + LISTENERS_MAX + s->guests), RETRY_MS); // ignores those without a descriptor
         end_if_lost(s);
-        for (int i = s->ranks; i < s->ranks + s->listeners; i++)
-            if (s->polled[i].revents) accept_one(s, s->polled[i].fd);
+        for (int i = 0; i < s->guests; i++)
+            if (polled[i].fd >= 0) hear(s, &s->guest[i], &polled[i].fd);
+        for (int i = 0; i < s->listeners; i++)
+            if (listener[i].revents) accept_one(s, listener[i].fd);
     }
-    for (int i = s->ranks; i < s->ranks + s->listeners; i++) close(s->polled[i].fd);
+    for (; listener < polled + s->guests; listener++)
+        if (listener->fd >= 0) close(listener->fd);
 }
 
 // --- the start of the others ---
@@ -259,11 +301,12 @@ static const char *join(sockets *s, const struct addrinfo *to, double deadline_m
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return strerror(errno);
     keep_alive(fd);
-    limit(fd, fmin((deadline_ms - cf_now_ms()) * 1e-3, CONNECT_S));
+    const double most_s = fmax(fmin((deadline_ms - cf_now_ms()) * 1e-3, CONNECT_S), 1e-3);
+    const struct timeval longest = {(time_t)most_s, (suseconds_t)(1e6 * fmod(most_s, 1))};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof longest);
     int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
-    limit(fd, (deadline_ms - cf_now_ms()) * 1e-3);
-    outcome how = error ? CLOSED : send_message(s, fd, &mine, sizeof mine);
-    if (how == WHOLE) how = receive_message(fd, &h, said, sizeof said);
+    outcome how = error ? CLOSED : send_message(s, fd, &mine, sizeof mine, deadline_ms);
+    if (how == WHOLE) how = receive_message(fd, &h, said, sizeof said, deadline_ms);
     if (how == WHOLE && h.from == 0 && *said)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
                "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, REASON_LENGTH - 1, said);
@@ -316,8 +359,9 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
     s->base = (cf_bootstrap){.rank = rank, .size = size, .timeout_s = timeout_s, .allgather = allgather, .close = close_sockets};
     s->ranks = rank == 0 ? size : 1;
     s->host = cf_host_alloc(s->ranks, sizeof *s->host, "connections");
-    s->polled = cf_host_alloc(s->ranks + LISTENERS_MAX, sizeof *s->polled, "connections");
-    for (int i = 0; i < s->ranks; i++) s->polled[i] = (struct pollfd){.fd = -1, .events = POLLRDHUP};
+    const int most = s->ranks + LISTENERS_MAX + GUESTS_MAX;
+    s->polled = cf_host_alloc(most, sizeof *s->polled, "connections");
+    for (int i = 0; i < most; i++) s->polled[i] = (struct pollfd){.fd = -1, .events = POLLRDHUP};
     if (size > 1) {
         s->address = address;
         snprintf(s->port, sizeof s->port, "%d", port);

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -191,6 +192,46 @@ class Bootstrap(unittest.TestCase):
             self.end(self.start(1, 2, "gather"), 0)
             self.end(root, 0)
 
+    def test_three_hundred_strangers_hold_nobody(self):
+        """Some are silent, some have sent half a hello; one sends a byte now and then."""
+        root = self.start(0, 2, "gather")
+        begin, stop = time.monotonic(), threading.Event()
+        hello = Line.HEAD.pack(MAGIC, 1, 72) + Line(None).hello(2)
+        with contextlib.ExitStack() as open_ones:
+            strangers = [open_ones.enter_context(self.connect()) for _ in range(300)]
+            for stranger in strangers[::2]:
+                with contextlib.suppress(OSError):  # it may have had its second
+                    stranger.sendall(hello[:40])
+            dripping = threading.Thread(target=self.drip, args=(self.connect(), hello[:-1], stop))
+            dripping.start()
+            try:
+                self.end(self.start(1, 2, "gather"), 0)
+                self.end(root, 0)
+            finally:
+                stop.set()
+                dripping.join()
+        self.assertLess(time.monotonic() - begin, PROMPT_S)
+
+    def test_strangers_hold_nobody_beyond_the_time_out(self):
+        hello, stop = Line.HEAD.pack(MAGIC, 1, 72) + Line(None).hello(2), threading.Event()
+        root = self.start(0, 2, "gather", timeout_s=1)
+        dripping = threading.Thread(target=self.drip, args=(self.connect(), hello[:-1], stop))
+        begin = time.monotonic()
+        dripping.start()
+        self.assertRegex(self.end(root, 1), r"1 of 2 ranks have not connected .* within 1 s")
+        self.assertLess(time.monotonic() - begin, 5)
+        stop.set()
+        dripping.join()
+
+    @staticmethod
+    def drip(connection, data, stop):
+        """A byte now and then, as long as somebody takes it."""
+        with connection, contextlib.suppress(OSError):
+            for byte in data:
+                connection.sendall(bytes([byte]))
+                if stop.wait(0.2):
+                    return
+
     def test_a_thousand_ranks_meet(self):
         """All but rank 0 are of this process. None waits for another one: they come at once."""
         size = 1000
@@ -228,8 +269,10 @@ class Bootstrap(unittest.TestCase):
     # --- somebody goes missing ---
 
     def test_a_false_rank_0_holds_nobody_beyond_the_time_out(self):
-        for timeout_s, payload in (0.5, b""), (1, b"v"), (1, (MAGIC.to_bytes(4, "little") + b"\1")):
-            with self.subTest(timeout_s=timeout_s, payload=payload), socket.socket() as server:
+        answer = Line.HEAD.pack(MAGIC, 0, 256) + bytes(255)
+        for timeout_s, payload, drips in ((0.5, b"", b""), (1, b"v", b""), (1, MAGIC.to_bytes(4, "little") + b"\1", b""),
+                                          (1, b"", answer), (1, answer[:20], answer[20:])):
+            with self.subTest(timeout_s=timeout_s, payload=len(payload), drips=len(drips)), socket.socket() as server:
                 self.port = free_port()
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 server.bind(("127.0.0.1", self.port))
@@ -239,6 +282,7 @@ class Bootstrap(unittest.TestCase):
                 with connection:
                     begin = time.monotonic()
                     connection.sendall(payload)
+                    threading.Thread(target=self.drip, args=(connection.dup(), drips, threading.Event())).start()
                     self.assertRegex(self.end(process, 1), rf"cannot reach rank 0 .* within {timeout_s} s: it answers nothing")
                     self.assertLess(time.monotonic() - begin, timeout_s + 4)
 
