@@ -331,24 +331,53 @@ class ModelFile(checkpoints.Case):
                     calls = call
             self.assertGreaterEqual(calls, 4)  # it is created, written, synced and renamed
 
-    def test_the_log_is_synced_before_a_checkpoint_has_its_name(self):
-        """Else a power cut could leave a checkpoint from which a run goes on without the log of the steps before it."""
-        out, log, calls = self.fresh("out"), self.fresh("log.jsonl"), self.fresh("calls")
-        env = dict(LD_PRELOAD=build_shim(self, "data/preload_kill.c"), CALLS_LOG=calls, CALLS_ABOUT=os.path.dirname(out))
-        result = self.start(out=out, log=log, save_every=4, env=env).wait()
+    def calls_of(self, **values):
+        """What a run does to the disk: lists of call, path and, of a rename, the new path."""
+        calls = self.fresh("calls")
+        env = dict(LD_PRELOAD=build_shim(self, "data/preload_kill.c"), CALLS_LOG=calls, CALLS_ABOUT=self.folder)
+        result = self.start(**values, env=env).wait()
         self.assertEqual(result.status, 0, str(result))
-        named, synced = 0, False
         with open(calls, encoding="utf-8") as file:
-            for call, path, *_ in map(str.split, file):
-                unfinished = path.startswith(f"{out}/step_") and path.endswith(".tmp") and os.path.dirname(path) == out
-                if call == "mkdir" and unfinished:
-                    synced = False
-                elif call == "fsync" and path == log:
-                    synced = True
-                elif call == "rename" and unfinished:
-                    self.assertTrue(synced, path)
-                    named += 1
-        self.assertEqual(named, 3)  # steps 4, 8 and 10
+            return result, [line.split() for line in file]
+
+    def assertSynced(self, calls, log):
+        """What gets a name is on the disk by then, and the name before anything else is made or named: else a power cut
+        could leave a name without what it stands for. A run that goes on from a checkpoint needs the log up to it. Returns the new
+        names."""
+        written, unsynced, named = set(), {}, []  # unsynced: directories, and what has been renamed in them
+        for call, path, *to in calls:
+            aside = to and to[0].endswith(".damaged")  # several of these are one step
+            if call in ("create", "mkdir", "rename") and not aside:
+                for directory, name in unsynced.items():
+                    self.assertFalse(path.startswith(directory + "/"), f"{call} {path}: {name} has no name on the disk")
+            if call in ("write", "truncate"):
+                written.add(path)
+            elif call == "mkdir" and path.endswith(".tmp"):  # a checkpoint
+                written.add(f"the log before {path}")
+            elif call == "fsync":
+                written = {other for other in written if other != path and (path != log or not other.startswith("the log before"))}
+                unsynced.pop(path, None)
+            elif call == "rename" and not to[0].endswith(".tmp"):  # else it is about to be removed
+                self.assertNotIn(path, written)
+                self.assertNotIn(f"the log before {path}", written)
+                unsynced[os.path.dirname(path)] = to[0]
+                named += [os.path.basename(to[0])]
+        self.assertEqual(unsynced, {})
+        return named
+
+    def test_order_of_syncs(self):
+        """Of a run that saves; and of one that goes on, with a log that had got further, from an older checkpoint."""
+        out, log, trace = self.fresh("out"), self.fresh("log.jsonl"), self.fresh("trace.json")
+        _, calls = self.calls_of(out=out, log=log, save_every=3, keep=3)
+        named = self.assertSynced(calls, log)
+        self.assertEqual([name for name in named if name.startswith("step_")], [f"step_{step:08d}" for step in (3, 6, 9, 10)])
+        for step in (9, 10):
+            checkpoints.damage(os.path.join(checkpoints.directory(out, step), "rank_00000.safetensors"), 0.5)
+        result, calls = self.calls_of(out=out, log=log, trace=trace, trace_steps="8:9")
+        self.assertIn("resume    from step 6", result.out)
+        aside = [f"step_{step:08d}.damaged" for step in (9, 10)]
+        self.assertLessEqual({*aside, "step_00000010", "model.bin", *map(os.path.basename, (log, trace))},
+                             set(self.assertSynced(calls, log)))
 
 
 class Disk(checkpoints.Case):
