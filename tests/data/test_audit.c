@@ -1,6 +1,7 @@
 // ranks: 1
 //
-// The overlap audit: what bounds an operation, by what transfers cost and how much of them waited.
+// The overlap audit: what bounds an operation, by what transfers cost and how much of them waited. A step's line in the log: which
+// of the ranks computes longest.
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "data/run/report.h"
@@ -65,7 +66,32 @@ static void test_bounds(void **state) {
     assert_bound("--threads 1", crowded, 2, "no core to spare", "fewer ranks on a host");
 }
 
+// Ranks compute for step minus exposed time: 60, 30, 100, 90 and 80 ms. The slowest does so for 20 ms longer than the median.
+static void test_slowest_rank(void **state) {
+    (void)state;
+    static const double ms[] = {100, 100, 101, 100, 100}, exposed[] = {40, 70, 1, 10, 20}, comm[] = {50, 80, 90, 20, 30};
+    char *argv[] = {(char *)"train_gpt"}, *path = scratch_path("log");
+    options o;
+    options_parse(&o, 1, argv);
+    const cf_mesh mesh = {.world_group = {.size = 5}};
+    run_report r = {.opt = &o, .mesh = &mesh, .last = {.step = 7, .ms = 100, .loss = 1}};
+    double all[5 * FIGURES] = {0};
+    for (int rank = 0; rank < 5; rank++) {
+        double *of = &all[rank * FIGURES];
+        of[FIGURE_STEP] = 7, of[FIGURE_MS] = ms[rank], of[FIGURE_EXPOSED] = exposed[rank], of[FIGURE_COMM] = comm[rank];
+    }
+    unlink(path);
+    r.log = log_open(path, NULL, 0);
+    report_step(&r, all, FIGURES);
+    log_close(r.log);
+    size_t size;
+    char *text = scratch_read(path, &size);
+    const char *expected = "\"comm_ms\":90,\"exposed_comm_ms\":70,\"exposed_mean_ms\":28.2,\"slowest_rank\":2,\"lag_ms\":20}";
+    if (!strstr(text, expected)) fail_msg("'%s' has no '%s'", text, expected);
+    free(text);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds), cmocka_unit_test(test_slowest_rank)};
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
