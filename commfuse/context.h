@@ -24,7 +24,7 @@
 //
 // Units. Milliseconds (…_ms) on the cf_now_ms() clock, seconds (…_s), bytes where a name says so, otherwise elements or rows.
 //
-// Ranks. All ranks of a group create, begin and finish the same operations in the same order.
+// Ranks. All ranks of a group create, begin, finish and free the same operations in the same order.
 //
 // Versions. CF_VERSION is MAJOR.MINOR.PATCH. While MAJOR and MINOR stay, a compiled program runs with a newer library: structs,
 // enumerations and functions keep their meaning; functions may be added, and fields at the end of cf_fuse_config. Otherwise MINOR
@@ -49,10 +49,10 @@ typedef struct cf_context {
     cf_stream *stream; // compute stream
     cf_stream *second; // second compute stream: slices of an `independent` operation alternate between both; NULL: there is one
     cf_trace *trace;
-    int step;    // for messages and traces; -1 outside of steps
-    int tags;    // message tags used so far: all ranks create the same operations in the same order
-    bool timed;  // runs are timed: cf_fuse_median_ms()
-    bool failed; // an operation has failed half way: ranks are out of step, so nothing runs any more
+    int step;                   // for messages and traces; -1 outside of steps
+    struct cf_fuse *operations; // those of a group in the order of their message tags
+    bool timed;                 // runs are timed: cf_fuse_median_ms()
+    bool failed;                // an operation has failed half way: ranks are out of step, so nothing runs any more
 } cf_context;
 
 // Connects the ranks of this run and opens this rank's device. transport: "auto" or a name of transport.h. threads: compute threads

@@ -34,7 +34,8 @@ struct cf_fuse {
     const cf_schedule *schedule; // the current choice
     cf_request *request;         // one per step; unused for steps on the compute stream
     unsigned char *arrived;      // per step, a bit for each stream: work on this stream need not wait for the request any more
-    int tag;                     // of slice 0
+    int64_t tag, tags;           // of slice 0; how many, one for each slice of all ranks
+    cf_fuse *following;          // in the list of the context
     char *stage, *result;
     char label[64];
     uint32_t hash;    // of the config and choice, for messages
@@ -85,7 +86,28 @@ static cf_choice predicted_choice(const cf_fuse *f) {
     return cf_choose(&work, &costs);
 }
 
+// The lowest that are free in the group, alike on all its ranks, which make and free the same operations in the same order.
+static void take_tags(cf_fuse *f, int64_t tags) {
+    const int64_t most = f->context->transport ? f->context->transport->tags : 0;
+    cf_fuse **at = &f->context->operations;
+    f->tag = 0, f->tags = tags;
+    for (; *at && ((*at)->config.group != f->config.group || (*at)->tag - f->tag < tags); at = &(*at)->following)
+        if ((*at)->config.group == f->config.group) f->tag = (*at)->tag + (*at)->tags;
+    if (most > 0 && f->tag + tags > most)
+        cf_die_together("use fewer slices, or free operations that run no more",
+                        "%s needs %lld message tags; %lld of its group are taken, and MPI has %lld (MPI_TAG_UB is %lld)", f->label,
+                        (long long)tags, (long long)f->tag, (long long)most, (long long)most - 1);
+    f->following = *at, *at = f;
+}
+
+static void give_back_tags(cf_fuse *f) {
+    cf_fuse **at = &f->context->operations;
+    while (*at && *at != f) at = &(*at)->following;
+    if (*at) *at = f->following;
+}
+
 static void release(cf_fuse *f) {
+    give_back_tags(f);
     cf_free(f->stage);
     if (!f->config.result_given) cf_free(f->result);
     for (int i = 0; i < f->choices; i++) cf_schedule_free(f->choice[i]);
@@ -120,12 +142,11 @@ static cf_schedule *checked_schedule(const cf_fuse_config *p, cf_choice c) {
 
 int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *bytes) {
     const cf_fuse_config *config = &f->config;
-    cf_context *context = f->context;
     if (f->running || count < 1 || count > CF_CHOICES)
         cf_die(NULL, "%s gets %d choices%s", f->label, count, f->running ? " while it runs" : "");
     release(f);
     const int64_t shard = config->capacity * cf_dtype_size(config->dtype);
-    int64_t stage = 0, result = 0, steps = 1, slices = 1;
+    int64_t stage = 0, result = 0, steps = 1, slices = 0;
     f->choices = 0;
     for (int i = 0; i < count; i++) {
         const cf_choice *c = &choices[i];
@@ -141,16 +162,16 @@ int cf_fuse_set_choices(cf_fuse *f, cf_choice *choices, int count, int64_t *byte
             continue;
         }
         *bytes -= more, stage += more_stage, result += more_result;
-        steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
+        steps = larger(steps, s->count + 1);
+        if (!s->algorithm->native && !s->bound && s->ranks > 1) slices = larger(slices, s->slices);
         choices[f->choices] = *c, f->choice[f->choices++] = s;
     }
+    take_tags(f, config->group->size * slices);
     f->request = cf_host_alloc(steps, sizeof *f->request, config->name);
     f->arrived = cf_host_alloc(steps, sizeof *f->arrived, config->name);
     f->timed = count > 1 ? cf_host_alloc(TIMED_RUNS, sizeof *f->timed, config->name) : NULL;
     f->stage = cf_alloc(stage, "communication staging");
     if (!config->result_given) f->result = cf_alloc(result, "communication staging");
-    f->tag = context->tags;
-    context->tags += config->group->size * (int)slices;
     cf_fuse_choose(f, 0);
     return f->choices;
 }
@@ -160,9 +181,9 @@ static uint32_t hash_of(const cf_fuse *f) {
     const cf_fuse_config *p = &f->config;
     char choice[CF_CHOICE_NAME], text[256];
     cf_choice_print((cf_choice){p->algorithm, p->slices}, choice);
-    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %d%s%s%s", f->label, choice, p->side, (long long)p->capacity,
-             cf_dtype_name(p->dtype), f->tag, p->result_given ? ", result given" : "", p->urgency == CF_BULK ? ", bulk" : "",
-             p->callback_adds_last ? ", callback adds last" : "");
+    snprintf(text, sizeof text, "%s by %s, side %d, %lld x %s, tag %lld%s%s%s", f->label, choice, p->side, (long long)p->capacity,
+             cf_dtype_name(p->dtype), (long long)f->tag, p->result_given ? ", result given" : "",
+             p->urgency == CF_BULK ? ", bulk" : "", p->callback_adds_last ? ", callback adds last" : "");
     uint32_t hash = 2166136261u;
     for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     return hash;
@@ -405,11 +426,11 @@ static void fill_request(cf_fuse *f, int index, cf_event posted) {
     }
     if (exchange && step->send_to >= 0) {
         r->send_to = step->send_to, r->send = place_of(f, step->from);
-        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements, r->send_tag = f->tag + step->send_slice;
+        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements, r->send_tag = (int)f->tag + step->send_slice;
     }
     if (exchange && step->recv_from >= 0) {
         r->recv_from = step->recv_from, r->recv = place_of(f, step->at);
-        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements, r->recv_tag = f->tag + step->recv_slice;
+        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements, r->recv_tag = (int)f->tag + step->recv_slice;
     }
     for (int i = 0, n = 0; i < 2; i++)
         if (step->wait[i] >= 0 && cf_is_transfer(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])

@@ -116,6 +116,7 @@ struct cf_transport {
     int ranks_per_host;         // as many neighbours are on each host; 0: they are not. May be set before groups are bound: to
                                 // schedule containers of one host as one host, or one host as several
     bool in_order;              // requests of one kind and group complete in the order posted
+    int64_t tags;               // exchanges of a group have tags below this; 0: they need none
     cf_costs costs;             // set by cf_costs_agree()
     bool leave_for_all;         // set by the caller: products leave multiprocessors for all transfers beside them, not only for
                                 // those of urgent groups and those between hosts

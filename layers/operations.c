@@ -42,7 +42,6 @@ bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *set
     gpt model;
     gpt_step step;
     cf_transport *t = context->transport;
-    const int tags = context->tags;
     const bool reserved = cf_device_reserve_only(true);
     gpt_create(&model, context, mesh, setup);
     gpt_step_create(&step, &model);
@@ -50,7 +49,6 @@ bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *set
     gpt_step_free(&step);
     gpt_free(&model);
     cf_device_reserve_only(reserved);
-    context->tags = tags;
     return cf_allreduce_min(t, cf_device_memory(t->local_size) / 4 * 3 >= taken) > 0;
 }
 

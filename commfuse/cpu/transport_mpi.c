@@ -257,6 +257,13 @@ static void bind_group(cf_transport *t, cf_group *group) {
     group->native = comm, group->collectives = CF_CHOSEN;
 }
 
+// MPI promises 32,768.
+static int64_t count_tags(void) {
+    int *highest = NULL, given = 0;
+    cf_mpi_check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest, &given), "MPI_Comm_get_attr", NULL);
+    return (given ? *highest : 32767) + INT64_C(1);
+}
+
 // From one core to all those of the launcher (which `taskset … mpirun` still limits). Only Open MPI's launcher binds without being
 // asked; other bindings stay.
 static void widen_binding(void) {
@@ -322,6 +329,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .local_size = ranks->local_size,
                         .local_cores = ranks->local_cores,
                         .ranks_per_host = ranks->ranks_per_host,
+                        .tags = count_tags(),
                         .collectives = true, // MPI connects them by itself, whatever the caller sets
                         .state = s,
                         .timeout_s = &ranks->timeout_s,

@@ -196,7 +196,6 @@ static cf_request byte_request(bench *b, char *byte, bool send) {
     r.recv_from = send ? -1 : (group->rank + 1) % group->size;
     r.send = r.recv = byte;
     r.send_count = r.recv_count = 1;
-    r.send_tag = r.recv_tag = b->context.tags;
     r.step = -1;
     return r;
 }
@@ -216,7 +215,6 @@ static void measure_costs(bench *b, work *k) {
         t->post(t, &release, 1, b->context.stream);
         t->wait(t, &release, CF_COMPLETE, b->context.stream);
         t->wait(t, &pending, CF_COMPLETE, b->context.stream);
-        b->context.tags++;
     }
     double *mine = b->all + b->mesh.world_group.rank * COSTS;
     for (int i = 0; i < COSTS; i++) mine[i] = median((double *)(sample + 1) + i, b->repetitions, COSTS);

@@ -254,6 +254,40 @@ static void an_algorithm_may_decline(void) {
     says("own: star makes no all-gather of ");
 }
 
+// Tags are few, of each group; operations are freed in another order than they were made.
+static void tags_are_given_back(void) {
+    enum { SLOTS = 5, TURNS = 500 };
+    if (all->size < 2) return;
+    const int64_t most = context->transport->tags;
+    cf_fuse_config wide = plan_of("wide", ring);
+    cf_fuse *fuse[SLOTS + 1];
+    CHECK(most > 32767, "%lld tags", (long long)most); // what MPI promises
+    context->transport->tags = 10;
+    for (int i = 0; i < SLOTS; i++) fuse[i] = cf_fuse_create(context, plan_of("in a turn", ring));
+    for (int i = 0; i < TURNS; i++) {
+        CHECK(cf_fuse_free(fuse[i * i % SLOTS]), "%s", cf_error());
+        fuse[i * i % SLOTS] = cf_fuse_create(context, plan_of("in a turn", ring));
+        CHECK(fuse[i * i % SLOTS], "turn %d: %s", i, cf_error());
+        run_well(fuse[i % SLOTS]);
+    }
+    CHECK(!cf_fuse_create(context, wide), "an operation");
+    says("all-gather wide needs 2 message tags; 10 of its group are taken, and MPI has 10 (MPI_TAG_UB is 9)");
+    says("hint: use fewer slices, or free operations that run no more");
+    cf_group *again = cf_group_create(context, "again", NULL, 0);
+    wide.group = again, wide.slices = 5;
+    CHECK(fuse[SLOTS] = cf_fuse_create(context, wide), "%s", cf_error());
+    run_well(fuse[SLOTS]);
+    wide.group = all, wide.algorithm = cf_algorithm_find("slice"), wide.slices = 64; // the library's collectives need none
+    cf_fuse *native = cf_fuse_create(context, wide);
+    CHECK(native && cf_fuse_free(native), "%s", cf_error());
+    wide.algorithm = ring, wide.slices = 1;
+    CHECK(!cf_fuse_create(context, wide) && cf_fuse_free(fuse[2]), "not refused a second time");
+    CHECK(fuse[2] = cf_fuse_create(context, wide), "%s", cf_error());
+    for (int i = SLOTS; i >= 0; i--) run_well(fuse[i]), cf_fuse_free(fuse[i]);
+    cf_group_free(again);
+    context->transport->tags = most;
+}
+
 static void groups_are_checked(void) {
     const int twice[] = {0, 0}, unknown[] = {0, 7}, other[] = {1 - all->rank};
     CHECK(!cf_group_create(context, "none", twice, 0), "a group");
@@ -303,6 +337,7 @@ int main(void) {
         RANKS_CASE(callbacks_have_errors_of_their_own),
         RANKS_CASE(an_algorithm_of_ones_own_is_checked),
         RANKS_CASE(an_algorithm_may_decline),
+        RANKS_CASE(tags_are_given_back),
         RANKS_CASE(groups_are_checked),
         RANKS_CASE(subnormal_numbers_are_the_programs),
         RANKS_CASE(otherwise_errors_end_the_process),

@@ -1,10 +1,11 @@
 // Stands between a program and MPI_Isend (LD_PRELOAD), and spoils what one rank sends: the memory or the network that
-// corrupts data and says nothing. Built and used by test_check_wire.py; the environment says what for:
+// corrupts data and says nothing, or a library of few message tags. The environment says what for:
 //     WIRE_RANK=R     the rank, of the world
 //     WIRE_BYTES=B    sends of fewer bytes are neither counted nor spoiled
 //     WIRE_NTH=N      the N-th of the others, from 1, is spoiled: a copy is sent with one thing wrong
 //     WIRE_BIT=I      bit I of it (modulo its bits) is the other one …
 //     WIRE_NAN=1      … or the fp32 number which that bit belongs to is a NaN
+//     WIRE_TAG_UB=T   the highest tag that the library has
 // It says on standard error what it has done, and at the end how much the rank has sent.
 #include <mpi.h>
 #include <stdint.h>
@@ -56,9 +57,18 @@ int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, M
     int size = 0;
     PMPI_Type_size(type, &size);
     long bytes = (long)count * size;
+    if (number("WIRE_TAG_UB") && tag > number("WIRE_TAG_UB")) return MPI_ERR_TAG;
     if (world_rank() == number("WIRE_RANK") && bytes > 0 && bytes >= number("WIRE_BYTES") && ++sends == number("WIRE_NTH"))
         data = spoiled(data, bytes, world_rank_of(to, comm));
     return PMPI_Isend(data, count, type, to, tag, comm, request);
+}
+
+int MPI_Comm_get_attr(MPI_Comm comm, int key, void *value, int *found) {
+    static int highest;
+    if (key != MPI_TAG_UB || !number("WIRE_TAG_UB")) return PMPI_Comm_get_attr(comm, key, value, found);
+    highest = (int)number("WIRE_TAG_UB");
+    *(int **)value = &highest, *found = 1;
+    return MPI_SUCCESS;
 }
 
 int MPI_Finalize(void) {

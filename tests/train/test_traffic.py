@@ -6,6 +6,8 @@ the last computation of backward has begun. (What is in flight when does depend 
 """
 # limit: 240
 import os
+import shutil
+import subprocess
 import sys
 import unittest
 
@@ -157,6 +159,32 @@ class Tail(Traffic):
             with self.subTest(vocabulary=shape.Vp, strategy=strategy, overlap=overlap):
                 late = self.late(self.traced(shape, strategy, tp, dp, overlap=overlap))
                 self.assertIn(last, {name for _, _, name, _ in late})
+
+
+@unittest.skipUnless(shutil.which("mpicc"), "no mpicc")
+class Tags(harness.Case):
+    """A library that has as few message tags as MPI promises (preload_wire.c)."""
+    shape = reference.Shape(maxT=32, V=101, L=1, heads=8, C=64, Vp=128)
+
+    def run_with_few(self, **more):
+        shim = self.fresh("preload_wire.so")
+        subprocess.run(["mpicc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", shim,
+                        os.path.join(harness.ROOT, "tests/train/preload_wire.c")], check=True)
+        return harness.run(self.arguments(seq=16, tp=8, steps=1, **more), ranks=8,
+                           wrapper=["env", f"LD_PRELOAD={shim}", "WIRE_TAG_UB=32767"])
+
+    def test_more_than_there_are_is_an_error_before_the_first_step(self):
+        result = self.run_with_few(overlap="ring:1024")
+        self.assertFails(result, "needs 8192 message tags; 32768 of its group are taken, and MPI has 32768 (MPI_TAG_UB is 32767)",
+                         "use fewer slices")
+        self.assertEqual(result.err.count("error:"), 1, str(result))
+        self.assertNotIn("step ", result.out)
+
+    def test_what_has_enough_trains(self):
+        for overlap in "ring:32", "slice:1024":  # 256 of each operation; none, as they are the library's collectives
+            with self.subTest(overlap):
+                result = self.run_with_few(overlap=overlap)
+                self.assertEqual(result.status, 0, str(result))
 
 
 if __name__ == "__main__":
