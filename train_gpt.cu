@@ -15,6 +15,7 @@ extern "C" { // these headers are for C
 #include "commfuse/base/limits.h"
 #include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
+#include "data/json.h"
 #include "data/run/startup.h"
 #include "data/run/predict.h"
 #include "data/run/derived.h"
@@ -39,6 +40,7 @@ typedef struct trainer {
     model_file *start;
     manifest *from;     // the checkpoint from which the run resumes, or which it exports; NULL: none
     bool damage;        // on rank 0: newer ones are damaged
+    bool keeps;         // the run keeps the checkpoint's choices (startup_keep)
     rank_state copy;    // of this rank's state, while it is being saved
     char run[RUN_NAME]; // only rank 0's is used
     run_report report;
@@ -47,25 +49,33 @@ typedef struct trainer {
 
 // --- options → mesh → model ---
 
-static void make_mesh(trainer *t) {
-    derived_mesh(&t->opt, t->transport, &t->mesh);
-    derived_context(&t->opt, t->transport, &t->mesh, &t->context);
-    overlap_parse(&t->how, t->opt.overlap, t->opt.gradients, t->opt.prefetch, t->opt.embedding);
-    t->how.round_gradients = strcmp(t->opt.reduce_dtype, "bf16") == 0;
-}
-
 // Reading and writing files takes longer on some ranks than on others.
 static void allow_long_waits(trainer *t, bool patient) {
     *t->transport->timeout_s = (patient ? PATIENCE : 1) * t->opt.timeout;
 }
 
-static void make_model(trainer *t) {
+// What the checkpoint says of a choice that the run keeps; NULL: nothing.
+static const char *kept(const trainer *t, const char *name) {
+    return t->keeps ? json_text(t->from->options, name) : NULL;
+}
+
+static void make_mesh(trainer *t) {
     options *opt = &t->opt;
-    run_report *r = &t->report;
+    const int ranks = t->transport->size;
     allow_long_waits(t, true); // until the first step
     if (!opt->dry_run && !*opt->export_to && t->transport->rank == 0)
         startup_open_output(opt); // nobody else saves there from here on
     t->from = startup_checkpoint(opt, t->transport, &t->damage);
+    t->keeps = startup_keep(opt, t->from, opt->dry_run && ranks == 1 && t->from ? (int)t->from->ranks : ranks);
+    derived_mesh(opt, t->transport, &t->mesh);
+    derived_context(opt, t->transport, &t->mesh, &t->context, kept(t, "costs"));
+    overlap_parse(&t->how, t->opt.overlap, t->opt.gradients, t->opt.prefetch, t->opt.embedding);
+    t->how.round_gradients = strcmp(t->opt.reduce_dtype, "bf16") == 0;
+}
+
+static void make_model(trainer *t) {
+    options *opt = &t->opt;
+    run_report *r = &t->report;
     const gpt_shape shape = startup_shape(opt, t->words, t->from, t->transport, &t->start); // may lower --seq
     const parallel_strategy strategy = strcmp(opt->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_setup setup = {shape, strategy, opt->seq, opt->micro_batch, t->how, false, false};
@@ -75,7 +85,7 @@ static void make_model(trainer *t) {
     gpt_create(&t->model, &t->context, &t->mesh, &setup);
     gpt_step_create(&t->step, &t->model);
     const bool choose = !t->how.schedule.algorithm && t->mesh.world_group.size > 1 && !*opt->export_to;
-    plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, opt, t->transport, VERSION);
+    plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, opt, t->transport, VERSION, kept(t, "operations"));
     r->opt = opt, r->version = VERSION, r->run = t->run;
     r->context = &t->context, r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
@@ -169,7 +179,9 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool wait) {
     allow_long_waits(t, true);
-    bool saved = saver_begin(t->report.checkpoints, step);
+    char *plan = plan_text(&t->report.plan);
+    bool saved = saver_begin(t->report.checkpoints, step, plan);
+    free(plan);
     if (saved) {
         state_copy(&t->copy, &t->model.zero);
         saver_write(t->report.checkpoints, &t->copy);
@@ -228,7 +240,7 @@ static int export_model(trainer *t) {
 static int train_model(trainer *t) {
     const options *opt = &t->opt;
     run_report *r = &t->report;
-    const run_facts facts = {&t->model.params.shape, r->train, VERSION, t->run};
+    const run_facts facts = {&t->model.params.shape, r->train, VERSION, t->run, &t->transport->costs};
     startup_compare_data(opt, t->transport, r->train, r->val, t->words, opt->vocab, t->start);
     load_state(t, &facts);
     report_meet(r); // with the long time limit, because some ranks read faster
@@ -245,7 +257,7 @@ static int train_model(trainer *t) {
 }
 
 static int print_dry_run(trainer *t) {
-    plan_start(&t->report.plan, false, t->opt.steps);
+    plan_start(&t->report.plan, t->from != NULL, t->opt.steps - (t->from ? t->from->step : 0));
     report_banner(&t->report);
     if (t->transport->rank == 0) dry_run(&t->step, stdout), plan_explain(&t->report.plan, stdout);
     return 0;

@@ -201,21 +201,42 @@ bool cf_choice_parse(const char *name, cf_choice *choice) {
 
 // --- costs ---
 
+// The numbers of cf_costs. The worst of all ranks is the most of SECONDS, of the others the least.
+enum { SECONDS = 4, NUMBERS = 10 };
+static double *number(cf_costs *c, int n) {
+    double *const numbers[NUMBERS] = {&c->latency_s,           &c->message_s,          &c->piece_s,
+                                      &c->network_latency_s,   &c->bytes_per_s,        &c->flops_per_s,
+                                      &c->network_bytes_per_s, &c->shared_bytes_per_s, &c->share_1mb,
+                                      &c->share_100mb};
+    return numbers[n];
+}
+
+void cf_costs_print(cf_costs c, char text[CF_COSTS_TEXT]) {
+    int length = snprintf(text, CF_COSTS_TEXT, "%d", c.spare);
+    for (int n = 0; n < NUMBERS; n++) length += snprintf(text + length, (size_t)(CF_COSTS_TEXT - length), " %.17g", *number(&c, n));
+}
+
+bool cf_costs_parse(const char *text, cf_costs *costs) {
+    cf_costs c = *costs;
+    char *end;
+    c.spare = strtol(text, &end, 10) != 0;
+    for (int n = 0; n < NUMBERS; n++) {
+        *number(&c, n) = strtod(text = end, &end);
+        if (end == text || !(*number(&c, n) > 0) || isinf(*number(&c, n))) return false;
+    }
+    if (!*end) *costs = c;
+    return !*end;
+}
+
 void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *c = &t->costs;
     *c = t->set_threads(t, threads);
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
-        c->latency_s = fmax(c->latency_s, all[i].latency_s);
-        c->network_latency_s = fmax(c->network_latency_s, all[i].network_latency_s);
-        c->network_bytes_per_s = fmin(c->network_bytes_per_s, all[i].network_bytes_per_s);
-        c->shared_bytes_per_s = fmin(c->shared_bytes_per_s, all[i].shared_bytes_per_s);
-        c->share_1mb = fmin(c->share_1mb, all[i].share_1mb);
-        c->share_100mb = fmin(c->share_100mb, all[i].share_100mb);
-        c->message_s = fmax(c->message_s, all[i].message_s);
-        c->piece_s = fmax(c->piece_s, all[i].piece_s);
-        c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);
-        c->flops_per_s = fmin(c->flops_per_s, all[i].flops_per_s);
+        for (int n = 0; n < NUMBERS; n++) {
+            const double mine = *number(c, n), other = *number(&all[i], n);
+            *number(c, n) = n < SECONDS ? fmax(mine, other) : fmin(mine, other);
+        }
         c->spare &= all[i].spare;
     }
     free(all);

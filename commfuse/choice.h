@@ -42,5 +42,9 @@ bool cf_choice_parse(const char *name, cf_choice *choice);
 // Gives all ranks the same costs, the worst of any rank, so that all make the same choices. Collective, once, before the first
 // operation is created whose algorithm is chosen. Sets the compute threads of each rank (CPU).
 void cf_costs_agree(cf_transport *transport, int threads);
+// All that choices reckon with and a machine's cores decide, as text. parse returns false, and changes nothing, if it is none.
+enum { CF_COSTS_TEXT = 320 };
+void cf_costs_print(cf_costs costs, char text[CF_COSTS_TEXT]);
+bool cf_costs_parse(const char *text, cf_costs *costs);
 
 CF_EXTERN_C_END

@@ -57,6 +57,7 @@ void manifest_add(cJSON *options, const char *name, const char *form, ...) {
     va_start(values, form);
     if (vasprintf(&value, form, values) < 0) got(NULL);
     va_end(values);
+    cJSON_DeleteItemFromObjectCaseSensitive(options, name);
     got(cJSON_AddStringToObject(options, name, value));
     free(value);
 }

@@ -21,6 +21,7 @@ typedef struct manifest {
     struct cJSON *options; // texts by their names, for json_text()
 } manifest;
 
+// Replaces what had this name.
 void manifest_add(struct cJSON *options, const char *name, const char *format, ...) CF_PRINTF(3, 4);
 
 char *manifest_print(const manifest *m, int64_t *size); // the caller frees it

@@ -116,12 +116,13 @@ void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
 
 // With three or more cores per rank, one is left to the thread that moves bytes. A dry run of a mesh that is not here assumes hosts
 // where one is.
-void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_context *context) {
+void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_context *context, const char *costs) {
     const int share = t->local_cores / t->local_size, spare = mesh->world_group.size > 1 && share >= 3 ? 1 : 0;
     if (opt->threads == 0) opt->threads = cf_limits_threads(share > 1 ? share - spare : 1);
     cf_device_threads((int)opt->threads);
     const bool elsewhere = t->size < mesh->world_group.size && opt->threads > 1;
     cf_context_start(context, t, (int)opt->threads - elsewhere);
+    if (costs) cf_costs_parse(costs, &t->costs); // of another version, which has others: this machine's
     if (opt->network_gbit > 0) {
         t->costs.network_bytes_per_s = opt->network_gbit * 1e9 / 8;
         t->costs.shared_bytes_per_s = t->costs.network_bytes_per_s / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size);

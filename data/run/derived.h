@@ -15,7 +15,7 @@ cf_choice derived_schedule(const options *opt);
 // mesh may have more ranks than there are: this process is then its rank 0.
 void derived_mesh(options *opt, cf_transport *transport, cf_mesh *mesh);
 // Streams, threads, and the costs that ranks agree on. Sets --threads if it is 0. cf_context_stop() ends it.
-void derived_context(options *opt, cf_transport *transport, const cf_mesh *mesh, cf_context *context);
+void derived_context(options *opt, cf_transport *transport, const cf_mesh *mesh, cf_context *context, const char *costs);
 
 double derived_learning_rate(const options *opt, int64_t step);
 bool derived_due(int64_t every, int64_t step);                      // 0: never

@@ -67,7 +67,8 @@ static bool stays(const cJSON *line, int64_t step) {
     double at;
     if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
-    const bool again = json_is(line, "event", "step") || json_is(line, "event", "val") || json_is(line, "event", "sample");
+    const bool again = json_is(line, "event", "step") || json_is(line, "event", "val") || json_is(line, "event", "sample") ||
+                       json_is(line, "event", "plan");
     return at < (double)step + !again;
 }
 

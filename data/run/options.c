@@ -50,7 +50,7 @@ static bool set_number(void *field, const option_row *row, const char *text, pro
     return true;
 }
 
-static bool set(options *opt, const option_row *row, const char *text, problem *why) {
+bool options_set(options *opt, const option_row *row, const char *text, problem *why) {
     void *field = (char *)opt + row->offset;
     if (row->type == OPTION_INT || row->type == OPTION_REAL) return set_number(field, row, text, why);
     if (row->type == OPTION_FLAG) {
@@ -92,19 +92,19 @@ static bool set_argument(options *opt, int argc, char **argv, int *at, problem *
 
     if (row->type == OPTION_FLAG) {
         if (equals) return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX, equals + 1);
-        return set(opt, row, "yes", why);
+        return options_set(opt, row, "yes", why);
     }
     const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
     if (*value == 0 || (!equals && strncmp(value, "--", 2) == 0))
         return problem_set(why, row->help, "--%s needs a value, but %s%.*s", row->name,
                            *value ? "the next argument is " : "there is none", ECHO_MAX, value);
-    return set(opt, row, value, why);
+    return options_set(opt, row, value, why);
 }
 
 bool options_try(options *opt, int argc, char **argv, problem *why) {
     *opt = (options){0};
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
-        if (!set(opt, row, row->fallback, why)) return false;
+        if (!options_set(opt, row, row->fallback, why)) return false;
     for (int i = 1; i < argc; i++)
         if (!set_argument(opt, argc, argv, &i, why)) return false;
     return true;

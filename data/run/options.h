@@ -31,6 +31,8 @@ extern const option_row options_table[];
 void options_parse(options *opt, int argc, char **argv);
 // The same, but an error does not end the run. False: see why.
 bool options_try(options *opt, int argc, char **argv, problem *why);
+// One of them, which keeps `text`. False: the text is no value of it, see why.
+bool options_set(options *opt, const option_row *row, const char *text, problem *why);
 int options_help(FILE *file); // on rank 0; returns the exit status 0
 // The value of a row as text, for banner and log.
 void options_value(const options *opt, const option_row *row, char *text, int64_t size);

@@ -87,7 +87,8 @@ static char *read_shared(const char *path, cf_transport *transport, bool alone, 
     return text;
 }
 
-void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport *transport, const char *version) {
+void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport *transport, const char *version,
+                 const char *saved) {
     problem why;
     *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .search_again = strcmp(opt->plan, "new") == 0};
     snprintf(p->shape, sizeof p->shape,
@@ -95,7 +96,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
              opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
              strcmp(opt->reduce_dtype, "bf16") == 0 ? "bf16, gradients too" : opt->dtype);
     const int length = (int)strlen(p->shape); // a policy that is not auto's
-    if (opt->given[OPTION_gradients] || opt->given[OPTION_prefetch] || opt->given[OPTION_embedding])
+    if (strcmp(opt->gradients, "preset") != 0 || opt->prefetch >= 0 || strcmp(opt->embedding, "preset") != 0)
         snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", opt->gradients,
                  opt->prefetch, opt->embedding);
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
@@ -103,7 +104,8 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
              version);
     if (!*opt->out || snprintf(p->path, sizeof p->path, "%s/plan.json", opt->out) >= (int)sizeof p->path) *p->path = 0;
     p->given = *opt->plan && !p->search_again;
-    const char *from = p->given ? opt->plan : *opt->plan ? "" : p->path;
+    if (saved && !*opt->plan) p->interrupted = !*saved, p->text = *saved ? strdup(saved) : NULL, p->bytes = (int64_t)strlen(saved);
+    const char *from = p->given ? opt->plan : *opt->plan || saved ? "" : p->path;
     if (*from) p->text = read_shared(from, transport, *opt->predict, &p->bytes, &why);
     if (*from && !p->text && (p->given || why.unread)) cf_die_together(why.hint, "--%s: %s", p->given ? "plan" : "out", why.what);
 }
@@ -119,7 +121,7 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
     const bool known = p->text && apply(p, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
     if (p->given && !known) cf_die_together(why.hint, "%s", why.what);
     if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
-    cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || steps >= PLAN_WORTH_STEPS));
+    cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || p->interrupted || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
@@ -131,6 +133,13 @@ bool plan_start_whole(run_plan *p, int plan) {
     const bool there = plan == 0 || (p->tuner && !p->given && cf_tuner_take(p->tuner, plan));
     plan_start(p, false, 0);
     return there;
+}
+
+char *plan_text(const run_plan *p) {
+    if (!p->tuner || cf_tuner_trying(p->tuner)) return p->tuner ? strdup("") : NULL;
+    char *text = print(p);
+    cJSON_Minify(text);
+    return text;
 }
 
 void plan_explain(const run_plan *p, FILE *out) {

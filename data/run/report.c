@@ -38,6 +38,9 @@ void report_resume(run_report *r, const manifest *m) {
     report_line(r, "resume    from step %ld in %s, saved by %ld ranks (%s, tp %s x dp %s, version %s)\n", m->step, r->opt->out,
                 m->ranks, json_text(m->options, "strategy"), json_text(m->options, "tp"), json_text(m->options, "dp"),
                 json_text(m->options, "version"));
+    if (startup_number(m, "threads") != r->opt->threads)
+        report_line(r, "note      %ld threads a rank, %s until then: sums within products may round differently\n", r->opt->threads,
+                    json_text(m->options, "threads"));
 }
 
 void report_open(run_report *r) {

@@ -102,9 +102,10 @@ static void report(const saver *s) {
              FIELD("written_ms", written_ms));
 }
 
-bool saver_begin(saver *s, int64_t step) {
+bool saver_begin(saver *s, int64_t step, const char *plan) {
     double begun = cf_now_ms();
     saver_finish(s);
+    if (plan) manifest_add(s->options, "operations", "%s", plan);
     s->step = step;
     s->begun_ms = begun;
     s->ok = !root(s) || checkpoint_begin(s->opt->out, step, &s->why);

@@ -15,8 +15,8 @@ saver *saver_create(cf_transport *transport, const options *opt, logfile *log, s
 void saver_free(saver *s); // after saver_finish()
 
 // Collective; waits for a checkpoint that is still being written, then rank 0 makes the directory. False: the checkpoint could not
-// be begun.
-bool saver_begin(saver *s, int64_t step);
+// be begun. plan: of the checkpoint's operations (plan.h), for its manifest; NULL: none.
+bool saver_begin(saver *s, int64_t step, const char *plan);
 // A thread writes the copy of this rank's state, without collectives. It must stay unchanged until the next saver_begin() has
 // returned. Training pauses for the copy, nothing else.
 void saver_write(saver *s, const rank_state *copy);

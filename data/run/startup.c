@@ -147,6 +147,9 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "define", "%s", define ? define + 1 : "none");
     manifest_add(all, "run", "%s", facts->run);
+    char costs[CF_COSTS_TEXT] = "";
+    if (facts->costs) cf_costs_print(*facts->costs, costs);
+    manifest_add(all, "costs", "%s", costs);
     return all;
 }
 
@@ -156,6 +159,30 @@ void startup_name(const manifest *m, char name[RUN_NAME]) {
     if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
     snprintf(name, RUN_NAME, "%016lx", number);
     if (old) snprintf(name, RUN_NAME, "%s", old);
+}
+
+bool startup_keep(options *opt, const manifest *m, int ranks) {
+    static const int kept[] = {OPTION_tp,        OPTION_dp,        OPTION_strategy,      OPTION_micro_batch,
+                               OPTION_transport, OPTION_overlap,   OPTION_gradients,     OPTION_prefetch,
+                               OPTION_embedding, OPTION_recompute, OPTION_ranks_per_host};
+    enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
+    const char *saved[KEPT];
+    bool same = m && m->ranks == ranks;
+    for (int i = 0; i < KEPT && same; i++) {
+        char value[PATH_MAX];
+        options_value(opt, &options_table[kept[i]], value, sizeof value);
+        saved[i] = json_text(m->options, options_table[kept[i]].name);
+        same = i >= MESH || (saved[i] && (!opt->given[kept[i]] || strcmp(saved[i], value) == 0));
+    }
+    options all = *opt;
+    problem why;
+    for (int i = 0; i < KEPT && same; i++) {
+        if (!saved[i] || opt->given[kept[i]] || (kept[i] == OPTION_overlap && *opt->plan)) continue;
+        same = options_set(&all, &options_table[kept[i]], saved[i], &why);
+        if (!same && cf_die_rank() == 0) cf_print(stdout, "note      the checkpoint's choices are not kept: %s\n", why.what);
+    }
+    if (same) *opt = all;
+    return same;
 }
 
 int64_t startup_number(const manifest *m, const char *name) {

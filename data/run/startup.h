@@ -1,7 +1,7 @@
 // The files that a run begins from, and where it writes: tokens, vocabulary, model file, checkpoint, --out. Everything is checked,
 // and compared between ranks, before training begins. An error ends all ranks.
 #pragma once
-#include "../../commfuse/transport.h"
+#include "../../commfuse/choice.h"
 #include "../checkpoint.h"
 #include "../model_file.h"
 #include "options.h"
@@ -41,11 +41,15 @@ typedef struct run_facts {
     const gpt_shape *shape;
     const tokens *train; // NULL: none
     const char *version, *run;
+    const cf_costs *costs; // NULL: none
 } run_facts;
 struct cJSON *startup_describe(const options *opt, const run_facts *facts); // the options of a manifest
 int64_t startup_number(const manifest *m, const char *name);                // one of them; 0 if it is absent or no number
 // The run's name, which its log records: that of the checkpoint, or a new one if m is NULL or has none.
 void startup_name(const manifest *m, char name[RUN_NAME]);
+// Is the checkpoint m (NULL: none) of these ranks, --tp, --dp and --strategy? Then the run keeps what decides bits: of the options
+// that are not given, those of the mesh, the policy, --overlap and the like.
+bool startup_keep(options *opt, const manifest *m, int ranks);
 // Dies together, naming every option that would change the run, unless opt->force. A change of the weights' shape cannot be forced.
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m);
 

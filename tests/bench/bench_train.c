@@ -205,7 +205,7 @@ static void make_model(bench *b, entrant *e, const cf_tuner *found) {
     gpt_create(&e->model, &b->context, &b->mesh, &setup);
     gpt_step_create(&e->step, &e->model);
     if (!e->how.schedule.algorithm && b->transport->size > 1) {
-        plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
+        plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train", NULL);
         for (int i = 0; found && i < cf_tuner_operations(found); i++)
             cf_tuner_set(e->plan.tuner, cf_tuner_operation(found, i).name, cf_tuner_operation(found, i).choice);
         const bool known = plan_start(&e->plan, false, e->plan.text || found ? 0 : PLAN_WORTH_STEPS);

@@ -260,6 +260,30 @@ static void the_worst_costs_are_everybodys(void **state) {
     }
 }
 
+static void costs_as_text_are_the_same_costs(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"",
+                                        "1",
+                                        "1 1e-6",
+                                        "1 1 1 1 1 1 1 1 1 1",
+                                        "1 1 1 1 1 1 1 1 1 1 0",
+                                        "1 1 1 1 1 1 1 1 1 1 1 1",
+                                        "1 1 1 1 1 1 1 1 1 1 x",
+                                        "1 1 1 1 1 1 1 1 1 1 inf"};
+    char text[CF_COSTS_TEXT], again[CF_COSTS_TEXT];
+    cf_costs c = gpu, mine = {.rounds = "ring"};
+    c.latency_s = 1.0 / 3, c.spare = false;
+    cf_costs_print(c, text);
+    assert_true(cf_costs_parse(text, &mine));
+    cf_costs_print(mine, again);
+    assert_string_equal(again, text);
+    assert_true(mine.latency_s == c.latency_s && mine.share_100mb == c.share_100mb && !mine.spare);
+    assert_string_equal(mine.rounds, "ring"); // a transport's own
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(cf_costs_parse(wrong[i], &mine));
+    cf_costs_print(mine, again);
+    assert_string_equal(again, text);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_slices_travel_in_rounds),
@@ -272,6 +296,7 @@ int main(void) {
         cmocka_unit_test(every_row_is_a_choice),
         cmocka_unit_test(names_of_choices),
         cmocka_unit_test(the_worst_costs_are_everybodys),
+        cmocka_unit_test(costs_as_text_are_the_same_costs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

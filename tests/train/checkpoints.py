@@ -115,7 +115,7 @@ class Case(harness.Case):
         # A longer run looks for a plan, and which bits come out depends on what it finds (test_plan.py).
         overlap = "commfuse" if cls.steps >= 200 else None
         return dict(overlap=overlap, init_from=cls.model, train=cls.train_tokens, val=cls.val, seq=cls.T, steps=cls.steps,
-                    batch=cls.samples, micro_batch=cls.samples // dp // 2, tp=tp, dp=dp, schedule="cosine", lr=3e-3,
+                    batch=cls.samples, micro_batch=cls.samples // (dp or 1) // 2, tp=tp, dp=dp, schedule="cosine", lr=3e-3,
                     min_lr=3e-4, warmup=3, clip=1.5, val_every=3, val_batches=1, threads=1, peak_tflops=1,
                     timeout=30) | more
 

@@ -7,11 +7,13 @@ Which plan is found depends on the machine and its load, so nothing here depends
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import checkpoints
 import harness
 
 STEPS, TRIALS_MAX = 220, 42
@@ -21,8 +23,8 @@ class Plan(harness.Case):
     def plan_arguments(self, **more):
         return self.arguments(**dict(steps=STEPS, dtype="fp32", save_every=0) | more)
 
-    def go(self, ranks=2, **more):
-        log = self.fresh("log.jsonl")
+    def go(self, ranks=2, log=None, **more):
+        log = log or self.fresh("log.jsonl")
         result = harness.run(self.plan_arguments(log=log, **more), ranks, timeout=120)
         self.assertEqual(result.status, 0, str(result))
         return harness.read_log(log), result
@@ -169,17 +171,46 @@ class Plan(harness.Case):
         log, _ = self.go(tp=2, out=out, steps=3 * STEPS + 20, plan="new", force=True)
         self.assertTrue(any(e.get("trial") for e in harness.events(log, "step")))
 
-    def test_resume_in_the_midst_of_trials(self):
-        out = self.fresh("out")
-        whole, _ = self.go(tp=2, out=out, save_every=6, keep=100)
-        for name in os.listdir(out):
-            if name.startswith("step_") and int(name[5:]) != 6 or name in ("plan.json", "model.bin"):
-                os.system(f"rm -r {os.path.join(out, name)}")
-        log, _ = self.go(tp=2, out=out)
-        steps = harness.events(log, "step")
-        self.assertTrue(steps[0]["step"] == 6 and steps[0]["trial"])
-        for ours, theirs in zip(self.losses(log), self.losses(whole)[6:], strict=True):
-            self.assertLess(abs(ours / theirs - 1), 1e-5)
+    def test_a_checkpoint_has_the_plan_of_its_step(self):
+        """Whatever plan.json says: a run that was killed after its trials repeats its bits from a checkpoint that was saved after
+        them; from one saved in them it tries again. The log has one plan, and every step once."""
+        out, path = self.fresh("out"), self.fresh("log.jsonl")
+        whole, _ = self.go(tp=2, out=out, log=path, save_every=1, keep=0)
+        plan, = harness.events(whole, "plan")
+        last = plan["step"]  # trial
+        with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
+            other = json.load(file)
+        found = other["operations"]
+        other["operations"] = dict.fromkeys(found, "direct:3")
+        for step in (6, last, last + 1, last + 9):
+            with self.subTest(step=step):
+                again, log = self.fresh("out"), self.fresh("log.jsonl")
+                shutil.copytree(checkpoints.directory(out, step), checkpoints.directory(again, step))
+                shutil.copy(path, log)
+                with open(os.path.join(again, "plan.json"), "w", encoding="utf-8") as file:
+                    json.dump(other, file)
+                gone_on, _ = self.go(tp=2, out=again, log=log)
+                steps = harness.events(gone_on, "step")
+                self.assertEqual([e["step"] for e in steps], list(range(STEPS)))
+                self.assertEqual(len(harness.events(gone_on, "plan")), 1)
+                self.assertEqual("trial" in steps[step], step <= last)
+                if step > last:
+                    self.assertEqual(self.losses(gone_on), self.losses(whole))
+                    kept = checkpoints.manifest(again, STEPS)["options"]["operations"]
+                    self.assertEqual(json.loads(kept)["operations"], found)
+                for ours, theirs in zip(self.losses(gone_on), self.losses(whole), strict=True):
+                    self.assertLess(abs(ours / theirs - 1), 1e-5)
+
+    def test_a_checkpoint_has_its_policy(self):
+        """That of ranks without a core to spare, although a dry run alone reckons with one."""
+        more = dict(train=self.tokens, channels=48, heads=3, layers=1, vocab=512, seq=8, val_every=0, steps=1, peak_tflops=1)
+        out, core = self.fresh("out"), min(os.sched_getaffinity(0))
+        result = harness.run(harness.options(dp=2, micro_batch=16, gradients="ready", out=out, **more), 2,
+                             wrapper=("taskset", "-c", str(core)))
+        self.assertEqual(result.status, 0, str(result))
+        for kept, travels in ((dict(dp=2, out=out), "the table travels"), (dict(dp=2, micro_batch=16), "rows travel")):
+            result = harness.run(harness.options(dry_run=True, **kept, **more), 1)
+            self.assertIn(f"token embedding: {travels}", result.out, str(result))
 
     def test_a_rank_killed_during_trials(self):
         log = self.fresh("log.jsonl")

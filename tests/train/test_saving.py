@@ -130,6 +130,23 @@ class Refusals(checkpoints.Case):
                       keep=1, timeout=20)
         self.assertEqual(checkpoints.steps_in(out), [self.steps])
 
+    def test_what_decides_bits_is_kept(self):
+        """On the same mesh, unless an option is given; on another mesh nothing is."""
+        own = dict(strategy="up", overlap="direct:2", gradients="end", embedding="table", prefetch=1, recompute="1", micro_batch=2)
+        other = dict(overlap="auto", gradients="preset", embedding="preset", prefetch=-1, micro_batch=4)
+        expected, log = self.undisturbed(2, 1, **own)
+        unsaid = dict.fromkeys((*own, "tp", "dp"))
+        for given, now in (({}, own), (dict(tp=2, overlap="ring"), own), (dict(plan="new", recompute="0"), own | dict(overlap="auto")),
+                           (dict(dp=2, strategy="up"), other), (dict(strategy="tpsp"), other)):
+            with self.subTest(**given):
+                out, path = self.with_only(expected, AT), self.fresh("log.jsonl")
+                self.run_with(ranks=2, out=out, log=path, **unsaid | given)
+                config = harness.read_log(path)[0]
+                self.assertEqual({name: config[name.replace("_", "-")] for name in now | given}, now | given)
+                if not given:
+                    self.assertSameRun(path, log, AT)
+                    self.assertSameEnd(out, expected)
+
     def test_a_schedule_that_ends_elsewhere_may_go_on_for_longer(self):
         recipe = dict(schedule="cosine", decay_steps=2 * self.steps)
         long, log = self.undisturbed(1, 1, **recipe)

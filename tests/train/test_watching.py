@@ -318,7 +318,7 @@ class ControlCharacters(harness.Case):
             file.write(text + b'\t"xxh64":\t"%016x"\n}\n' % xxhash.XXH64(text, ctypes.c_size_t(len(text)), ctypes.c_uint64(0)))
         result = self.shown(*self.arguments(out=out, schedule="constant", steps=2))
         self.assertEqual(result.status, 0, str(result))
-        self.assertEqual(result.out.count("owned"), 4, result.out)
+        self.assertEqual(result.out.count("owned"), 5, result.out)
 
     def test_a_machine(self):
         with open(os.path.join(harness.ROOT, "scripts", "machines", "h100x8.json"), encoding="utf-8") as file:
