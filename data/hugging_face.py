@@ -20,8 +20,8 @@ import struct
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER
-from command import Parser, Problem, appearing, opened, say, status_of, whole, write_whole  # where prepare has looked for it
+from prepare import GPT2_TOKENS, HEADER, TOKENIZER_MAGIC, TOKENIZER_VERSION
+from command import Parser, Problem, appearing, note, opened, say, status_of, whole, write_whole  # where prepare has looked for it
 import numpy as np  # after command, whose errors name a Python that has it
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
@@ -222,8 +222,33 @@ def read_model(path):
     return shape, dtype, tensors
 
 
-def export_model(path, out):
+def read_tokenizer(path, shape):
+    """The number of words, and the token that ends a text."""
+    with opened(path) as file:
+        header = file.read(4 * HEADER)
+    magic, version, words, last = struct.unpack_from("<4I", header.ljust(16, b"\0"))
+    if (magic, version) != (TOKENIZER_MAGIC, TOKENIZER_VERSION) or not last < words <= shape.vocab_size:
+        raise Problem(f"{path} is not the vocabulary file of a model of {shape.vocab_size} words",
+                      "data/prepare.py --encoding gpt2 writes it beside the tokens of that model")
+    return words, last
+
+
+def words_of(model, tokenizer, shape):
+    """The same of a model: as the vocabulary file given, or beside it, says; else GPT-2's, whose table may be padded. Only GPT-2's
+    tokens are known to have a token that ends a text."""
+    beside = os.path.join(os.path.dirname(model), "tokenizer.bin")
+    if tokenizer or os.path.exists(beside):
+        return read_tokenizer(tokenizer or beside, shape)
+    if GPT2_TOKENS <= shape.vocab_size <= -(-GPT2_TOKENS // PADDING) * PADDING:
+        return GPT2_TOKENS, GPT2_TOKENS - 1
+    if shape.vocab_size > 256:  # not of bytes
+        note("note: nothing says which token ends a text (eos): --tokenizer names the tokenizer.bin beside the tokens")
+    return shape.vocab_size, None
+
+
+def export_model(path, out, tokenizer):
     shape, dtype, tensors = read_model(path)
+    words, last = words_of(path, tokenizer, shape)
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, tensor, linear in tensors:
         end = at + math.prod(tensor.shape) * np.dtype(DTYPES[dtype]).itemsize
@@ -231,8 +256,7 @@ def export_model(path, out):
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
-    # As transformers write it. The trainer has no dropout; only GPT-2's tokens are known to have one that ends a text.
-    last = GPT2_TOKENS - 1 if shape.vocab_size == GPT2_TOKENS else None
+    # As transformers write it. The trainer has no dropout.
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **{name: getattr(shape, name) for name in MOST},
               "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
               "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": last, "eos_token_id": last,
@@ -245,7 +269,8 @@ def export_model(path, out):
                 values = tensor.stored()
                 file.write(np.ascontiguousarray(values.T if linear else values))
         write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2))
-    return f"{out}: {shape}"
+    padding = f"\nrows {words} to {shape.vocab_size - 1} pad the vocabulary: no tokenizer has these words"
+    return f"{out}: {shape}" + padding * (words < shape.vocab_size)
 
 
 def main(arguments=None):
@@ -254,14 +279,18 @@ def main(arguments=None):
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
+    parser.add_argument("--tokenizer", metavar="FILE", help="for --export: the tokenizer.bin beside the tokens, whose end of text becomes "
+                        "eos and bos (default: the one beside the model; else GPT-2's, for 50257 to 50304 words)")
     options = parser.parse_args(arguments)
-    convert, source = (export_model, options.model) if options.model is not None else (import_model, options.directory)
+    if options.tokenizer is not None and options.model is None:
+        parser.error("--tokenizer is for --export")
 
     def work():
         if os.path.lexists(options.out):
             raise Problem(f"--out {options.out} exists already", "choose another name, or remove it")
         os.makedirs(os.path.dirname(os.path.abspath(options.out)), exist_ok=True)
-        say(convert(source, options.out))
+        say(import_model(options.directory, options.out) if options.model is None else
+            export_model(options.model, options.out, options.tokenizer))
     return status_of(work, options.out)
 
 

@@ -5,6 +5,7 @@ pass of a block by x @ W + b. test_transformers.py asks transformers itself, whe
 """
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -364,14 +365,41 @@ class Export(Case):
                                           "torch_dtype": "float32" if version == 3 else "bfloat16"})
                 self.assertImported(out, version)  # and back, to the same bytes
 
-    def test_only_gpt2s_tokens_are_known_to_end_a_text(self):
-        for V, end in (50256, None), (50257, 50256), (51200, None):
-            shape = reference.Shape(maxT=8, V=V, L=1, heads=2, C=4, Vp=-(-V // 128) * 128)
+    def test_the_end_of_a_text(self):
+        """As tokenizer.bin says it, beside the model or named; else of GPT-2's tokens alone. Rows that no tokenizer has are named."""
+        def tokenizer(name, words, last, magic=20240328, version=2):
+            with open(self.path(name), "wb") as file:
+                file.write(reference.header(magic, version, words, last) + b"\1w" * words)
+            return self.path(name)
+
+        def exported(V, *more, status=0, noted=False):
+            shape, out = reference.Shape(maxT=8, V=V, L=1, heads=2, C=4, Vp=-(-V // 128) * 128), self.path("out")
             reference.write_model(self.path("some.bin"), shape, reference.random_model(shape))
-            self.convert("--export", self.path("some.bin"), "--out", self.path(f"out{V}"))
-            with open(self.path(f"out{V}/config.json"), encoding="utf-8") as file:
+            shutil.rmtree(out, ignore_errors=True)
+            result = subprocess.run([sys.executable, SCRIPT, "--export", self.path("some.bin"), "--out", out, *more],
+                                    capture_output=True, text=True, timeout=100, check=False)
+            self.assertEqual((result.returncode, "note: nothing says which token ends a text" in result.stderr), (status, noted), result)
+            if status:
+                return result.stderr
+            with open(os.path.join(out, "config.json"), encoding="utf-8") as file:
                 config = json.load(file)
-            self.assertEqual((config["eos_token_id"], config["bos_token_id"]), (end, end))
+            self.assertEqual(config["eos_token_id"], config["bos_token_id"])
+            return config["eos_token_id"], "".join(re.findall(r"rows \d+ to \d+ pad", result.stdout))
+        for V, end, rows in (50256, None, ""), (50257, 50256, ""), (50304, 50256, "rows 50257 to 50303 pad"), (51200, None, ""), (
+                256, None, ""):
+            with self.subTest(V=V):
+                self.assertEqual(exported(V, noted=V in (50256, 51200)), (end, rows))
+        named = tokenizer("named.bin", 500, 7)
+        self.assertEqual(exported(512, "--tokenizer", named), (7, "rows 500 to 511 pad"))
+        self.assertEqual(exported(50304, "--tokenizer", named), (7, "rows 500 to 50303 pad"))
+        tokenizer("tokenizer.bin", 300, 299)
+        self.assertEqual(exported(300), (299, ""))
+        self.assertEqual(exported(512, "--tokenizer", named), (7, "rows 500 to 511 pad"))
+        for wrong in (tokenizer("wrong", 301, 0), tokenizer("wrong1", 10, 10), tokenizer("wrong2", 10, 0, magic=20240520),
+                      tokenizer("wrong3", 10, 0, version=1), os.devnull):
+            self.assertIn(wrong, exported(300, "--tokenizer", wrong, status=1))
+        self.assertIn("--tokenizer is for --export", self.convert("--import", self.theirs(), "--out", self.path("x"), "--tokenizer",
+                                                                  named, status=2))
 
     def test_padding_stays_here(self):
         self.model["wte"][SHAPE.V:] = 7
