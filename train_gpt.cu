@@ -221,7 +221,7 @@ static int run(trainer *t) {
                             "%s ends the run after %ld of %ld steps; nothing was saved", strsignal(r->stop), step, opt->steps);
         if (!stopped) evaluate_if_due(t, step);
         const bool due = ends || derived_due(opt->save_every, step);
-        if (r->checkpoints && step > r->first && due) saved = save(t, step, ends);
+        if (r->checkpoints && step > r->first && due) saved = save(t, step, ends), report_pause(r, SAVE);
         if (ends) return end(t, step, stopped, saved);
         report_begin_step(r);
         train_step(t);

@@ -31,6 +31,12 @@ static double lap(run_report *r) {
     return r->lap_ms - before;
 }
 
+double report_pause(run_report *r, pause_kind kind) {
+    const double ms = lap(r);
+    r->paused_ms[kind] += ms, r->pauses[kind]++;
+    return ms;
+}
+
 // --- the beginning ---
 
 void report_resume(run_report *r, const manifest *m) {
@@ -162,10 +168,28 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
     return times;
 }
 
+// What a kind of pause will take from step `done` to the end: each as long as those so far; `first` if there is none yet.
+static double pauses_left_ms(const run_report *r, pause_kind kind, int64_t every, int64_t done, double first) {
+    const int64_t steps = r->opt->steps, left = every > 0 ? steps / every - (done - 1) / every + (steps % every != 0) : 0;
+    return (double)left * (r->pauses[kind] > 0 ? r->paused_ms[kind] / (double)r->pauses[kind] : first);
+}
+
+// A forward pass of a sequence is a third of a step's time for it. Samples pass a text that grows, on every replica.
+static double left_ms(const run_report *r, int64_t done) {
+    const options *opt = r->opt;
+    const double step = r->stepped_ms / (double)(done - r->first), forward = step / 3 / (double)opt->batch,
+                 validation = r->val ? (double)derived_val_sequences(opt, r->val->samples) * forward : 0,
+                 words = (double)opt->sample_tokens,
+                 sample = words * fmin(1, words / 2 / (double)opt->seq) * (double)opt->dp * forward;
+    const int64_t save_every = !r->checkpoints ? 0 : opt->save_every > 0 ? opt->save_every : opt->steps;
+    return step * (double)(opt->steps - done) + pauses_left_ms(r, SAMPLE, opt->sample_every, done, sample) +
+           pauses_left_ms(r, VALIDATION, r->val ? opt->val_every : 0, done, validation) +
+           pauses_left_ms(r, SAVE, save_every, done, 0);
+}
+
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
     char share[32] = "n/a", eta[32];
-    double steps_left = (double)(r->opt->steps - s->step - 1) / (double)(s->step + 1 - r->first);
-    const long left = (r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
+    const long left = (long)(left_ms(r, s->step + 1) * 1e-3), minutes = left / 60;
     if (s->step + 1 < r->opt->steps && cf_streams_waiting() > BEHIND) return; // a pager may not read for a while
     if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(eta, sizeof eta, "%ld:%02ld", minutes, left % 60);
@@ -254,13 +278,13 @@ void report_end_step(run_report *r) {
 // --- between steps ---
 
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
-    const double ms = lap(r);
+    const double ms = report_pause(r, VALIDATION);
     LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
     report_line(r, "step %5ld  validation loss %.4f  %ld sequences\n", step, loss, sequences);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
-    const double ms = lap(r);
+    const double ms = report_pause(r, SAMPLE);
     if (!root(r)) return;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);

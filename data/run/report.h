@@ -15,6 +15,7 @@ typedef struct step_report {
     bool trial;                 // of the plan
 } step_report;
 
+typedef enum { VALIDATION, SAMPLE, SAVE, PAUSES } pause_kind; // work between steps
 typedef struct run_report {
     const options *opt;
     const char *version, *run; // of the program; name of the run, on rank 0
@@ -33,6 +34,8 @@ typedef struct run_report {
     saver *checkpoints;       // NULL without --out
     double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()
     double stepped_ms;        // of all reported steps
+    double paused_ms[PAUSES]; // all times so far
+    int64_t pauses[PAUSES];
     int trace_from, trace_to; // steps [from, to); -1 without --trace
     bool untraced;            // the timeline could not be written
     run_plan plan;            // how operations travel, with --overlap auto
@@ -61,6 +64,7 @@ bool report_trace_due(const run_report *r, int64_t step); // tracing begins or e
 void report_meet(run_report *r);                          // waits until every rank is here and its device is idle
 
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences);
+double report_pause(run_report *r, pause_kind kind); // ends here: its ms
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
 void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // prints on rank 0
 // The overlap audit: for each operation, how much of its communication was hidden, what limited it, and an option worth trying.

@@ -1,6 +1,6 @@
 // Stands between a program and its disk (LD_PRELOAD): on one rank, FULL_RANK, there is no space for files whose path has
-// FULL_PATH in it or, with OPEN_ERROR or READ_ERROR, these cannot be opened or read, with that errno. For tests in which one rank of
-// several cannot write or read.
+// FULL_PATH in it or, with OPEN_ERROR or READ_ERROR, these cannot be opened or read, with that errno, or, with SLOW_MS, each read and
+// write takes so long. For tests in which one rank of several cannot write or read.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,8 +27,15 @@ static bool chosen_file(int fd) {
     return chosen(path);
 }
 
-static int error(const char *name) {
+static int number(const char *name) {
     return getenv(name) ? atoi(getenv(name)) : 0;
+}
+
+static bool chosen_for(const char *name, int fd) {
+    if (!number(name) || !chosen_file(fd)) return false;
+    if (strcmp(name, "SLOW_MS") == 0) usleep((useconds_t)number(name) * 1000);
+    errno = number(name);
+    return true;
 }
 
 int open(const char *path, int flags, ...) {
@@ -37,21 +44,21 @@ int open(const char *path, int flags, ...) {
     va_start(arguments, flags);
     const mode_t mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
     va_end(arguments);
-    if (!error("OPEN_ERROR") || (flags & O_CREAT) || !chosen(path)) return real_open(path, flags, mode);
-    errno = error("OPEN_ERROR");
+    if (!number("OPEN_ERROR") || (flags & O_CREAT) || !chosen(path)) return real_open(path, flags, mode);
+    errno = number("OPEN_ERROR");
     return -1;
 }
 
 ssize_t pread(int fd, void *bytes, size_t count, off_t at) {
     ssize_t (*real_pread)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
-    if (!error("READ_ERROR") || !chosen_file(fd)) return real_pread(fd, bytes, count, at);
-    errno = error("READ_ERROR");
-    return -1;
+    chosen_for("SLOW_MS", fd);
+    return chosen_for("READ_ERROR", fd) ? -1 : real_pread(fd, bytes, count, at);
 }
 
 ssize_t write(int fd, const void *bytes, size_t count) {
     ssize_t (*real_write)(int, const void *, size_t) = (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
-    if (error("OPEN_ERROR") || error("READ_ERROR") || !chosen_file(fd)) return real_write(fd, bytes, count);
+    const bool slow = chosen_for("SLOW_MS", fd);
+    if (slow || number("OPEN_ERROR") || number("READ_ERROR") || !chosen_file(fd)) return real_write(fd, bytes, count);
     errno = ENOSPC;
     return -1;
 }

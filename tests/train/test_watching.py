@@ -17,6 +17,7 @@ import numpy as np
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
+import test_saving
 
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host network-gbit transport overlap gradients
     prefetch embedding plan batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype reduce-dtype
@@ -92,6 +93,33 @@ class Log(harness.Case):
                 if ranks == 1:
                     self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
+
+    def test_the_time_that_is_left(self):
+        """Has validations, samples and saves that are still due, each as long as those so far (on a slow disk, so that they take
+        longer than the steps); in a run that goes on, before its first, a forward pass of as many sequences."""
+        out, val, tokens = self.fresh("slow"), self.fresh("slow.bin"), 8
+        env = dict(LD_PRELOAD=test_saving.build_shim(self, "train/preload_disk.c"), FULL_RANK="0", FULL_PATH="-slow", SLOW_MS="25")
+        reference.write_tokens(val, harness.random_tokens(30 * self.T + 1, self.shape.V))
+        every = dict(val=4, sample=5, save=1)
+        for first, last in (0, 6), (6, 12):
+            log = self.fresh("log.jsonl")
+            result = harness.run(self.arguments(out=out, log=log, val=val, steps=last, val_every=4, sample_every=5, save_every=1,
+                                                sample_tokens=tokens, schedule="constant"), env=env)
+            self.assertEqual(result.status, 0, str(result))
+            log, others = harness.read_log(log), []
+            shown = re.findall(r"^step +(\d+)/\d+ .*  ETA (\d+):(\d\d)  ", result.out, re.M)
+            self.assertEqual([int(step) for step, *_ in shown], list(range(first + 1, last + 1)))
+            for done, minutes, seconds in ((int(number) for number in line) for line in shown):
+                step = np.mean([e["step_ms"] for e in harness.events(log, "step") if e["step"] < done])
+                guess = dict(val=30, sample=tokens * min(1, tokens / 2 / self.T), save=0)
+                others.append(0)
+                for kind, n in every.items():
+                    so_far = [e["stall_ms" if kind == "save" else "ms"] for e in harness.events(log, kind) if first <= e["step"] < done]
+                    left = sum(at % n == 0 or at == last for at in range(done, last + 1))
+                    others[-1] += left * (np.mean(so_far) if so_far else guess[kind] * step / 3 / self.samples)
+                left = (step * (last - done) + others[-1]) / 1e3 - 60 * minutes - seconds  # the fraction of a second
+                self.assertTrue(-0.2 < left < 1.2, (done, left, result.out))
+            self.assertGreater(max(others), 700)
 
     def test_a_file_that_the_shell_has_redirected(self):
         """Under whatever name: it is neither overwritten nor renamed."""
