@@ -56,6 +56,29 @@ class Freeze(harness.Case):
         return (f"{mesh} rank {frozen} frozen {later_ms:.0f} ms after step {steps}: all others ended after "
                 f"{seconds:.1f} s\n    " + "\n    ".join(said))
 
+    def test_a_stopped_run_goes_on_within_its_limit(self):
+        """All ranks stop for longer than the limit, the first to go on in the middle of a wait: it does not count that time."""
+        limit, log = 5, self.fresh("log.jsonl")
+        run = harness.Run(self.arguments(batch=8, micro_batch=8, steps=1000000, timeout=limit, log=log, tp=2), 2)
+        self.addCleanup(run.close)
+
+        def goes_on():
+            steps = len(harness.events(harness.read_log(log), "step"))
+            harness.wait_until(lambda: run.ended() or len(harness.events(harness.read_log(log), "step")) > steps + 2, 90, "steps")
+            self.assertFalse(run.ended(), str(run.result()))
+
+        for waits in 0, 1:
+            goes_on()
+            processes = run.processes()
+            for rank in 1 - waits, waits:
+                os.kill(processes[rank], signal.SIGSTOP)
+                time.sleep(0.5)  # the other one waits by now
+            time.sleep(limit)
+            for rank in waits, 1 - waits:
+                os.kill(processes[rank], signal.SIGCONT)
+                time.sleep(0.5)
+        goes_on()
+
     def test_every_other_rank_names_the_frozen_one(self):
         draw, good = random.Random(SEED), 0
         print(f"FREEZE_SEED={SEED}")
