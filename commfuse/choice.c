@@ -59,8 +59,8 @@ static double transfer_ms(const void *argument, const cf_schedule *s, const cf_s
     const estimate *e = argument;
     const cf_costs *c = e->costs;
     if (step->kind == CF_COLLECTIVE) return 1e3 * collective_s(e, s);
-    const bool far = link_of(e, s, s->rank, step->send_to) == NETWORK;
-    int senders = abs(step->send_to - s->rank); // of a host, as many ranks further on the circle
+    const bool far = link_of(e, s, s->rank, step->send.rank) == NETWORK;
+    int senders = abs(step->send.rank - s->rank); // of a host, as many ranks further on the circle
     if (senders > s->ranks - senders) senders = s->ranks - senders;
     const double rate = far ? network_rate(e, senders < e->places ? senders : e->places) : c->bytes_per_s;
     const double begin_s = !c->serial || step->joined ? c->message_s : far ? c->network_latency_s : c->latency_s;

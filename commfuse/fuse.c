@@ -277,9 +277,9 @@ void cf_fuse_extend_timing(cf_fuse *f) {
 
 // --- places ---
 
-// Slice k of any shard is rows [offset(k), offset(k + 1)) of it.
+// Slice k of any shard is rows [offset(k), offset(k + 1)) of it: sizes differ by at most one row.
 static int64_t offset_of(const cf_fuse *f, int k) {
-    return cf_schedule_row(f->schedule, f->rows, k);
+    return f->rows * k / f->schedule->slices;
 }
 static int64_t rows_of(const cf_fuse *f, int k) {
     return offset_of(f, k + 1) - offset_of(f, k);
@@ -333,8 +333,8 @@ static void trace_request(cf_fuse *f, int index) {
     const cf_request *r = &f->request[index];
     const cf_step *step = &f->schedule->step[index];
     bool exchange = step->kind == CF_EXCHANGE;
-    int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
-    cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
+    int peer = !exchange ? -1 : step->send.rank >= 0 ? step->send.rank : step->recv.rank;
+    cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send.slice : step->first,
                       peer < 0 ? -1 : f->config.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
 }
 
@@ -424,17 +424,16 @@ static void fill_request(cf_fuse *f, int index, cf_event posted) {
         r->send = place_of(f, step->from), r->recv = place_of(f, step->at);
         r->send_count = rows_of(f, step->first % m) * f->row_elements, r->stride = f->rows * f->row_elements;
     }
-    if (exchange && step->send_to >= 0) {
-        r->send_to = step->send_to, r->send = place_of(f, step->from);
-        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements, r->send_tag = (int)f->tag + step->send_slice;
+    if (exchange && step->send.rank >= 0) {
+        r->send_to = step->send.rank, r->send = place_of(f, step->from);
+        r->send_count = rows_of(f, step->send.slice % m) * f->row_elements, r->send_tag = (int)f->tag + step->send.slice;
     }
-    if (exchange && step->recv_from >= 0) {
-        r->recv_from = step->recv_from, r->recv = place_of(f, step->at);
-        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements, r->recv_tag = (int)f->tag + step->recv_slice;
+    if (exchange && step->recv.rank >= 0) {
+        r->recv_from = step->recv.rank, r->recv = place_of(f, step->at);
+        r->recv_count = rows_of(f, step->recv.slice % m) * f->row_elements, r->recv_tag = (int)f->tag + step->recv.slice;
     }
-    for (int i = 0, n = 0; i < 2; i++)
-        if (step->wait[i] >= 0 && cf_is_transfer(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
-            r->after[n++] = &f->request[step->wait[i]];
+    for (int n = 0, after = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++)
+        if (cf_is_transfer(&f->schedule->step[wait]) && !f->arrived[wait]) r->after[after++] = &f->request[wait];
 }
 
 // Posts steps [first, end): a collective, or the exchanges of one unit.

@@ -30,14 +30,14 @@ typedef struct replay {
 static void find_receiver(const replay *r, const player *p, const cf_step *step, transfer *t) {
     const cf_schedule *s = p->schedule;
     const bool symmetric = r->players == 1;
-    const int from = symmetric ? step->send_to : s->rank, owner = step->send_slice / s->slices, m = s->slices;
+    const int from = symmetric ? step->send.rank : s->rank, owner = step->send.slice / s->slices, m = s->slices;
     const int sender = cf_schedule_shifted(s, s->rank, from, s->rank);
-    const int slice = cf_schedule_shifted(s, owner, from, s->rank) * m + step->send_slice % m;
-    t->receiver = symmetric ? 0 : step->send_to;
-    if (r->machine->link_of) t->link = r->machine->link_of(r->machine->argument, s, s->rank, step->send_to);
+    const int slice = cf_schedule_shifted(s, owner, from, s->rank) * m + step->send.slice % m;
+    t->receiver = symmetric ? 0 : step->send.rank;
+    if (r->machine->link_of) t->link = r->machine->link_of(r->machine->argument, s, s->rank, step->send.rank);
     s = r->player[t->receiver].schedule;
     for (int i = 0; i < s->count && t->receiver_step < 0; i++)
-        if (s->step[i].kind == CF_EXCHANGE && s->step[i].recv_from == sender && s->step[i].recv_slice == slice)
+        if (s->step[i].kind == CF_EXCHANGE && s->step[i].recv.rank == sender && s->step[i].recv.slice == slice)
             t->receiver_step = i;
     if (t->receiver_step < 0) cf_die(NULL, "slice %d of rank %d is sent but not received", slice, sender);
 }
@@ -51,7 +51,7 @@ static void start(replay *r, cf_schedule *const *schedule) {
         for (int i = 0; i < p->schedule->count; i++) {
             const cf_step *step = &p->schedule->step[i];
             p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1, 0};
-            if (step->kind == CF_EXCHANGE && step->send_to >= 0) find_receiver(r, p, step, &p->transfer[i]);
+            if (step->kind == CF_EXCHANGE && step->send.rank >= 0) find_receiver(r, p, step, &p->transfer[i]);
         }
     }
 }
@@ -94,8 +94,8 @@ static bool make_ready(replay *r, player *p) {
         transfer *t = &p->transfer[i];
         if (!cf_is_transfer(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
         t->ready_ms = r->now_ms;
-        if (step->kind == CF_EXCHANGE && step->send_to < 0) t->sent_ms = r->now_ms;
-        if (step->kind == CF_EXCHANGE && step->recv_from < 0) t->received_ms = r->now_ms;
+        if (step->kind == CF_EXCHANGE && step->send.rank < 0) t->sent_ms = r->now_ms;
+        if (step->kind == CF_EXCHANGE && step->recv.rank < 0) t->received_ms = r->now_ms;
         moved = true;
     }
     return moved;

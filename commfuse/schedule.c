@@ -44,59 +44,50 @@ static int slice(const cf_schedule *s, int owner, int k) {
 
 // --- appending steps ---
 
-static cf_step *append(cf_schedule *s, cf_step_kind kind, cf_place at, cf_place from, int wait0, int wait1) {
+int cf_append(cf_schedule *s, cf_step step) {
+    if (s->bound && cf_is_transfer(&step)) return 0;
+    if (s->bound) step.wait[0] = step.wait[1] = 0, step.range = false;
     s->step = cf_host_grow(s->step, &s->room, s->count + 1, sizeof *s->step, "a schedule");
-    cf_step *step = &s->step[s->count++];
-    *step = (cf_step){.kind = kind, .at = at, .from = from, .wait = {wait0, wait1}, .stride = 1};
-    step->send_to = step->recv_from = step->send_slice = step->recv_slice = -1;
-    return step;
+    s->step[s->count] = step;
+    return ++s->count;
 }
 
-int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait) {
-    cf_step *step = append(s, CF_COMPUTE, at, (cf_place){CF_FULL, 0}, wait, -1);
-    step->side = side, step->first = first, step->count = count, step->stride = s->slices;
-    return s->count - 1;
+// Slices at.slot, at.slot + m, …, which are at their places.
+static int compute(cf_schedule *s, cf_side side, cf_place at, int count, int wait) {
+    return cf_append(s, (cf_step){.kind = CF_COMPUTE, .side = side, .at = at, .first = at.slot, .count = count, .wait = {wait}});
+}
+static void compute_before(cf_schedule *s, cf_buffer buffer, int number) {
+    compute(s, CF_COMPUTE_BEFORE, (cf_place){buffer, number}, 1, 0);
+}
+static void compute_after(cf_schedule *s, cf_buffer buffer, int number, int wait) {
+    compute(s, CF_COMPUTE_AFTER, (cf_place){buffer, number}, 1, wait);
 }
 
-int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
-                       int wait0, int wait1) {
-    if (s->bound) return -1; // bounds leave the transfers out, and with them all waits
-    cf_step *step = append(s, CF_EXCHANGE, at, from, wait0, wait1);
-    step->send_to = send_to, step->send_slice = send_slice, step->recv_from = recv_from, step->recv_slice = recv_slice;
-    return s->count - 1;
+// at += the part `from`, after two steps; or several, m slots apart, after all steps from first to last.
+static void add(cf_schedule *s, cf_place at, cf_place from, int parts, int first, int last) {
+    cf_append(s, (cf_step){.kind = CF_ADD, .at = at, .from = from, .count = parts, .wait = {first, last}, .range = parts > 1});
 }
 
-int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1) {
-    cf_step *step = append(s, CF_ADD, at, from, wait0, wait1);
-    step->count = parts, step->stride = s->slices, step->range = parts > 1 && wait0 >= 0;
-    return s->count - 1;
+// The slice that is sent leaves from FULL.
+static int exchange(cf_schedule *s, cf_step step) {
+    step.kind = CF_EXCHANGE, step.from = (cf_place){CF_FULL, step.send.slice};
+    return cf_append(s, step);
 }
 
-int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait) {
-    append(s, CF_COPY, at, from, wait, -1);
-    return s->count - 1;
+// Slice k travels from the rank that has it to the one that needs it. It is named by its owner, in an all-to-all by its destination.
+static cf_step direct_exchange(const cf_schedule *s, int to, int from, int k, int wait) {
+    const bool gather = s->operation == CF_ALLGATHER;
+    return (cf_step){.send = {to, slice(s, gather ? s->rank : to, k)},
+                     .recv = {from, slice(s, gather ? from : s->rank, k)},
+                     .at = {gather ? CF_FULL : CF_RESULT, slice(s, from, k)},
+                     .wait = {wait}};
 }
 
-int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait) {
-    if (s->bound) return -1; // bounds leave the transfers out, and with them all waits
-    cf_step *step = append(s, CF_COLLECTIVE, at, from, wait, -1);
-    step->first = first, step->count = s->ranks, step->stride = s->slices;
-    return s->count - 1;
-}
-
-static int compute_before(cf_schedule *s, cf_buffer buffer, int number) {
-    return cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){buffer, number}, number, 1, -1);
-}
-
-static int compute_after(cf_schedule *s, cf_buffer buffer, int number, int wait) {
-    return cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){buffer, number}, number, 1, wait);
-}
-
-// The latest step on the compute stream; -1: none.
+// The latest step on the compute stream; 0: none.
 static int last_on_stream(const cf_schedule *s) {
-    int i = s->count - 1;
-    while (i >= 0 && cf_is_transfer(&s->step[i])) i--;
-    return i;
+    int number = s->count;
+    while (number > 0 && cf_is_transfer(&s->step[number - 1])) number--;
+    return number;
 }
 
 // Generators note in s->posted[i · m + k] the exchange that they post for slice k in round i.
@@ -104,62 +95,69 @@ static int *posted(const cf_schedule *s, int round, int k) {
     return &s->posted[round * s->slices + k];
 }
 
-// That of the round before; -1: none.
+// That of the round before; 0: none.
 static int posted_before(const cf_schedule *s, int round, int k) {
-    return round > 0 ? *posted(s, round - 1, k) : -1;
+    return round > 0 ? *posted(s, round - 1, k) : 0;
 }
 
-// An exchange that sends slice `number` of FULL.
-static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, int recv, int wait0, int wait1) {
-    return cf_append_exchange(s, to, (cf_place){CF_FULL, number}, number, from, at, recv, wait0, wait1);
-}
+// --- all-gather ---
 
-// --- all-gather (Algorithm 1), and all-to-all with compute after ---
-
-// Round i receives the slices of rank r − 1 − i. No transfer depends on a computation here, so all are posted first, in the order
-// in which slices are computed: messages to one peer travel in that order. Ring: a slice is forwarded once it has arrived. Direct:
-// a round starts when the one before has arrived; if they shared the wire, both would arrive late.
-static void compute_as_slices_arrive(cf_schedule *s, bool ring) {
-    const bool gather = s->operation == CF_ALLGATHER;
-    const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
+// Algorithm 1. In round i the slices of rank r − i, which the round before has brought, go to the right neighbour, and those of
+// r − 1 − i come from the left one. No transfer depends on a computation here, so all are posted first, in the order in which
+// slices are computed: messages to one peer travel in that order.
+static void ring_allgather(cf_schedule *s) {
+    const int to = right(s, 1), from = left(s, 1);
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
-            const int by = ring ? 1 : i + 1, to = right(s, by), from = left(s, by), source = left(s, i + 1); // of what arrives
-            const int wait = posted_before(s, i, ring ? k : s->slices - 1);
-            // all-gather: slices are named by their owner, and a ring forwards what the round before has brought
-            int leaves = slice(s, ring ? left(s, i) : s->rank, k), arrives = slice(s, source, k);
-            if (!gather) leaves = slice(s, to, k), arrives = slice(s, s->rank, k); // by their destination
-            *posted(s, i, k) = exchange(s, to, leaves, from, (cf_place){arrival, slice(s, source, k)}, arrives, wait, -1);
+            const int leaves = slice(s, left(s, i), k), arrives = slice(s, left(s, i + 1), k), wait = posted_before(s, i, k);
+            const cf_step step = {.send = {to, leaves}, .recv = {from, arrives}, .at = {CF_FULL, arrives}, .wait = {wait}};
+            *posted(s, i, k) = exchange(s, step);
         }
     s->split = s->count;
     for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++)
-            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), posted_before(s, i, k));
+        for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, left(s, i), k), posted_before(s, i, k));
+}
+
+// Direct. A round starts when the one before has arrived; if they shared the wire, both would arrive late.
+static void post_direct_rounds(cf_schedule *s) {
+    for (int i = 0; i < s->ranks - 1; i++)
+        for (int k = 0; k < s->slices; k++) {
+            const int wait = posted_before(s, i, s->slices - 1);
+            *posted(s, i, k) = exchange(s, direct_exchange(s, right(s, i + 1), left(s, i + 1), k, wait));
+        }
+    s->split = s->count;
+}
+
+static void direct_allgather(cf_schedule *s) {
+    post_direct_rounds(s);
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, left(s, i), k), posted_before(s, i, k));
 }
 
 // --- reduce-scatter (Algorithm 2) ---
 
 // Completes own slice k: the other ranks' parts of it are in `parts` stage slots, k, k + m, …, once steps first … last are done.
 static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
-    cf_append_add(s, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, parts, first, parts > 1 ? last : -1);
+    add(s, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, parts, first, parts > 1 ? last : 0);
 }
 
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum from the left neighbour, send it to the right one. One
 // stage slot per k is enough: it is free again after the addition.
 static void ring_reduce_scatter(cf_schedule *s) {
+    const int to = right(s, 1), from = left(s, 1);
     s->stage_slots = s->ranks > 1 ? s->slices : 0;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
-            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = posted_before(s, i, k);
-            cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            compute_before(s, CF_FULL, number);
+            const int leaves = slice(s, left(s, i + 1), k), arrives = slice(s, left(s, i + 2), k), arrived = posted_before(s, i, k);
+            const cf_place staged = {CF_STAGE, k};
+            compute_before(s, CF_FULL, leaves);
             if (i == s->ranks - 1) continue; // own slices are completed last, below
-            if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
-            *posted(s, i, k) =
-                exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
+            if (i > 0) add(s, (cf_place){CF_FULL, leaves}, staged, 1, arrived, 0);
+            cf_step step = {.send = {to, leaves}, .recv = {from, arrives}, .at = staged, .wait = {last_on_stream(s), arrived}};
+            *posted(s, i, k) = exchange(s, step);
         }
     s->split = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, posted_before(s, s->ranks - 1, k), -1);
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, posted_before(s, s->ranks - 1, k), 0);
 }
 
 // The stage slot where the part of a round arrives.
@@ -170,7 +168,7 @@ static cf_place window_slot(const cf_schedule *s, int round, int window, int k) 
 
 // sum += the part of that round
 static void add_part(cf_schedule *s, int round, int window, int k) {
-    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *posted(s, round, k), *posted(s, 0, k));
+    add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, *posted(s, round, k), *posted(s, 0, k));
 }
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there. The part of the own slice from rank r + 1 + i arrives in
@@ -184,13 +182,14 @@ static void direct_reduce_scatter(cf_schedule *s) {
     s->stage_slots = window * m;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
-            int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            compute_before(s, CF_FULL, number);
+            const int owner = left(s, i + 1);
+            compute_before(s, CF_FULL, slice(s, owner, k));
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round that used this slot last
             if (before > 0) add_part(s, before, window, k);
-            *posted(s, i, k) =
-                exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
+            cf_step step = direct_exchange(s, owner, right(s, i + 1), k, last_on_stream(s));
+            step.at = window_slot(s, i, window, k);
+            *posted(s, i, k) = exchange(s, step);
         }
     s->split = s->count;
     const bool all = window == N - 1;
@@ -218,14 +217,15 @@ static void levels_allgather(cf_schedule *s) {
                 const bool here = i < P;
                 const int to = here ? across(s, 0, i) : across(s, 1, 0), from = here ? across(s, 0, -i) : across(s, -1, 0);
                 const int arrives = slice(s, here ? across(s, -t, -i) : across(s, -t - 1, 0), k);
-                *posted(s, t, k) = exchange(s, to, leaves, from, (cf_place){CF_FULL, arrives}, arrives, wait, -1);
-                s->step[s->count - 1].joined = i > 1;
+                const cf_place at = {CF_FULL, arrives};
+                const cf_step step = {.send = {to, leaves}, .recv = {from, arrives}, .at = at, .wait = {wait}, .joined = i > 1};
+                *posted(s, t, k) = exchange(s, step);
             }
         }
     s->split = s->count;
     if (s->side == CF_NO_COMPUTE) return;
-    for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, s->rank, k), -1);
-    for (int i = 0; i < s->split; i++) compute_after(s, CF_FULL, s->step[i].recv_slice, i);
+    for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, s->rank, k), 0);
+    for (int i = 0; i < s->split; i++) compute_after(s, CF_FULL, s->step[i].recv.slice, i + 1);
 }
 
 // Round t is for host h − 1 − t. This rank sums the parts of the shard whose owner is in its place there.
@@ -236,23 +236,26 @@ static int summed(const cf_schedule *s, int t, int k) {
 // One unit brings them from the others of this host, each into its stage slot, and takes to these what they sum.
 static void meet_in_host(cf_schedule *s, int t, int k, int slot) {
     const int wait = last_on_stream(s);
-    *posted(s, t, k) = s->count;
+    *posted(s, t, k) = s->count + 1;
     for (int i = 1; i < s->ranks / s->hosts; i++) {
-        exchange(s, across(s, 0, -i), slice(s, across(s, -1 - t, -i), k), across(s, 0, i),
-                 (cf_place){CF_STAGE, (slot + i - 1) * s->slices + k}, summed(s, t, k), wait, -1);
-        s->step[s->count - 1].joined = i > 1;
+        const int to = across(s, 0, -i), from = across(s, 0, i), leaves = slice(s, across(s, -1 - t, -i), k);
+        const cf_place at = {CF_STAGE, (slot + i - 1) * s->slices + k};
+        exchange(s, (cf_step){.send = {to, leaves}, .recv = {from, summed(s, t, k)}, .at = at, .wait = {wait}, .joined = i > 1});
     }
 }
 
 static void add_in_host(cf_schedule *s, int t, int k, int slot) {
-    const int parts = s->ranks / s->hosts - 1, first = *posted(s, t, k), last = parts > 1 ? first + parts - 1 : -1;
-    cf_append_add(s, (cf_place){CF_FULL, summed(s, t, k)}, (cf_place){CF_STAGE, slot * s->slices + k}, parts, first, last);
+    const int parts = s->ranks / s->hosts - 1, first = *posted(s, t, k), last = parts > 1 ? first + parts - 1 : 0;
+    add(s, (cf_place){CF_FULL, summed(s, t, k)}, (cf_place){CF_STAGE, slot * s->slices + k}, parts, first, last);
 }
 
 // The sum leaves for its owner. One for this rank comes from host h + 1 + t, into stage slot t.
-static void leave_host(cf_schedule *s, int t, int k) {
-    exchange(s, across(s, -1 - t, 0), summed(s, t, k), across(s, 1 + t - s->hosts, 0), (cf_place){CF_STAGE, t * s->slices + k},
-             slice(s, s->rank, k), last_on_stream(s), -1);
+static void leave_host(cf_schedule *s, int t, int k, bool joined) {
+    exchange(s, (cf_step){.send = {across(s, -1 - t, 0), summed(s, t, k)},
+                          .recv = {across(s, 1 + t - s->hosts, 0), slice(s, s->rank, k)},
+                          .at = {CF_STAGE, t * s->slices + k},
+                          .wait = {last_on_stream(s)},
+                          .joined = joined});
 }
 
 // The sums of a round leave with the parts of the next.
@@ -264,9 +267,7 @@ static void levels_reduce_scatter(cf_schedule *s) {
             for (int i = 1; i < P; i++) compute_before(s, CF_FULL, slice(s, across(s, -1 - t, -i), k));
             if (t > 0) add_in_host(s, t - 1, k, H - 1);
             meet_in_host(s, t, k, H - 1);
-            if (t == 0) continue;
-            leave_host(s, t - 1, k);
-            s->step[s->count - 1].joined = true;
+            if (t > 0) leave_host(s, t - 1, k, true);
         }
         for (int k = 0; k < m; k++) compute_before(s, CF_FULL, summed(s, t, k));
     }
@@ -281,25 +282,31 @@ static void levels_reduce_alone(cf_schedule *s) {
     for (int t = 0; t < H; t++) meet_in_host(s, t, 0, H - 1 + (t + 1) % H * others); // of this host right behind the sums
     for (int t = 0; t < H - 1; t++) {
         add_in_host(s, t, 0, H - 1 + (t + 1) * others);
-        leave_host(s, t, 0);
+        leave_host(s, t, 0, false);
     }
     s->split = s->count;
-    finish_own(s, 0, H - 1 + others, *posted(s, H - 1, 0), s->count - 1);
+    finish_own(s, 0, H - 1 + others, *posted(s, H - 1, 0), s->count);
 }
 
-// --- all-to-all with compute before, or on both sides (Algorithm 5) ---
+// --- all-to-all (Algorithm 5) ---
 
-// Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last and are computed in RESULT. With
-// compute on both sides they are then the first to be computed on, and the others follow in the order of the rounds.
-static void alltoall(cf_schedule *s) {
+// Compute after: as the direct all-gather, but what arrives has a buffer of its own.
+static void alltoall_then_compute(cf_schedule *s) {
+    post_direct_rounds(s);
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++)
+            compute_after(s, i == 0 ? CF_FULL : CF_RESULT, slice(s, left(s, i), k), posted_before(s, i, k));
+}
+
+// Compute before, or on both sides. Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last
+// and are computed in RESULT. With compute on both sides they are then the first to be computed on, and the others follow in the
+// order of the rounds.
+static void compute_then_alltoall(cf_schedule *s) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
-            int to = left(s, i + 1), from = right(s, i + 1);
-            bool own = i == s->ranks - 1;
-            compute_before(s, own ? CF_RESULT : CF_FULL, slice(s, to, k));
-            if (!own)
-                *posted(s, i, k) = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                            slice(s, s->rank, k), last_on_stream(s), -1);
+            const int to = left(s, i + 1);
+            compute_before(s, to == s->rank ? CF_RESULT : CF_FULL, slice(s, to, k));
+            if (to != s->rank) *posted(s, i, k) = exchange(s, direct_exchange(s, to, right(s, i + 1), k, last_on_stream(s)));
         }
     s->split = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
@@ -309,26 +316,25 @@ static void alltoall(cf_schedule *s) {
 // --- all at once: any operation whose slices hide nothing ---
 
 // One unit of exchanges with all other ranks. reduce-scatter: the part from rank r + i arrives in stage slot i − 1. Returns the
-// last exchange; -1: none.
+// last exchange; 0: none.
 static int exchange_at_once(cf_schedule *s, int wait) {
-    int index = -1;
-    bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
+    int last = 0;
     for (int i = 0; i < s->ranks - 1; i++) {
-        int to = right(s, i + 1), from = left(s, i + 1);
-        cf_place at = reduce ? (cf_place){CF_STAGE, s->ranks - 2 - i} : (cf_place){gather ? CF_FULL : CF_RESULT, from};
-        index = exchange(s, to, gather ? s->rank : to, from, at, gather ? from : s->rank, wait, -1);
-        if (index >= 0) s->step[index].joined = i > 0;
+        cf_step step = direct_exchange(s, right(s, i + 1), left(s, i + 1), 0, wait);
+        if (s->operation == CF_REDUCE_SCATTER) step.at = (cf_place){CF_STAGE, s->ranks - 2 - i};
+        step.joined = i > 0;
+        last = exchange(s, step);
     }
-    return index;
+    return last;
 }
 
-// Computes the shards of all other ranks, below and above the own one, once steps first … last are done; both -1: no wait.
+// Computes the shards of all other ranks, below and above the own one, once steps first … last are done; both 0: no wait.
 static void compute_others(cf_schedule *s, cf_side side, cf_buffer buffer, int first, int last) {
     const int owner[] = {0, s->rank + 1}, count[] = {s->rank, s->ranks - 1 - s->rank};
     for (int i = 0; i < 2; i++) {
-        if (count[i] == 0) continue;
-        int index = cf_append_compute(s, side, (cf_place){buffer, owner[i]}, owner[i], count[i], first);
-        s->step[index].range = first >= 0, s->step[index].wait[1] = last;
+        cf_step step = {.kind = CF_COMPUTE, .side = side, .at = {buffer, owner[i]}, .first = owner[i], .count = count[i]};
+        step.wait[0] = first, step.wait[1] = last, step.range = first > 0;
+        if (step.count > 0) cf_append(s, step);
     }
 }
 
@@ -336,16 +342,16 @@ static bool at_once(cf_schedule *s, const void *argument) {
     (void)argument;
     const bool before = s->side & CF_COMPUTE_BEFORE, after = s->side & CF_COMPUTE_AFTER;
     const bool gather = s->operation == CF_ALLGATHER, all_to_all = s->operation == CF_ALLTOALL;
-    if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
+    if (before) compute_others(s, CF_COMPUTE_BEFORE, CF_FULL, 0, 0);
     const int others = s->ranks - 1;
-    const int last = exchange_at_once(s, last_on_stream(s)), first = last < 0 ? -1 : last - others + 1;
+    const int last = exchange_at_once(s, last_on_stream(s)), first = last - others + 1;
     if (before) compute_before(s, all_to_all ? CF_RESULT : CF_FULL, s->rank);
     s->split = s->count;
     if (after) {
-        compute_after(s, before ? CF_RESULT : CF_FULL, s->rank, -1);
+        compute_after(s, before ? CF_RESULT : CF_FULL, s->rank, 0);
         compute_others(s, CF_COMPUTE_AFTER, gather ? CF_FULL : CF_RESULT, first, last);
     } else if (all_to_all && !before) {
-        cf_append_copy(s, (cf_place){CF_RESULT, s->rank}, (cf_place){CF_FULL, s->rank}, -1);
+        cf_append(s, (cf_step){.kind = CF_COPY, .at = {CF_RESULT, s->rank}, .from = {CF_FULL, s->rank}});
     } else if (s->operation == CF_REDUCE_SCATTER) {
         s->stage_slots = others;
         if (others > 0) finish_own(s, 0, others, first, last);
@@ -365,14 +371,14 @@ static bool native(cf_schedule *s, const void *argument) {
     cf_buffer to = gather ? CF_FULL : CF_RESULT;
     s->slice_major = reduce && M > 1;
     for (int k = 0; k < M; k++) {
-        int computed = -1;
-        if (s->side & CF_COMPUTE_BEFORE) computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, -1);
-        cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
-        *posted(s, 0, k) = cf_append_collective(s, from, (cf_place){to, k}, k, computed);
+        cf_step step = {
+            .kind = CF_COLLECTIVE, .from = {CF_FULL, gather ? slice(s, s->rank, k) : k}, .at = {to, k}, .first = k, .count = N};
+        if (s->side & CF_COMPUTE_BEFORE) step.wait[0] = compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, N, 0);
+        *posted(s, 0, k) = cf_append(s, step);
     }
     s->split = s->count;
     for (int k = 0; k < M && (s->side & CF_COMPUTE_AFTER); k++)
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, *posted(s, 0, k));
+        compute(s, CF_COMPUTE_AFTER, (cf_place){to, k}, N, *posted(s, 0, k));
     if (reduce && !s->bound) s->result = (cf_place){CF_RESULT, 0};
     return true;
 }
@@ -381,7 +387,7 @@ static bool native(cf_schedule *s, const void *argument) {
 
 static bool ring(cf_schedule *s, const void *argument) {
     (void)argument;
-    s->operation == CF_ALLGATHER ? compute_as_slices_arrive(s, true) : ring_reduce_scatter(s);
+    s->operation == CF_ALLGATHER ? ring_allgather(s) : ring_reduce_scatter(s);
     return true;
 }
 
@@ -389,10 +395,10 @@ static bool direct(cf_schedule *s, const void *argument) {
     (void)argument;
     if (s->operation == CF_REDUCE_SCATTER)
         direct_reduce_scatter(s);
-    else if (s->side == CF_COMPUTE_AFTER)
-        compute_as_slices_arrive(s, false);
+    else if (s->operation == CF_ALLGATHER)
+        direct_allgather(s);
     else
-        alltoall(s);
+        s->side == CF_COMPUTE_AFTER ? alltoall_then_compute(s) : compute_then_alltoall(s);
     return true;
 }
 
@@ -410,12 +416,10 @@ enum {
     MOST = 1024,
     SUMS = CF_SERVES(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE),
     ROUNDS = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER) | SUMS,
+    LEVELS = ROUNDS | CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE),
     ALLTOALLS = CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BEFORE) | CF_SERVES(CF_ALLTOALL, CF_COMPUTE_AFTER) |
                 CF_SERVES(CF_ALLTOALL, CF_COMPUTE_BOTH),
-    ALONE = CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE) |
-            CF_SERVES(CF_ALLTOALL, CF_NO_COMPUTE),
-    LEVELS = ROUNDS | CF_SERVES(CF_ALLGATHER, CF_NO_COMPUTE) | CF_SERVES(CF_REDUCE_SCATTER, CF_NO_COMPUTE),
-    ALL = ROUNDS | ALLTOALLS | ALONE
+    ALL = LEVELS | ALLTOALLS | CF_SERVES(CF_ALLTOALL, CF_NO_COMPUTE)
 };
 
 // A row serves what its generator makes; `fallback` serves the rest. What has no computation to hide behind travels at once.
@@ -484,13 +488,8 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, const cf_a
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
     if (!asked || ranks < 1 || hosts < 0 || (hosts > 1 && ranks % hosts != 0) || rank < 0 || rank >= ranks || slices < 1)
         cf_die(NULL, "schedule of %s for rank %d of %d with %d slices", asked ? asked->name : "no algorithm", rank, ranks, slices);
-    const cf_schedule as = {.operation = operation,
-                            .side = side,
-                            .bound = asked->bound ? asked : NULL,
-                            .ranks = ranks,
-                            .hosts = hosts > 1 ? hosts : 1,
-                            .rank = rank,
-                            .slices = slices};
+    cf_schedule as = {.operation = operation, .side = side, .ranks = ranks, .rank = rank, .slices = slices};
+    as.bound = asked->bound ? asked : NULL, as.hosts = hosts > 1 ? hosts : 1;
     const cf_algorithm *a = cf_algorithm_serving(asked, operation, side);
     if (a && a->native && ranks == 1) a = cf_algorithm_serving(cf_algorithm_find("ring"), operation, side); // nothing to collect
     cf_schedule *s = NULL;
@@ -507,10 +506,6 @@ void cf_schedule_free(cf_schedule *schedule) {
     free(schedule);
 }
 
-int64_t cf_schedule_row(const cf_schedule *s, int64_t rows, int k) {
-    return rows * k / s->slices;
-}
-
 // --- printing ---
 
 const char *cf_operation_name(cf_operation operation) {
@@ -523,26 +518,26 @@ static void print_place(FILE *file, cf_place place) {
     fprintf(file, "%s[%d]", name[place.buffer], place.slot);
 }
 
-static void print_step(FILE *file, const cf_step *step) {
+static void print_step(FILE *file, const cf_step *step, int m) {
     const char *what = step->side == CF_COMPUTE_AFTER ? "work on   " : "compute   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)
             fprintf(file, "%s slice %d in ", what, step->first);
         else
-            fprintf(file, "%s %d slices %d, %d, … in ", what, step->count, step->first, step->first + step->stride);
+            fprintf(file, "%s %d slices %d, %d, … in ", what, step->count, step->first, step->first + m);
         print_place(file, step->at);
         break;
     case CF_EXCHANGE:
         fprintf(file, step->joined ? "  with it  " : "exchange   ");
-        if (step->send_to >= 0) fprintf(file, "slice %d → rank %d  ", step->send_slice, step->send_to);
-        if (step->recv_from >= 0) {
-            fprintf(file, "slice %d ← rank %d into ", step->recv_slice, step->recv_from);
+        if (step->send.rank >= 0) fprintf(file, "slice %d → rank %d  ", step->send.slice, step->send.rank);
+        if (step->recv.rank >= 0) {
+            fprintf(file, "slice %d ← rank %d into ", step->recv.slice, step->recv.rank);
             print_place(file, step->at);
         }
         break;
     case CF_COLLECTIVE:
-        fprintf(file, "collective %d slices %d, %d, …", step->count, step->first, step->first + step->stride);
+        fprintf(file, "collective %d slices %d, %d, …", step->count, step->first, step->first + m);
         break;
     case CF_ADD:
     case CF_COPY:
@@ -553,8 +548,8 @@ static void print_step(FILE *file, const cf_step *step) {
         break;
     }
     for (int i = 0; i < 2; i++)
-        if (step->wait[i] >= 0)
-            fprintf(file, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : step->range ? " … " : ", ", step->wait[i]);
+        if (step->wait[i] > 0)
+            fprintf(file, "%s%d", i == 0 || step->wait[0] == 0 ? "  after " : step->range ? " … " : ", ", step->wait[i] - 1);
     fprintf(file, "\n");
 }
 
@@ -568,7 +563,7 @@ char *cf_schedule_print(const cf_schedule *s) {
             (s->bound ? s->bound : s->algorithm)->name, s->rank, s->ranks, s->slices, s->slices == 1 ? "" : "s");
     for (int i = 0; i < s->count; i++) {
         fprintf(file, "  %3d%s ", i, i < s->split ? " " : "'");
-        print_step(file, &s->step[i]);
+        print_step(file, &s->step[i], s->slices);
     }
     if (fclose(file) != 0) cf_die(NULL, "out of memory for printing a schedule");
     return text;

@@ -39,10 +39,10 @@ typedef struct cf_place { // one slice of one buffer
 
 typedef struct cf_step {
     cf_step_kind kind;
-    int wait[2]; // indices of earlier steps that must be done first (transfers: have arrived); -1: none
+    int wait[2]; // earlier steps that must be done first (transfers: have arrived), as cf_append() numbers them; 0: none
     bool range;  // COMPUTE and ADD: waits for all steps from wait[0] to wait[1]
-    // COMPUTE and COLLECTIVE: `count` slices: first, first + stride, …   ADD: `count` parts of the sum, m slots apart
-    int first, count, stride;
+    // COMPUTE and COLLECTIVE: `count` slices: first, first + m, …   ADD: `count` parts of the sum, m slots apart
+    int first, count;
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads slices that have arrived; the first of
     // them is at `at`
     cf_side side;
@@ -53,10 +53,11 @@ typedef struct cf_step {
     // EXCHANGE: joined to the exchange before it: both are in one unit, which is posted in one call and whose exchanges run at the
     // same time. (Between GPUs the units of a group run one after another, in the order posted.)
     bool joined;
-    // EXCHANGE: group ranks; -1: this half is absent. Slice numbers (message tags) are of FULL for all-gather and reduce-scatter,
-    // and destination · m + k on both sides for all-to-all.
-    int send_to, send_slice;
-    int recv_from, recv_slice;
+    // EXCHANGE: to a group rank, and from one; -1: this half is absent. Slice numbers (message tags) are of FULL for all-gather and
+    // reduce-scatter, and destination · m + k on both sides for all-to-all.
+    struct {
+        int rank, slice;
+    } send, recv;
 } cf_step;
 
 typedef struct cf_schedule {
@@ -75,21 +76,17 @@ typedef struct cf_schedule {
     int count;
     cf_step *step;
     int64_t room; // steps that `step` has room for
-    int *posted;  // [N · m] the generator's scratch: index of the exchange of round i and slice k; NULL once it is done
+    int *posted;  // [N · m] the generator's scratch: number of the exchange of round i and slice k; NULL once it is done
 } cf_schedule;
 
 // --- how schedules are made ---
 
-// Appends the steps of rank s->rank, then sets s->split, and stage_slots (a multiple of m) if it uses the stage. Each append adds a
-// step and returns its index, for later steps to wait for; wait -1 is none. Other fields (range, joined) may be set in
-// s->step[index]. false: it has no schedule for so many ranks or slices.
+// Appends the steps of rank s->rank, then sets s->split, and stage_slots (a multiple of m) if it uses the stage. false: it has no
+// schedule for so many ranks or slices.
 typedef bool cf_generator(cf_schedule *s, const void *argument);
-int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait); // slices first, first + m, …
-int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
-                       int wait0, int wait1);
-int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1); // several parts: range
-int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait);
-int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait); // slices first, first + m, …, N of them
+// Appends a step, in which 0 is what is left out. Returns its number, for later ones to wait for: that of s->step[i] is i + 1. (A bound
+// leaves transfers out, which then have number 0, and all waits.)
+int cf_append(cf_schedule *s, cf_step step);
 
 // A row of the table in schedule.c, or one of your own. Its name is the same on the command line, in plans, logs and documents.
 typedef struct cf_algorithm {
@@ -129,11 +126,11 @@ static inline bool cf_is_transfer(const cf_step *step) {
     return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
 }
 
-// The n-th of the steps that a step waits for; -1: no more.
+// The index of the n-th step that a step waits for; -1: no more.
 static inline int cf_nth_wait(const cf_step *step, int n) {
-    if (step->range) return step->wait[0] + n <= step->wait[1] ? step->wait[0] + n : -1;
+    if (step->range) return step->wait[0] + n <= step->wait[1] ? step->wait[0] + n - 1 : -1;
     for (int i = 0; i < 2; i++)
-        if (step->wait[i] >= 0 && n-- == 0) return step->wait[i];
+        if (step->wait[i] > 0 && n-- == 0) return step->wait[i] - 1;
     return -1;
 }
 
@@ -142,9 +139,6 @@ static inline int cf_schedule_shifted(const cf_schedule *s, int rank, int from, 
     const int H = s->algorithm->levels ? s->hosts : 1, P = s->ranks / H;
     return (rank / P + to / P - from / P + H) % H * P + (rank % P + to % P - from % P + P) % P;
 }
-
-// First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
-int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 
 // One readable line per step, as a malloc'ed string.
 char *cf_schedule_print(const cf_schedule *schedule);

@@ -93,18 +93,19 @@ static access *append(access *list, cf_place at, int ahead, int slice, bool writ
 static int accesses(const checker *c, int rank, const cf_step *step, access *list) {
     const bool exchange = step->kind == CF_EXCHANGE, adds = step->kind == CF_ADD, moves = exchange || adds || step->kind == CF_COPY;
     const bool collective = step->kind == CF_COLLECTIVE, gather = c->operation == CF_ALLGATHER;
+    const int m = c->slices;
     access *end = list;
     for (int k = 0; k < step->count && step->kind == CF_COMPUTE; k++)
-        end = append(end, step->at, k * step->stride, step->first + k * step->stride, step->side == CF_COMPUTE_BEFORE);
+        end = append(end, step->at, k * m, step->first + k * m, step->side == CF_COMPUTE_BEFORE);
     for (int k = 0; k < step->count && collective && (k == 0 || !gather); k++)
-        end = append(end, step->from, k * step->stride, step->first, false);
+        end = append(end, step->from, k * m, step->first, false);
     for (int k = 0; k < step->count && collective && (k == 0 || c->operation != CF_REDUCE_SCATTER); k++)
         if (!gather || k != rank) // the own block of a gathered payload is in place
-            end = append(end, step->at, k * step->stride, step->first, true);
-    for (int k = 0; k < (adds ? step->count : moves && (!exchange || step->send_to >= 0)); k++)
-        end = append(end, step->from, k * step->stride, exchange ? step->send_slice : step->at.slot, false);
-    if (moves && (!exchange || step->recv_from >= 0))
-        end = append(end, step->at, 0, exchange ? step->recv_slice : step->at.slot, true);
+            end = append(end, step->at, k * m, step->first, true);
+    for (int k = 0; k < (adds ? step->count : moves && (!exchange || step->send.rank >= 0)); k++)
+        end = append(end, step->from, k * m, exchange ? step->send.slice : step->at.slot, false);
+    if (moves && (!exchange || step->recv.rank >= 0))
+        end = append(end, step->at, 0, exchange ? step->recv.slice : step->at.slot, true);
     return (int)(end - list);
 }
 
@@ -115,23 +116,21 @@ static void check_step(checker *c, int r, int i) {
     const int first = step->first, count = step->count, wait0 = step->wait[0], wait1 = step->wait[1];
     const bool compute = step->kind == CF_COMPUTE, collective = step->kind == CF_COLLECTIVE, exchange = step->kind == CF_EXCHANGE;
     const bool none = first < 0 || first >= c->total || count < 1 || count > c->ranks || (collective && count != c->ranks);
-    const bool apart =
-        !none && count > 1 && (step->stride != c->slices || step->at.slot != first || first + (count - 1) * c->slices >= c->total);
+    const bool apart = !none && count > 1 && (step->at.slot != first || first + (count - 1) * c->slices >= c->total);
     const struct {
         bool broken;
         const char *property, *how;
     } rules[] = {
-        {wait0 < -1 || wait0 >= i || wait1 < -1 || wait1 >= i, "form", "waits for a step that is not earlier"},
-        {step->range && ((!compute && step->kind != CF_ADD) || wait0 < 0 || wait1 < wait0), "form", "waits for an empty range"},
+        {wait0 < 0 || wait0 > i || wait1 < 0 || wait1 > i, "form", "waits for a step that is not earlier"},
+        {step->range && ((!compute && step->kind != CF_ADD) || wait0 == 0 || wait1 < wait0), "form", "waits for an empty range"},
         {compute && c->side == CF_NO_COMPUTE, "form", "computes, but the operation does not"},
         {compute && ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !(c->side & step->side)), "side",
          "computes on a side on which the operation does not"},
         {step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER, "form", "adds, but the operation does not"},
-        {step->kind == CF_ADD && (count < 1 || count > c->ranks || step->stride != c->slices), "form",
-         "adds a wrong number of parts, or with a wrong stride"},
+        {step->kind == CF_ADD && (count < 1 || count > c->ranks), "form", "adds a wrong number of parts"},
         {step->kind == CF_COPY && c->operation != CF_ALLTOALL, "form", "copies, but the operation does not"},
-        {exchange && (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks ||
-                      step->send_to + step->recv_from == -2),
+        {exchange && (step->send.rank < -1 || step->send.rank >= c->ranks || step->recv.rank < -1 || step->recv.rank >= c->ranks ||
+                      step->send.rank + step->recv.rank == -2),
          "form", "names no peer, or one that does not exist"},
         {(compute || collective) && (none || apart), "form", "its slices do not exist, or are not of one k"},
         {step->at.slot >= PLACES_MAX || step->from.slot >= PLACES_MAX, "form", "slots that do not exist"},
@@ -182,9 +181,9 @@ static void check_units(checker *c, int r) {
             violated(c, "unit", r, i, "joined to a step that is not an exchange");
         if (!exchange) continue;
         if (!step->joined) first = i, units++;
-        const int peer[2] = {[SEND] = step->send_to, [RECV] = step->recv_from};
+        const int peer[2] = {[SEND] = step->send.rank, [RECV] = step->recv.rank};
         for (int w = 0; w < 2; w++) {
-            if (step->wait[w] >= first) violated(c, "unit", r, i, "waits for step %d of its unit", step->wait[w]);
+            if (step->wait[w] > first) violated(c, "unit", r, i, "waits for step %d of its unit", step->wait[w] - 1);
             if (peer[w] < 0) continue;
             if (met[w][peer[w]] == units) violated(c, "unit", r, i, "meets rank %d twice", peer[w]);
             met[w][peer[w]] = units;
@@ -253,16 +252,15 @@ static void collect(checker *c) {
     const bool gather = c->operation == CF_ALLGATHER, reduce = c->operation == CF_REDUCE_SCATTER;
     for (int r = 0; r < c->ranks; r++) {
         const cf_step *step = &c->schedule[r]->step[c->head[r]], *first = &c->schedule[0]->step[c->head[0]];
-        if (step->first != first->first || step->stride != first->stride)
-            violated(c, "matching", r, c->head[r], "rank 0 calls another collective");
-        const int at = place_number(step->at), number = step->first + r * step->stride;
+        if (step->first != first->first) violated(c, "matching", r, c->head[r], "rank 0 calls another collective");
+        const int at = place_number(step->at), number = step->first + r * c->slices;
         for (int i = 0; i < c->ranks; i++) {
             const cf_step *other = &c->schedule[i]->step[c->head[i]];
-            value sent = c->held[i][place_number(other->from) + (gather ? 0 : r * other->stride)];
+            value sent = c->held[i][place_number(other->from) + (gather ? 0 : r * c->slices)];
             if (reduce)
                 expect(c, i, c->head[i], "reduces", sent, own_value(c, i, number));
             else
-                c->held[r][at + i * step->stride] = sent;
+                c->held[r][at + i * c->slices] = sent;
         }
         if (reduce) c->held[r][at] = arrived_value(c, r, number);
     }
@@ -329,21 +327,21 @@ static bool advance(checker *c, int r) {
         for (int p = 0; p < c->ranks; p++) find_head(c, p, c->head[p] + 1);
         return true;
     }
-    if (step && step->send_to >= 0 && !c->met[r][SEND]) {
-        const int p = step->send_to;
+    if (step && step->send.rank >= 0 && !c->met[r][SEND]) {
+        const int p = step->send.rank;
         const cf_step *other = active_head(c, p);
-        if (other && other->kind == CF_EXCHANGE && other->recv_from == r && !c->met[p][RECV]) {
+        if (other && other->kind == CF_EXCHANGE && other->recv.rank == r && !c->met[p][RECV]) {
             const value sent = c->held[r][place_number(step->from)];
-            if (step->send_slice != other->recv_slice)
-                violated(c, "matching", p, c->head[p], "slice %d expected, rank %d sends %d", other->recv_slice, r,
-                         step->send_slice);
-            if (sent.slice != step->send_slice)
-                violated(c, "data", r, c->head[r], "sends slice %d, finds slice %d", step->send_slice, sent.slice);
+            if (step->send.slice != other->recv.slice)
+                violated(c, "matching", p, c->head[p], "slice %d expected, rank %d sends %d", other->recv.slice, r,
+                         step->send.slice);
+            if (sent.slice != step->send.slice)
+                violated(c, "data", r, c->head[r], "sends slice %d, finds slice %d", step->send.slice, sent.slice);
             c->held[p][place_number(other->at)] = sent;
             c->met[r][SEND] = c->met[p][RECV] = moved = true;
         }
     }
-    if (!step || (step->send_to >= 0 && !c->met[r][SEND]) || (step->recv_from >= 0 && !c->met[r][RECV])) return moved;
+    if (!step || (step->send.rank >= 0 && !c->met[r][SEND]) || (step->recv.rank >= 0 && !c->met[r][RECV])) return moved;
     find_head(c, r, c->head[r] + 1);
     return true;
 }

@@ -15,19 +15,28 @@ static bool domino(cf_schedule *s, const void *argument) {
     if (halves < 2) return false;      // nothing is computed next: row.fallback
     s->stage_slots = (N - 1) * halves; // the part of rank + 1 + p arrives in slots p · halves + half
     for (int half = 0; half < halves; half++) {
-        int computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, half}, half, N, -1);
+        cf_step compute = {.kind = CF_COMPUTE, .side = CF_COMPUTE_BEFORE, .at = {CF_FULL, half}, .first = half, .count = N};
+        int computed = cf_append(s, compute);
         for (int p = N - 2; p >= 0; p--) {
             int from = (rank + 1 + p) % N, to = (rank - 1 - p + N) % N, slice = to * halves + half;
-            int index = cf_append_exchange(s, to, (cf_place){CF_FULL, slice}, slice, from, (cf_place){CF_STAGE, p * halves + half},
-                                           rank * halves + half, computed, -1);
-            s->step[index].joined = p < N - 2; // one unit for each half
+            cf_append(s, (cf_step){.kind = CF_EXCHANGE,
+                                   .send = {to, slice},
+                                   .from = {CF_FULL, slice},
+                                   .recv = {from, rank * halves + half},
+                                   .at = {CF_STAGE, p * halves + half},
+                                   .wait = {computed},
+                                   .joined = p < N - 2}); // one unit for each half
         }
     }
     s->split = s->count;
     // own += (p[0] + p[1]) + …   A half has N steps: one computes, the others exchange.
     for (int half = 0; half < halves; half++)
-        cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
-                      half * N + N - 1);
+        cf_append(s, (cf_step){.kind = CF_ADD,
+                               .at = {CF_FULL, rank * halves + half},
+                               .from = {CF_STAGE, half},
+                               .count = N - 1,
+                               .wait = {half * N + 2, half * N + N},
+                               .range = N > 2});
     return true;
 }
 

@@ -26,13 +26,13 @@ static const char *check_rank_volume(const cf_schedule *s) {
         const cf_step *step = &s->step[i];
         const bool exchange = step->kind == CF_EXCHANGE;
         units += exchange && !step->joined;
-        sent += exchange && step->send_to >= 0 && step->send_to != s->rank;
-        received += exchange && step->recv_from >= 0 && step->recv_from != s->rank;
-        left += exchange && step->send_to >= 0 && step->send_to / P != s->rank / P;
-        entered += exchange && step->recv_from >= 0 && step->recv_from / P != s->rank / P;
+        sent += exchange && step->send.rank >= 0 && step->send.rank != s->rank;
+        received += exchange && step->recv.rank >= 0 && step->recv.rank != s->rank;
+        left += exchange && step->send.rank >= 0 && step->send.rank / P != s->rank / P;
+        entered += exchange && step->recv.rank >= 0 && step->recv.rank / P != s->rank / P;
         for (int k = 0; k < step->count && step->kind == CF_COLLECTIVE; k++, collected++) {
-            bool *again = &seen[step->first + k * step->stride];
-            if (*again) return violated("volume", s->rank, i, "slice %d a second time", step->first + k * step->stride);
+            bool *again = &seen[step->first + k * s->slices];
+            if (*again) return violated("volume", s->rank, i, "slice %d a second time", step->first + k * s->slices);
             *again = true;
         }
     }
@@ -56,8 +56,8 @@ static const char *check_volume(cf_schedule *const *schedule) {
         if (broken) return broken;
         for (const cf_step *step = schedule[r]->step; step < schedule[r]->step + schedule[r]->count; step++) {
             if (step->kind != CF_EXCHANGE) continue;
-            if (step->send_to >= 0) sent[step->send_slice]++;
-            if (step->recv_from >= 0) received[step->recv_slice]++;
+            if (step->send.rank >= 0) sent[step->send.slice]++;
+            if (step->recv.rank >= 0) received[step->recv.slice]++;
         }
     }
     const int times = s->bound || s->algorithm->native ? 0 : s->ranks - 1;
@@ -82,7 +82,7 @@ static const char *check_work(const cf_schedule *s) {
     const cf_algorithm *row = s->algorithm;
     const bool rings = row->same_bits && strcmp(row->same_bits, "ring") == 0, ordered = rings && s->operation == CF_ALLGATHER;
     const cf_side last = s->side == CF_COMPUTE_AFTER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
-    int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = -1; // slices, by side; newest: transfer that was waited for
+    int computed[CF_COMPUTE_BOTH] = {0}, exchanges = 0, newest = 0; // slices, by side; newest: transfer that was waited for
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (row->tail_free && step->kind == CF_EXCHANGE && s->side != CF_NO_COMPUTE && computed[last] == total)
@@ -96,13 +96,13 @@ static const char *check_work(const cf_schedule *s) {
         const int awaited = step->wait[0] > step->wait[1] ? step->wait[0] : step->wait[1];
         const bool own = r >= first_owner && r < first_owner + step->count,
                    now_own = after ? number < m : number + step->count > total - m;
-        if ((row->tail_free || row->native) && after && awaited >= 0 && awaited < newest)
-            return violated("arrival", r, i, "waits for step %d, the computation before for %d", awaited, newest);
-        if (after && awaited >= 0) newest = awaited;
+        if ((row->tail_free || row->native) && after && awaited > 0 && awaited < newest)
+            return violated("arrival", r, i, "waits for step %d, the computation before for %d", awaited - 1, newest - 1);
+        if (after && awaited > 0) newest = awaited;
         computed[step->side] += step->count;
         if (row->tail_free && (own != now_own || (own && step->count > 1)))
             return violated("own slice", r, i, "slice %d is computed as number %d", step->first, number);
-        if (row->tail_free && own && after && (step->wait[0] >= 0 || step->wait[1] >= 0))
+        if (row->tail_free && own && after && (step->wait[0] > 0 || step->wait[1] > 0))
             return violated("own slice", r, i, "waits for data that is already here");
         if (row->tail_free && number == 0 && after && !s->bound && N > 1 && exchanges == 0)
             return violated("own slice", r, i, "no transfer runs during the first computation");

@@ -38,11 +38,11 @@ static inline bool is_shifted(const cf_schedule *a, const cf_schedule *b) {
     int i = next_exchange(a, 0), j = next_exchange(b, 0);
     for (; i < a->count && j < b->count; i = next_exchange(a, i + 1), j = next_exchange(b, j + 1)) {
         const cf_step *x = &a->step[i], *y = &b->step[j];
-        const bool sends = x->send_to >= 0, receives = x->recv_from >= 0;
-        if (y->send_to != (sends ? cf_schedule_shifted(a, x->send_to, a->rank, b->rank) : -1) ||
-            y->recv_from != (receives ? cf_schedule_shifted(a, x->recv_from, a->rank, b->rank) : -1) ||
-            (sends && y->send_slice != cf_schedule_shifted(a, x->send_slice / m, a->rank, b->rank) * m + x->send_slice % m) ||
-            (receives && y->recv_slice != cf_schedule_shifted(a, x->recv_slice / m, a->rank, b->rank) * m + x->recv_slice % m))
+        const bool sends = x->send.rank >= 0, receives = x->recv.rank >= 0;
+        if (y->send.rank != (sends ? cf_schedule_shifted(a, x->send.rank, a->rank, b->rank) : -1) ||
+            y->recv.rank != (receives ? cf_schedule_shifted(a, x->recv.rank, a->rank, b->rank) : -1) ||
+            (sends && y->send.slice != cf_schedule_shifted(a, x->send.slice / m, a->rank, b->rank) * m + x->send.slice % m) ||
+            (receives && y->recv.slice != cf_schedule_shifted(a, x->recv.slice / m, a->rank, b->rank) * m + x->recv.slice % m))
             return false;
     }
     return i == a->count && j == b->count;

@@ -104,17 +104,26 @@ static void the_choice_is_monotone(void **state) {
 
 // Recursive doubling: rank r exchanges with r ^ 1, r ^ 2, r ^ 4, …, which is no neighbour's schedule shifted.
 static bool doubling(cf_schedule *s, const void *argument) {
-    int last = -1;
+    int last = 0;
     (void)argument;
     for (int d = 1; d < s->ranks; d *= 2)
         for (int j = 0; j < d; j++) {
             const int peer = s->rank ^ d, mine = s->rank / d * d + j, theirs = peer / d * d + j;
-            last =
-                cf_append_exchange(s, peer, (cf_place){CF_FULL, mine}, mine, peer, (cf_place){CF_FULL, theirs}, theirs, last, -1);
+            last = cf_append(s, (cf_step){.kind = CF_EXCHANGE,
+                                          .send = {peer, mine},
+                                          .from = {CF_FULL, mine},
+                                          .recv = {peer, theirs},
+                                          .at = {CF_FULL, theirs},
+                                          .wait = {last}});
         }
     s->split = s->count;
     for (int i = 0; i < s->ranks; i++)
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, s->rank ^ i}, s->rank ^ i, 1, i > 0 ? last : -1);
+        cf_append(s, (cf_step){.kind = CF_COMPUTE,
+                               .side = CF_COMPUTE_AFTER,
+                               .at = {CF_FULL, s->rank ^ i},
+                               .first = s->rank ^ i,
+                               .count = 1,
+                               .wait = {i > 0 ? last : 0}});
     return true;
 }
 

@@ -43,8 +43,9 @@ static double no_time(const void *argument, const cf_schedule *schedule, const c
 static bool waits_in_a_circle(cf_schedule *s, const void *argument) { // each waits for the other's slice before it sends its own
     const int r = s->rank, other = 1 - r;
     (void)argument;
-    int wait = cf_append_exchange(s, -1, (cf_place){CF_FULL, r}, -1, other, (cf_place){CF_FULL, other}, other, -1, -1);
-    cf_append_exchange(s, other, (cf_place){CF_FULL, r}, r, -1, (cf_place){CF_FULL, r}, -1, wait, -1);
+    const cf_step receives = {.kind = CF_EXCHANGE, .send = {-1, -1}, .recv = {other, other}, .at = {CF_FULL, other}};
+    const int wait = cf_append(s, receives);
+    cf_append(s, (cf_step){.kind = CF_EXCHANGE, .send = {other, r}, .from = {CF_FULL, r}, .recv = {-1, -1}, .wait = {wait}});
     return true;
 }
 
@@ -180,17 +181,20 @@ static bool star(cf_schedule *s, const void *argument) {
     const int N = s->ranks, rank = s->rank;
     for (int i = 1; i < N; i++) {
         int from = (rank - i + N) % N;
-        cf_append_exchange(s, (rank + i) % N, (cf_place){CF_FULL, rank}, rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
+        const cf_place at = {CF_FULL, from}, own = {CF_FULL, rank};
+        cf_append(s, (cf_step){.kind = CF_EXCHANGE, .send = {(rank + i) % N, rank}, .from = own, .recv = {from, from}, .at = at});
     }
     s->split = s->count;
     for (int i = 0; i < N; i++) {
         int owner = (rank - i + N) % N;
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, owner}, owner, 1, i - 1);
+        cf_step work = {.kind = CF_COMPUTE, .side = CF_COMPUTE_AFTER, .at = {CF_FULL, owner}, .first = owner, .count = 1};
+        work.wait[0] = i;
+        cf_append(s, work);
     }
     cf_step *last = &s->step[s->count - 1];
     if (wrong == COMPUTES_LESS) s->count--;
-    if (wrong == DOES_NOT_WAIT) last->wait[0] = -1;
-    if (wrong == TOO_LONG) last->count = 2, last->stride = 1;
+    if (wrong == DOES_NOT_WAIT) last->wait[0] = 0;
+    if (wrong == TOO_LONG) last->count = 2;
     return wrong < DECLINES || (wrong == RANK_0_DECLINES && rank > 0) || (wrong == FAILS && cf_alloc(-1, "a generator"));
 }
 

@@ -175,14 +175,15 @@ static bool both_ways(cf_schedule *s, const void *argument) {
     for (int hop = 1; hop < N; hop++)
         for (int k = 0; k < m; k++) {
             const int by = k % 2 ? N - 1 : 1, out = (r + (N - by) * (hop - 1)) % N * m + k, in = (r + (N - by) * hop) % N * m + k;
-            cf_append_exchange(s, (r + by) % N, (cf_place){CF_FULL, out}, out, (r + N - by) % N, (cf_place){CF_FULL, in}, in,
-                               hop > 1 ? s->count - m : -1, -1);
+            cf_append(s, (cf_step){.kind = CF_EXCHANGE, .send = {(r + by) % N, out}, .from = {CF_FULL, out},
+                                   .recv = {(r + N - by) % N, in}, .at = {CF_FULL, in}, .wait = {hop > 1 ? s->count - m + 1 : 0}});
         }
     s->split = s->count;
     for (int hop = 0; hop < N; hop++)
         for (int k = 0; k < m; k++) {
             const int by = k % 2 ? N - 1 : 1, in = (r + (N - by) * hop) % N * m + k;
-            cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, in}, in, 1, hop > 0 ? (hop - 1) * m + k : -1);
+            cf_append(s, (cf_step){.kind = CF_COMPUTE, .side = CF_COMPUTE_AFTER, .at = {CF_FULL, in}, .first = in, .count = 1,
+                                   .wait = {hop > 0 ? (hop - 1) * m + k + 1 : 0}});
         }
     return true;
 }
@@ -192,21 +193,25 @@ static bool both_ways(cf_schedule *s, const void *argument) {
 static bool two_levels(cf_schedule *s, const void *argument) {
     const int G = *(const int *)argument, N = s->ranks, H = N / G, host = s->rank / G, local = s->rank % G;
     if (s->slices > 1 || N % G != 0) return false;
-    int arrived[64];
-    for (int i = 0; i < N; i++) arrived[i] = -1;
+    int arrived[64] = {0};
     for (int j = 1; j < H; j++) {
         const int to = (host + j) % H * G + local, from = (host + H - j) % H * G + local;
-        arrived[from] = cf_append_exchange(s, to, (cf_place){CF_FULL, s->rank}, s->rank, from, (cf_place){CF_FULL, from}, from, -1, -1);
+        arrived[from] = cf_append(s, (cf_step){.kind = CF_EXCHANGE, .send = {to, s->rank}, .from = {CF_FULL, s->rank},
+                                               .recv = {from, from}, .at = {CF_FULL, from}});
     }
     for (int i = 1; i < G; i++)
         for (int j = 0; j < H; j++) {
             const int there = (host + H - j) % H * G, out = there + local, in = there + (local + G - i) % G;
-            arrived[in] = cf_append_exchange(s, host * G + (local + i) % G, (cf_place){CF_FULL, out}, out,
-                                             host * G + (local + G - i) % G, (cf_place){CF_FULL, in}, in, arrived[out], -1);
+            arrived[in] = cf_append(s, (cf_step){.kind = CF_EXCHANGE, .send = {host * G + (local + i) % G, out}, .from = {CF_FULL, out},
+                                                 .recv = {host * G + (local + G - i) % G, in}, .at = {CF_FULL, in},
+                                                 .wait = {arrived[out]}});
         }
     s->split = s->count;
-    for (int i = 0; i < N; i++)
-        cf_append_compute(s, CF_COMPUTE_AFTER, (cf_place){CF_FULL, (s->rank + i) % N}, (s->rank + i) % N, 1, arrived[(s->rank + i) % N]);
+    for (int i = 0; i < N; i++) {
+        const int in = (s->rank + i) % N;
+        cf_append(s, (cf_step){.kind = CF_COMPUTE, .side = CF_COMPUTE_AFTER, .at = {CF_FULL, in}, .first = in, .count = 1,
+                               .wait = {arrived[in]}});
+    }
     return true;
 }
 

@@ -36,7 +36,7 @@ static int by_host(const void *argument, const cf_schedule *s, int from, int to)
     return from / (s->ranks / s->hosts) != to / (s->ranks / s->hosts);
 }
 static double wire_by_host_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
-    const bool far = step->kind == CF_EXCHANGE && by_host(argument, s, s->rank, step->send_to);
+    const bool far = step->kind == CF_EXCHANGE && by_host(argument, s, s->rank, step->send.rank);
     return wire_ms(argument, s, step) * (far ? 4 : 1);
 }
 

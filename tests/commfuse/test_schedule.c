@@ -210,17 +210,17 @@ static void move(cf_schedule *s, int from, int to) {
     for (int i = 0; i < s->count; i++)
         for (int w = 0; w < 2; w++) {
             int *wait = &s->step[i].wait[w];
-            if (*wait == from)
-                *wait = to;
-            else if (by > 0 && *wait > from && *wait <= to)
+            if (*wait == from + 1)
+                *wait = to + 1;
+            else if (by > 0 && *wait > from + 1 && *wait <= to + 1)
                 *wait -= 1;
-            else if (by < 0 && *wait >= to && *wait < from)
+            else if (by < 0 && *wait > to && *wait <= from)
                 *wait += 1;
         }
 }
 
 static void insert(cf_schedule *s, int at, cf_step step) {
-    s->step[s->count++] = (cf_step){.wait = {-1, -1}};
+    s->step[s->count++] = (cf_step){.kind = CF_COMPUTE};
     move(s, s->count - 1, at);
     s->step[at] = step;
 }
@@ -231,11 +231,11 @@ static void drop(cf_schedule *s, int at) {
     if (s->split > s->count) s->split = s->count; // the last step, taken by begin, has not moved
     for (int i = 0; i < s->count; i++)
         for (int w = 0; w < 2; w++)
-            if (s->step[i].wait[w] == s->count) s->step[i].wait[w] = -1;
+            if (s->step[i].wait[w] == s->count + 1) s->step[i].wait[w] = 0;
 }
 
 static void forget_waits(cf_step *step) {
-    step->wait[0] = step->wait[1] = -1, step->range = false;
+    step->wait[0] = step->wait[1] = 0, step->range = false;
 }
 
 // In the schedule s of one rank.
@@ -246,16 +246,16 @@ static void forget_waits(cf_step *step) {
     }
 
 // form
-PLANT(wait_for_itself, 1, nth(s, CF_COMPUTE, 1)->wait[0] = find(s, CF_COMPUTE, 1))
-PLANT(wait_for_later, 2, s->step[0].wait[1] = s->count - 1)
-PLANT(wait_for_nonsense, 2, s->step[0].wait[1] = -2)
+PLANT(wait_for_itself, 1, nth(s, CF_COMPUTE, 1)->wait[0] = find(s, CF_COMPUTE, 1) + 1)
+PLANT(wait_for_later, 2, s->step[0].wait[1] = s->count)
+PLANT(wait_for_nonsense, 2, s->step[0].wait[1] = -1)
 PLANT(stage_overflow, 1, s->stage_slots = 0)
 PLANT(full_overflow, 0, nth(s, CF_COMPUTE, 0)->at.slot = all->ranks * s->slices)
-PLANT(peer_overflow, 0, nth(s, CF_EXCHANGE, 0)->send_to = all->ranks)
+PLANT(peer_overflow, 0, nth(s, CF_EXCHANGE, 0)->send.rank = all->ranks)
 PLANT(begin_overflow, 0, s->split = s->count + 1)
 PLANT(rank_mixed_up, 0, s->rank = 1)
 PLANT(result_in_pieces, 0, s->result = (cf_place){CF_STAGE, 1})
-PLANT(compute_nothing, 0, insert(s, 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1}))
+PLANT(compute_nothing, 0, insert(s, 0, (cf_step){.kind = CF_COMPUTE, .count = 1}))
 // side
 static void other_side(set *all) {
     cf_step *step = nth(all->of[2], CF_COMPUTE, 1);
@@ -271,10 +271,11 @@ PLANT(work_less, 3, drop(s, find_compute(s, CF_COMPUTE_AFTER, -1)))
 PLANT(work_twice, 3, insert(s, s->count, *nth_compute(s, CF_COMPUTE_AFTER, 0)))
 // the number of computations is right
 PLANT(compute_instead_of_work, 3, nth_compute(s, CF_COMPUTE_AFTER, -1)->side = CF_COMPUTE_BEFORE)
-PLANT(compute_too_wide, 0, nth(s, CF_COMPUTE, 0)->count = 2, nth(s, CF_COMPUTE, 0)->stride = 1)
+PLANT(compute_wide, 0, nth(s, CF_COMPUTE, 0)->count = 2)
+PLANT(compute_too_wide, 0, nth(s, CF_COMPUTE, 0)->count = all->ranks + 1)
 // volume
-PLANT(drop_send, 2, nth(s, CF_EXCHANGE, 0)->send_to = -1)
-PLANT(drop_receive, 2, nth(s, CF_EXCHANGE, -1)->recv_from = -1)
+PLANT(drop_send, 2, nth(s, CF_EXCHANGE, 0)->send.rank = -1)
+PLANT(drop_receive, 2, nth(s, CF_EXCHANGE, -1)->recv.rank = -1)
 static void drop_exchange(set *all) {
     for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_EXCHANGE, -1));
 }
@@ -284,11 +285,7 @@ static void exchange_at_end(set *all) { // one more than needed, on every rank
 static void collective_in_commfuse(set *all) {
     for (int r = 0; r < all->ranks; r++)
         insert(all->of[r], 0,
-               (cf_step){.kind = CF_COLLECTIVE,
-                         .wait = {-1, -1},
-                         .count = all->ranks,
-                         .stride = 1,
-                         .from.slot = all->of[r]->operation == CF_ALLGATHER ? r : 0});
+               (cf_step){.kind = CF_COLLECTIVE, .count = all->ranks, .from.slot = all->of[r]->operation == CF_ALLGATHER ? r : 0});
 }
 static void collective_left_out(set *all) {
     for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_COLLECTIVE, 1));
@@ -301,23 +298,23 @@ static void collective_twice(set *all) {
 // matching
 static void redirect_send(set *all) {
     cf_step *step = nth(all->of[2], CF_EXCHANGE, 0);
-    step->send_to = (step->send_to + 2) % all->ranks; // + 1 or - 1 is the rank itself
+    step->send.rank = (step->send.rank + 2) % all->ranks; // + 1 or - 1 is the rank itself
 }
 static void redirect_receive(set *all) {
     cf_step *step = nth(all->of[2], CF_EXCHANGE, -1);
-    step->recv_from = (step->recv_from + 2) % all->ranks;
+    step->recv.rank = (step->recv.rank + 2) % all->ranks;
 }
 static void rename_send(set *all) {
     cf_step *step = nth(all->of[1], CF_EXCHANGE, 1);
-    step->send_slice = (step->send_slice + all->of[1]->slices) % (all->ranks * all->of[1]->slices);
+    step->send.slice = (step->send.slice + all->of[1]->slices) % (all->ranks * all->of[1]->slices);
 }
 // m = 2: the other k
 PLANT(wrong_size, 1, nth(s, CF_EXCHANGE, 0)->from.slot ^= 1)
 static void swap_sends(set *all) { // two messages to one peer overtake each other
     cf_step *a = nth(all->of[1], CF_EXCHANGE, 0), *b = nth(all->of[1], CF_EXCHANGE, 1), kept = *a;
-    assert_int_equal(a->send_to, b->send_to);
-    a->from = b->from, a->send_slice = b->send_slice;
-    b->from = kept.from, b->send_slice = kept.send_slice;
+    assert_int_equal(a->send.rank, b->send.rank);
+    a->from = b->from, a->send.slice = b->send.slice;
+    b->from = kept.from, b->send.slice = kept.send.slice;
 }
 static void swap_collectives(set *all) { // and who waits for them
     cf_schedule *s = all->of[1];
@@ -326,7 +323,7 @@ static void swap_collectives(set *all) { // and who waits for them
     s->step[a] = s->step[b], s->step[b] = first;
     forget_waits(&s->step[a]);
     for (int i = b + 1; i < s->count; i++)
-        if (s->step[i].wait[0] == a || s->step[i].wait[0] == b) s->step[i].wait[0] = a + b - s->step[i].wait[0];
+        if (s->step[i].wait[0] == a + 1 || s->step[i].wait[0] == b + 1) s->step[i].wait[0] = a + b + 2 - s->step[i].wait[0];
 }
 // race
 PLANT(compute_too_early, 1, forget_waits(nth(s, CF_COMPUTE, -1)))
@@ -355,11 +352,11 @@ static void post_halves_apart(set *all, int first) {
         cf_schedule *s = all->of[r];
         int i = find(s, CF_EXCHANGE, 0);
         cf_step whole = s->step[i], send = whole, receive = whole;
-        send.recv_from = receive.send_to = -1;
+        send.recv.rank = receive.send.rank = -1;
         insert(s, i, first == SEND ? send : receive);
         s->step[i + 1] = first == SEND ? receive : send;
         for (int j = i + 2; j < s->count && first == RECV; j++) // who waited for what arrives still does
-            for (int w = 0; w < 2; w++) s->step[j].wait[w] -= s->step[j].wait[w] == i + 1;
+            for (int w = 0; w < 2; w++) s->step[j].wait[w] -= s->step[j].wait[w] == i + 2;
     }
 }
 static void all_send_first(set *all) {
@@ -373,8 +370,8 @@ static void host_stands_in_front(set *all) { // N = 2: both compute on the other
         cf_schedule *s = all->of[r];
         int i = find(s, CF_EXCHANGE, 0);
         cf_step send = s->step[i];
-        send.recv_from = -1;
-        s->step[i].send_to = -1;
+        send.recv.rank = -1;
+        s->step[i].send.rank = -1;
         insert(s, s->count, send);
     }
 }
@@ -422,22 +419,22 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
         a->first = b->first, a->at = b->at;
         b->first = kept.first, b->at = kept.at;
         a = nth(all->of[r], CF_EXCHANGE, 1), b = nth(all->of[r], CF_EXCHANGE, 2), kept = *a;
-        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from, a->recv_from = b->recv_from;
-        b->send_to = kept.send_to, b->send_slice = kept.send_slice, b->from = kept.from;
-        b->recv_from = kept.recv_from;
+        a->send.rank = b->send.rank, a->send.slice = b->send.slice, a->from = b->from, a->recv.rank = b->recv.rank;
+        b->send.rank = kept.send.rank, b->send.slice = kept.send.slice, b->from = kept.from;
+        b->recv.rank = kept.recv.rank;
     }
 }
 PLANT(add_twice, 1, insert(s, find(s, CF_ADD, -1), *nth(s, CF_ADD, -1)))
 // own slice
 PLANT(own_slice_first, 2, move(s, find(s, CF_COMPUTE, -1), 0))
 PLANT(own_slice_last, 2, move(s, find(s, CF_COMPUTE, 0), s->count - 1))
-PLANT(own_slice_waits, 1, nth(s, CF_COMPUTE, 0)->wait[0] = find(s, CF_EXCHANGE, 0))
+PLANT(own_slice_waits, 1, nth(s, CF_COMPUTE, 0)->wait[0] = find(s, CF_EXCHANGE, 0) + 1)
 static void own_computed_first(set *all) {
     cf_schedule *s = all->of[2];
     for (int k = 0; k < s->slices; k++) move(s, find_compute(s, CF_COMPUTE_BEFORE, -1), 0);
 }
 PLANT(own_work_last, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, 0), s->count - 1))
-PLANT(own_work_waits, 2, nth_compute(s, CF_COMPUTE_AFTER, 0)->wait[0] = find(s, CF_EXCHANGE, -1))
+PLANT(own_work_waits, 2, nth_compute(s, CF_COMPUTE_AFTER, 0)->wait[0] = find(s, CF_EXCHANGE, -1) + 1)
 PLANT(nothing_overlaps, 1, move(s, find(s, CF_COMPUTE, 0), 0))
 // arrival
 PLANT(later_first, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2)))
@@ -510,7 +507,7 @@ static const struct fault {
     {FAULT(compute_less), "coverage", BEFORE_A2A, "ring", 4, 2},
     {FAULT(compute_another), "coverage", AFTER_A2A, "ring", 4, 1},
     {FAULT(compute_another), "form", AFTER_A2A, "ring", 4, 2},
-    {FAULT(compute_too_wide), "coverage", AG, "ring", 4, 1},
+    {FAULT(compute_wide), "coverage", AG, "ring", 4, 2},
     {FAULT(compute_too_wide), "form", AG, "ring", 4, 2},
     {FAULT(drop_send), "volume", AG, "ring", 4, 1},
     {FAULT(drop_receive), "volume", RS, "direct", 4, 1},
@@ -695,8 +692,11 @@ static void rows_without_promises_must_be_correct(void **state) {
 
 // The checker has limits; a schedule beyond them is refused.
 static bool collectives(cf_schedule *s, const void *argument) {
-    for (const int *count = argument; s->count < *count;)
-        cf_append_collective(s, (cf_place){CF_FULL, s->rank}, (cf_place){CF_FULL, 0}, 0, s->count - 1);
+    const cf_step gather = {.kind = CF_COLLECTIVE, .from = {CF_FULL, s->rank}, .count = s->ranks};
+    for (const int *count = argument; s->count < *count;) {
+        const int number = cf_append(s, gather);
+        s->step[number - 1].wait[0] = number - 1; // the one before
+    }
     s->split = s->count;
     return true;
 }
@@ -839,12 +839,12 @@ static void halves_apart(program *of, const set *first, const set *second) { // 
         cf_schedule *s = first->of[r];
         int at = find(s, CF_EXCHANGE, 0);
         cf_step receive = s->step[at];
-        receive.send_to = -1;
-        s->step[at].recv_from = -1;
+        receive.send.rank = -1;
+        s->step[at].recv.rank = -1;
         insert(s, at + 1, receive);
         for (int i = at + 2; i < s->count; i++)
             for (int w = 0; w < 2; w++)
-                if (s->step[i].wait[w] == at) s->step[i].wait[w] = at + 1;
+                if (s->step[i].wait[w] == at + 1) s->step[i].wait[w] = at + 2;
         write_program(&of[r], s, of[r].operation[1], OVERLAPPED);
     }
 }

@@ -66,7 +66,7 @@ static bool *complete_of(wire *w, int r, int i) {
 static int next_half(const wire *w, int r, int from, int half, int peer) {
     for (int i = from; i < w->of[r].count; i++) {
         const cf_step *step = step_of(w, r, i);
-        if (step->kind == CF_EXCHANGE && (half == SEND ? step->send_to : step->recv_from) == peer) return i;
+        if (step->kind == CF_EXCHANGE && (half == SEND ? step->send.rank : step->recv.rank) == peer) return i;
     }
     return -1;
 }
@@ -79,7 +79,7 @@ static const char *check_wire_order(wire *w) {
                 if (i < 0 && j < 0) break;
                 if (i < 0 || j < 0) return violated("wire order", r, i, "more halves on one side, to rank %d", p);
                 if (w->of[r].list[i].operation != w->of[p].list[j].operation ||
-                    step_of(w, r, i)->send_slice != step_of(w, p, j)->recv_slice)
+                    step_of(w, r, i)->send.slice != step_of(w, p, j)->recv.slice)
                     return violated("wire order", r, i, "rank %d expects another slice", p);
                 w->partner[r][i][SEND] = j, w->partner[p][j][RECV] = i;
             }
@@ -131,7 +131,7 @@ static bool take_item(wire *w, int r) {
     if (i < 0) return false;
     const cf_step *step = step_of(w, r, i);
     if (step->kind == CF_COLLECTIVE) return r == 0 && all_collect(w, i);
-    bool sent = half_meets(w, r, i, SEND, step->send_to), received = half_meets(w, r, i, RECV, step->recv_from);
+    bool sent = half_meets(w, r, i, SEND, step->send.rank), received = half_meets(w, r, i, RECV, step->recv.rank);
     return sent && received ? *complete_of(w, r, i) = true : false;
 }
 
@@ -160,7 +160,7 @@ static const char *check_bound_of(const cf_schedule *bound, const cf_schedule *r
         while (j < real->count && real->step[j].kind != CF_COMPUTE) j++;
         if (i == bound->count || j == real->count) break;
         const cf_step *a = &bound->step[i], *b = &real->step[j];
-        if (a->side != b->side || a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
+        if (a->side != b->side || a->first != b->first || a->count != b->count)
             return violated("bound", bound->rank, i, "slice %d on side %d, not %d on %d", a->first, a->side, b->first, b->side);
     }
     if (i < bound->count || j < real->count) return violated("bound", bound->rank, i, "number of steps");
