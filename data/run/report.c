@@ -3,6 +3,7 @@
 #include "../../commfuse/base/limits.h"
 #include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
+#include "../../layers/kernels/peak.h"
 #include "../atomic_file.h"
 #include "../json.h"
 #include "derived.h"
@@ -90,6 +91,17 @@ static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
                  R, mesh->tp_group.hosts, mesh->dp_group.hosts);
 }
 
+static void print_peak(const run_report *r) {
+    char fp32[64] = "";
+    if (r->peak > 0)
+        cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
+    else
+        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source ? r->peak_source : "not measured by --dry-run");
+    if (r->peak_fp32 > 0) snprintf(fp32, sizeof fp32, " (peak %.3f TFLOP/s)", r->peak_fp32 * 1e-12);
+    if (*fp32 || peak_emulated())
+        cf_print(stdout, "          this processor has no instructions for bf16: --dtype fp32%s is faster\n", fp32);
+}
+
 void report_banner(const run_report *r) {
     const options *opt = r->opt;
     const cf_choice schedule = derived_schedule(opt);
@@ -114,10 +126,7 @@ void report_banner(const run_report *r) {
         cf_print(stdout, "data      %ld tokens in %d files, %ld samples an epoch\n", r->train->count, r->train->files,
                  r->train->samples);
     startup_note_words(opt);
-    if (r->peak > 0)
-        cf_print(stdout, "peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
-    else
-        cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source ? r->peak_source : "not measured by --dry-run");
+    print_peak(r);
     cf_print(stdout, "memory    %.1f MiB per rank, of %.1f MiB that are free%s\n", (double)cf_memory_bytes() / 1048576,
              (double)cf_device_memory(r->transport->local_size) / 1048576,
              strcmp(opt->recompute, "1") == 0 ? "; backward computes GELU and layer norms again" : "");

@@ -4,6 +4,16 @@
 #include <dnnl.h>
 #include <string.h>
 
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
+          int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
+    dnnl_status_t status =
+        dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
+    if (status != dnnl_success)
+        cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
+               "dnnl_sgemm failed with status %d: op(a) %ld x %ld (row length %ld), op(b) %ld x %ld (%ld), c row length %ld",
+               (int)status, m, k, lda, k, n, ldb, ldc);
+}
+
 #ifndef REAL_IS_BF16
 // A tile of a transposition: as many rows as fill a cache line of the result, and a few lines of columns.
 enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
@@ -36,16 +46,6 @@ void gemm_pack(real *packed, bool transpose_b, int64_t n, int64_t k, const real 
         for (int64_t c = 0; c < k; c += TILE_COLUMNS)
             transpose_tile(packed + c * row + r, row, b + r * ldb + c, ldb, rows, smaller(k - c, TILE_COLUMNS));
     }
-}
-
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
-          int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {
-    dnnl_status_t status =
-        dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
-    if (status != dnnl_success)
-        cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
-               "dnnl_sgemm failed with status %d: op(a) %ld x %ld (row length %ld), op(b) %ld x %ld (%ld), c row length %ld",
-               (int)status, m, k, lda, k, n, ldb, ldc);
 }
 
 // c (m, n) = bias (n) + add (m, n)

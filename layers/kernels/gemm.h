@@ -21,8 +21,10 @@ void gemm_to_accum(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int
 // gemm_bf16_avx512.c: the same with a transposed and b as it lies. Returns false where it is not faster: then nothing is done.
 bool gemm_transposed(int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b, int64_t ldb, accum beta, accum *c,
                      int64_t ldc);
+bool gemm_emulated(void); // the processor has no instructions for it, so that it takes longer than fp32
 #else
-#define gemm_to_accum gemm
+#define gemm_to_accum   gemm
+#define gemm_emulated() false
 #endif
 
 // packed: b (k, n), or the transpose of b (n, k), in the layout that products read fastest, for the thread that packs it.

@@ -1,4 +1,4 @@
-// Matrix products of bf16 on the CPU, by oneDNN. It has them for processors with AVX-512.
+// Matrix products of bf16 on the CPU, by oneDNN. It has them for processors with AVX-512, fast ones for those with its bf16 or AMX.
 //
 // oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small product. So
 // each kind is made once and kept, with the number of its threads, and gets addresses at each call. Each thread makes its own,
@@ -171,6 +171,10 @@ static void execute(const product *of, const int *roles, const void *const *data
 static void multiply(const product *of, const real *a, const real *b, const real *bias, void *c) {
     const void *const data[] = {a, b, c, bias};
     execute(of, (const int[]){DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS}, data, 3 + (of->bias != 0));
+}
+
+bool gemm_emulated(void) {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) != dnnl_cpu_isa_avx512_core_bf16;
 }
 
 int64_t gemm_packed_size(int64_t n, int64_t k) {

@@ -4,13 +4,14 @@
 // Every rank multiplies in as many threads as its share of the cores, all at the same time, each thread independently. The rate
 // is that of a thread in its processor time, with all other cores busy: it does not depend on how many threads, of other ranks or
 // programs, take turns on the core. It is a mean over products, because during a single one the core's other hyperthread or its
-// cache may have been free.
+// cache may have been free. Other programs fill both, so they lower it: where they take turns, the source says so.
 #include <math.h>
 #include <time.h>
 #include "peak.h"
 #include "gemm.h"
 
 enum { SHAPES = 3, LARGEST = 1536, PRODUCTS_MIN = 4, TIME_MIN_MS = 250 };
+static const double SHARE_MIN = 0.9; // of the time that a thread should have run
 
 // Of the calling thread.
 static double processor_ms(void) {
@@ -19,42 +20,65 @@ static double processor_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-// flop/s of a core, by the calling thread. The first product is not counted.
-static double core_flops(int64_t n, const real *a, real *b, real *c, cf_stream *stream) {
-    gemm_pack(b, true, n, n, a, n);
-    double begin = 0, start = cf_now_ms();
+// flop/s of a core, by the calling thread, and the share of the time that it ran. The first product is not counted.
+static double core_flops(int64_t n, bool fp32, const void *a, void *b, void *c, double *ran, cf_stream *stream) {
+    if (!fp32) gemm_pack(b, true, n, n, a, n);
+    double begin = 0, start = cf_now_ms(), clock = 0;
     int64_t products = -1;
     for (; products < PRODUCTS_MIN || cf_now_ms() - start < TIME_MIN_MS; products++) {
-        gemm_packed(n, n, n, a, b, NULL, NULL, c, stream);
-        if (products < 0) begin = processor_ms();
+        if (fp32)
+            gemm(false, false, n, n, n, a, n, b, n, 0, c, n, stream);
+        else
+            gemm_packed(n, n, n, a, b, NULL, NULL, c, stream);
+        if (products < 0) begin = processor_ms(), clock = cf_now_ms();
     }
-    return 2.0 * (double)(n * n * n) * (double)products / ((processor_ms() - begin) * 1e-3);
+    const double spent_ms = processor_ms() - begin;
+    *ran = spent_ms / (cf_now_ms() - clock);
+    return 2.0 * (double)(n * n * n) * (double)products / (spent_ms * 1e-3);
 }
 
-double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
+// alone: whether no other work took these cores.
+static double measured(bool fp32, double cores, bool *alone, cf_transport *transport, cf_stream *stream) {
     static const int64_t shapes[SHAPES] = {512, 1024, LARGEST};
-    const int64_t elements = (int64_t)LARGEST * LARGEST;
+    const int64_t elements = (int64_t)LARGEST * LARGEST, size = fp32 ? sizeof(accum) : sizeof(real), square = size * elements;
     const int threads = (int)ceil(cores);
-    *source = "all cores, best of matrix products of 512, 1024 and 1536 cubed on each";
-    const int64_t packed = gemm_packed_size(LARGEST, LARGEST), of_thread = packed + elements;
-    real *a = cf_alloc((elements + threads * of_thread) * (int64_t)sizeof(real), "peak measurement");
+    const int64_t packed = size * (fp32 ? elements : gemm_packed_size(LARGEST, LARGEST)), of_thread = packed + square;
+    char *a = cf_alloc(square + threads * of_thread, "peak measurement");
     double best = 0;
     for (int i = 0; i < SHAPES; i++) {
-        double mine = 0;
+        double mine = 0, ran = 1;
         cf_allreduce_sum(transport, 0); // all begin together
-#pragma omp parallel num_threads(threads) reduction(+ : mine)
+#pragma omp parallel num_threads(threads) reduction(+ : mine) reduction(min : ran)
         {
 #ifdef _OPENMP
             omp_set_num_threads(1); // in this region: a single thread would start others for its product
 #endif
 #pragma omp for schedule(static, 1)
             for (int thread = 0; thread < threads; thread++) {
-                real *b = a + elements + thread * of_thread;
-                mine += core_flops(shapes[i], a, b, b + packed, stream);
+                char *b = a + square + thread * of_thread;
+                mine += core_flops(shapes[i], fp32, a, b, b + packed, &ran, stream);
             }
         }
         best = fmax(best, cf_allreduce_sum(transport, mine / threads * cores));
+        *alone &= ran > SHARE_MIN * fmin(1, cores / threads);
     }
     cf_free(a);
     return best;
+}
+
+double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
+#define PRODUCTS "all cores, best of matrix products of 512, 1024 and 1536 cubed on each"
+    bool alone = true;
+    const double best = measured(false, cores, &alone, transport, stream);
+    *source = alone ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
+    return best;
+}
+
+bool peak_emulated(void) {
+    return gemm_emulated();
+}
+
+double peak_flops_fp32(double cores, cf_transport *transport, cf_stream *stream) {
+    bool alone = true;
+    return cf_allreduce_sum(transport, peak_emulated()) > 0 ? measured(true, cores, &alone, transport, stream) : 0;
 }

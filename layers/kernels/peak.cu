@@ -43,3 +43,11 @@ double peak_flops(const char **source, double, cf_transport *transport, cf_strea
     *source = tflops == 0 ? unknown : bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
     return cf_allreduce_sum(transport, tflops * 1e12);
 }
+
+bool peak_emulated(void) {
+    return false;
+}
+
+double peak_flops_fp32(double, cf_transport *, cf_stream *) {
+    return 0;
+}

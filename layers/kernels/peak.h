@@ -14,4 +14,9 @@ CF_EXTERN_C_BEGIN
 // of ranks.
 double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream);
 
+// Whether products of bf16 take longer than those of fp32, because this rank's processor has no instructions for them.
+bool peak_emulated(void);
+// Where that is so for some rank: the rate of all ranks' cores in products of fp32, measured in the same way; else 0. Collective.
+double peak_flops_fp32(double cores, cf_transport *transport, cf_stream *stream);
+
 CF_EXTERN_C_END

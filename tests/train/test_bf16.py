@@ -4,7 +4,9 @@ quick: Bf16 Refused Resume test_other_shape
 limit: 400
 make: bf16-tools
 """
+import importlib.machinery
 import os
+import re
 import shutil
 import struct
 import sys
@@ -17,7 +19,10 @@ import harness
 import meshes
 import reference
 import test_gradients
-from processor import needs_bf16
+from processor import FLAGS, needs_bf16
+
+bench = importlib.machinery.SourceFileLoader("bench_run", os.path.join(harness.ROOT, "tests", "bench", "run.py")).load_module()
+INSTRUCTIONS = {"avx512_bf16", "amx_bf16"}  # of a processor that multiplies bf16
 
 
 @needs_bf16
@@ -73,6 +78,22 @@ class Refused(meshes.Training):
             with self.subTest(mesh=mesh), unittest.mock.patch.dict(os.environ, ONEDNN_MAX_CPU_ISA="AVX2"):
                 self.assertFails(harness.run(self.arguments(**self.recipe(*mesh)), mesh[0] * mesh[1]), "--dtype bf16", "AVX-512",
                                  "use --dtype fp32")
+
+    @needs_bf16
+    def test_processor_without_instructions_for_them(self):
+        """oneDNN is told that it has AVX-512 without those for bf16: the banner says what fp32 reaches, and benchmarks leave bf16 out."""
+        told = r"(?m)^peak .*\n +this processor has no instructions for bf16: --dtype fp32(?: \(peak ([\d.]+) TFLOP/s\))? is faster$"
+        for isa, slow in ("AVX512_CORE", True), ("ALL", not INSTRUCTIONS & FLAGS):
+            with self.subTest(isa=isa), unittest.mock.patch.dict(os.environ, ONEDNN_MAX_CPU_ISA=isa):
+                for more, peak in (dict(peak_tflops=0), slow), (dict(peak_tflops=1), False), (dict(dry_run=True), False):
+                    banner = harness.run(self.arguments(**more), timeout=120)
+                    self.assertEqual(banner.status, 0, str(banner))
+                    found = re.search(told, banner.out)
+                    self.assertEqual((bool(found), bool(found and found[1])), (slow, peak), banner.out)
+                self.assertNotRegex(harness.run(self.arguments(dtype="fp32", dry_run=True)).out, "instructions")
+                self.assertEqual(bench.types(harness.BUILD), ["fp32"] if slow else ["fp32", "bf16"])
+        with unittest.mock.patch.dict(os.environ, ONEDNN_MAX_CPU_ISA="AVX2"):  # where there is none at all
+            self.assertEqual(bench.types(harness.BUILD), ["fp32"])
 
 
 @needs_bf16
