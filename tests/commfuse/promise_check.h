@@ -72,8 +72,8 @@ static const char *check_volume(cf_schedule *const *schedule) {
 static bool begins_a_round(const cf_schedule *s, int i) {
     const int m = s->slices;
     const cf_step *step = &s->step[i], *before = step - m;
-    const bool forwards = i >= m && step->wait[0] == i - m && step->send_slice == before->recv_slice;
-    return step->wait[1] < 0 && (forwards || step->wait[0] == i / m * m - 1);
+    const bool forwards = i >= m && step->wait[0] == i - m + 1 && step->send.slice == before->recv.slice;
+    return step->wait[1] == 0 && (forwards || step->wait[0] == i / m * m);
 }
 
 // own slice, tail, round, work order, arrival
@@ -88,7 +88,7 @@ static const char *check_work(const cf_schedule *s) {
         if (row->tail_free && step->kind == CF_EXCHANGE && s->side != CF_NO_COMPUTE && computed[last] == total)
             return violated("tail", r, i, "posted after the last computation");
         if (rings && step->kind == CF_EXCHANGE && s->side == CF_COMPUTE_AFTER && !begins_a_round(s, i))
-            return violated("round", r, i, "waits for step %d", step->wait[0]);
+            return violated("round", r, i, "waits for step %d", step->wait[0] - 1);
         exchanges += step->kind == CF_EXCHANGE;
         if (step->kind != CF_COMPUTE) continue;
         const bool after = step->side == CF_COMPUTE_AFTER;

@@ -439,7 +439,7 @@ PLANT(nothing_overlaps, 1, move(s, find(s, CF_COMPUTE, 0), 0))
 // arrival
 PLANT(later_first, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2)))
 // round
-PLANT(round_too_early, 1, nth(s, CF_EXCHANGE, 2)->wait[0] = 0)
+PLANT(round_too_early, 1, nth(s, CF_EXCHANGE, 2)->wait[0] = 1)
 // tail
 static void transfer_at_end(set *all) {
     for (int r = 0; r < all->ranks; r++) move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
