@@ -3,6 +3,7 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
+#     scripts/install_deps.sh --mutants      also build/venv with universalmutator, for tests/mutants.py
 #     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid and Graphviz, for tests
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
@@ -15,9 +16,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --slurm | --lint | --simgrid | --carry) ;;
+    --bpe | --mutants | --slurm | --lint | --simgrid | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --mutants, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
     esac
 done
 options=" any $* "
@@ -49,6 +50,7 @@ any|python3-mpi4py|module mpi4py|the test of the library beside another user of 
 any|python3-matplotlib|module matplotlib|plots
 lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them
 --bpe|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
+--mutants|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
 --slurm|slurmctld|program slurmctld|Slurm's controller
 --slurm|slurmd|program slurmd|Slurm's nodes
 --slurm|slurm-client|program srun|srun, sbatch
@@ -102,12 +104,16 @@ if want --carry; then
     echo "build/deps holds cJSON, xxHash and make: carry it to a machine that lacks them"
 fi
 
-python=build/venv/bin/python # sees the system's numpy
-if want --bpe && ! $python -c "import tiktoken, numpy" 2>/dev/null; then
-    echo "installing tiktoken from PyPI into build/venv, for the GPT-2 encoding of data/prepare.py"
+# pypi OPTION MODULE PACKAGES REASON: from PyPI into build/venv, which sees the system's numpy
+pypi() {
+    python=build/venv/bin/python
+    want "$1" && ! $python -c "import $2" 2>/dev/null || return 0
+    echo "installing $2 from PyPI into build/venv, for $4"
     said=$({
         "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
-            $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 numpy tiktoken==0.14.0
-    } 2>&1) || die "$said" "error: no tiktoken; without it everything works but the GPT-2 encoding of data/prepare.py"
-fi
+            $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 $3
+    } 2>&1) || die "$said" "error: no $2; without it everything works but $4"
+}
+pypi --bpe tiktoken "numpy tiktoken==0.14.0" "the GPT-2 encoding of data/prepare.py"
+pypi --mutants universalmutator universalmutator==1.14.1 tests/mutants.py
 exit 0

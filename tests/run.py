@@ -237,15 +237,17 @@ def end_session(process):
 running = set()  # so that an interrupted run leaves nothing behind
 
 
-def execute(line, env, limit):
-    """(exit status or None at the limit, CPU seconds, output)"""
+def execute(line, env, limit, first):
+    """(exit status or None at the limit or, if asked for, at the first failure; CPU seconds, output)"""
     with tempfile.TemporaryFile() as output:  # a file, not a pipe: orphans that keep it open cannot hold us up
         process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                    start_new_session=True)
         running.add(process)
         deadline, cpu_seconds = time.monotonic() + limit, 0.0
         while process.returncode is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.2 if first else 0.01)
+            if first and re.search(rb'\[  FAILED  \]|"result": "failed"', os.pread(output.fileno(), 1 << 24, 0)):
+                break
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
@@ -257,7 +259,7 @@ def execute(line, env, limit):
         return status, cpu_seconds, output.read().decode(errors="replace")
 
 
-def run(program, ranks, build, python):
+def run(program, ranks, build, python, first):
     outcome = Outcome(program, ranks, build)
     if program.venv and not os.path.exists("build/venv/bin/python"):
         outcome.report(program.name, SKIPPED)
@@ -269,7 +271,7 @@ def run(program, ranks, build, python):
     os.chmod(files, 0o1777)  # as /tmp is: some tests start programs as another user
     try:
         status, outcome.cpu_seconds, outcome.output = execute(command(program, ranks, build, python, files),
-                                                              environment(build, ranks, files), limit)
+                                                              environment(build, ranks, files), limit, first)
         outcome.output += "".join(told_by_ranks(files))
     except OSError as error:
         outcome.fail("(start)", f"cannot be started: {error}")
@@ -282,7 +284,7 @@ def run(program, ranks, build, python):
         outcome.cases = {name: result for name, result in outcome.cases.items() if matches_any(name, program.cases)}
     failed = outcome.count(FAILED)
     if status is None:
-        reason = f"ended after {limit:.0f} s, its limit"
+        reason = f"ended after {outcome.seconds:.0f} s, {'its first failure' if outcome.seconds < limit else 'its limit'}"
         outcome.reasons.append(reason) if failed else outcome.fail("(limit)", reason)
     elif status != 0 and not failed:
         outcome.fail("(end)", f"exit status {status}, though no case that it reported has failed")
@@ -464,13 +466,13 @@ def show(outcome):
         sys.stdout.flush()
 
 
-def run_all(chosen, python, jobs):
+def run_all(chosen, python, jobs, first):
     """`chosen` is [(program, build)]. What may take long begins first."""
     runs = [(program, ranks, build) for program, build in sorted(chosen, key=lambda pair: -pair[0].limit)
             for ranks in program.ranks]
     outcomes = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run, *one, python) for one in runs]
+        futures = [pool.submit(run, *one, python, first) for one in runs]
         try:
             for future in concurrent.futures.as_completed(futures):
                 outcomes.append(future.result())
@@ -518,6 +520,7 @@ def main():
                         "tests/commfuse alone")
     parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),
                         help="programs at a time (default: as many as there are cores, at least 4: many of them wait)")
+    parser.add_argument("--first", action="store_true", help="end a program at its first case that fails")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
     parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
     o = parser.parse_args()
@@ -544,7 +547,7 @@ def main():
             return give_up("the build failed, see above")
     python = subprocess.run(["scripts/find_python.sh"], capture_output=True, text=True, check=True).stdout.strip()
     start = time.monotonic()
-    return summary(run_all(chosen, python, max(1, o.jobs)), time.monotonic() - start)
+    return summary(run_all(chosen, python, max(1, o.jobs), o.first), time.monotonic() - start)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Do the tests notice? One small fault at a time, drawn at random, is put into a copy of the tree, and its tests are run.
+
+    tests/mutants.py                                     five faults in each file of TESTS
+    tests/mutants.py --count 20 commfuse/schedule.c      twenty in one
+    tests/mutants.py --seed 7 --show                     only says which ones another seed draws
+
+Faults are those of universalmutator, from PyPI, which `scripts/install_deps.sh --mutants` installs into build/venv. What does not
+compile, or gives the same machine code, is left out and another one drawn. A fault is noticed if a test of its file fails or takes
+longer than --limit; those that survive are printed at the end, for a person to judge: some change nothing that matters. The
+result of the last run is in tests/README.md. This is no part of the tests: a hundred faults take an hour and more.
+"""
+import argparse
+import concurrent.futures
+import difflib
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MUTATE, B = ROOT / "build/venv/bin/mutate", "build/release"
+# What notices faults in a file, the fastest first: as tests/run.py --only has it.
+TESTS = {
+    "commfuse/schedule.c": ["test_schedule", "test_fuse"],
+    "commfuse/fuse.c": ["test_fuse", "test_errors", "test_tune", "test_emulated.Emulated.test_once", "test_timeout"],
+    "commfuse/choice.c": ["test_choice", "test_replay", "test_tune"],
+    "commfuse/replay.c": ["test_replay", "test_choice", "test_playback"],
+    "commfuse/tune.c": ["test_tune", "test_plan"],
+    "commfuse/cpu/device_cpu.c": ["test_fuse", "test_trace", "test_elementwise"],
+    "commfuse/cpu/inflight_mpi.c": ["test_transport", "test_fuse", "test_messages"],
+    "commfuse/cpu/transport_mpi.c": ["test_transport", "test_inquiry", "test_errors", "test_timeout", "test_kill"],
+    "layers/optimizer/zero.c": ["test_gradients.Gradients.test_other_shape", "test_meshes.Matrix.test_2x2", "test_state",
+                                "test_bf16.Bf16.test_gradients_travel_in_bf16", "test_gradients", "test_nonfinite", "test_traffic",
+                                "test_meshes.Matrix.test_nowire_and_other_bounds_go_all_their_way", "test_watching.DryRun"],
+    "layers/parallel_linear.c": ["test_gradients.Gradients.test_other_shape", "test_meshes.Matrix.test_2x2", "test_gradients",
+                                 "test_meshes.Uneven", "test_traffic"],
+    "layers/up.c": ["test_gradients.Gradients.test_other_shape", "test_emulated.Emulated.test_once", "test_gradients"],
+    "layers/model.c": ["test_gradients.Gradients.test_other_shape", "test_evaluate", "test_meshes.Matrix.test_2x2",
+                       "test_gradients", "test_nonfinite"],
+    "layers/params.c": ["test_params", "test_gradients.Gradients.test_other_shape", "test_state", "test_gradients",
+                        "test_meshes.Uneven"],
+    "data/checkpoint.c": ["test_checkpoint", "test_checkpoint_kill", "test_saving", "test_damage"],
+    "data/atomic_file.c": ["test_atomic_file", "test_checkpoint_kill", "test_saving"],
+    "data/run/log.c": ["test_log", "test_saving", "test_watching"],
+}
+
+
+running = set()  # so that an interrupted run leaves nothing behind
+ended = threading.Event()
+
+
+def end(*_):
+    ended.set()
+    for process in list(running):
+        process.terminate()  # run.py then ends its tests
+    sys.exit(143)
+
+
+class Tree:
+    """A copy of the tree, built."""
+
+    def __init__(self, where):
+        self.root = pathlib.Path(where)
+        for path in subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines():
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, self.root / path)
+        for build in ROOT.glob("build/*"):
+            if build.name not in ("venv", "machine") and not build.name.startswith("san-"):
+                shutil.copytree(build, self.root / "build" / build.name, symlinks=True)
+        shutil.copy2(ROOT / "build/machine", self.root / "build")
+        self.originals = {}  # machine code by file
+        self.run("make", "-j2")
+
+    def run(self, *command, limit=None):
+        """(exit status; None: it took too long, output)"""
+        if ended.is_set():
+            sys.exit()
+        process = subprocess.Popen(command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   errors="replace")
+        running.add(process)
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return None, process.communicate()[0]
+        finally:
+            running.discard(process)
+        return process.returncode, output
+
+    def code(self, file):
+        """The machine code of a file; None: it does not compile."""
+        made = self.root / f"{B}/{file[:-2]}.o"
+        if self.run("make", f"{B}/{file[:-2]}.o")[0] != 0:
+            return None
+        with tempfile.NamedTemporaryFile() as bare:
+            subprocess.run(["strip", "--strip-debug", "-o", bare.name, made], check=True)
+            return pathlib.Path(bare.name).read_bytes()
+
+    def verdict(self, file, mutant, limit):
+        """"" (it survives), what noticed it, or None: it is not one."""
+        source = self.root / file
+        original = source.read_bytes()
+        if file not in self.originals:
+            self.originals[file] = self.code(file)
+        try:
+            source.write_bytes(mutant.read_bytes())
+            if self.code(file) in (None, self.originals[file]):
+                return None
+            for test in TESTS[file]:
+                status, output = self.run(sys.executable, "tests/run.py", "--jobs", "1", "--first", "--only", test, limit=limit)
+                if status is None:
+                    return f"{test}, after {limit:.0f} s"
+                if status != 0:
+                    return None if "the build failed" in output else test
+            return ""
+        finally:
+            source.write_bytes(original)
+
+
+def mutants(file, seed, folder):
+    """Those of a file, in an order that the seed gives."""
+    folder.mkdir(parents=True)
+    subprocess.run([MUTATE, file, "--noCheck", "--mutantDir", folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    found = sorted(folder.iterdir(), key=lambda path: int(path.suffixes[-2][1:]))
+    random.Random(f"{seed} {file}").shuffle(found)
+    return found
+
+
+def change(file, mutant):
+    """'FILE:LINE: the line as it was → as it is now'"""
+    old, new = ((path).read_text(encoding="utf-8").splitlines() for path in (ROOT / file, mutant))
+    for tag, i, end, j, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+        if tag != "equal":
+            was, now = (" ".join(line.strip() for line in lines) or "nothing" for lines in (old[i:end], new[j:last]))
+            return f"{file}:{i + 1}: {was}  →  {now}"
+    return f"{file}: unchanged"
+
+
+def examine(file, trees, lock, o, folder):
+    """Draws until `count` mutants of a file have been judged: [(change, verdict)]."""
+    judged = []
+    for mutant in mutants(file, o.seed, folder / file.replace("/", "-")):
+        if len(judged) == o.count:
+            break
+        if o.show:
+            judged.append((change(file, mutant), None))
+            print(judged[-1][0])
+            continue
+        with lock:
+            tree = trees.pop()
+        try:
+            verdict = tree.verdict(file, mutant, o.limit)
+        finally:
+            trees.append(tree)
+        if verdict is not None:
+            judged.append((change(file, mutant), verdict))
+            print(f"{'noticed by ' + verdict if verdict else 'SURVIVES':<40} {judged[-1][0]}", flush=True)
+    return judged
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="of those in TESTS; default: all")
+    parser.add_argument("--count", type=int, default=5, help="faults in each file (default 5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="at a time, each in a tree of its own (default 2)")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one test program (default 600)")
+    parser.add_argument("--show", action="store_true", help="print the faults, run nothing")
+    o = parser.parse_args()
+    files = o.files or list(TESTS)
+    if wrong := [file for file in files if file not in TESTS]:
+        parser.error(f"no tests are known of {', '.join(wrong)}")
+    if not MUTATE.exists() and subprocess.run([ROOT / "scripts/install_deps.sh", "--mutants"], check=False).returncode:
+        sys.exit(1)
+    with tempfile.TemporaryDirectory(prefix="commfuse-mutants-") as folder, concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+        trees = [] if o.show else [Tree(f"{folder}/tree{i}/tree") for i in range(o.jobs)]
+        lock = threading.Lock()
+        results = list(pool.map(lambda file: examine(file, trees, lock, o, pathlib.Path(folder)), files))
+    judged = sum(results, [])
+    for what, verdict in judged:
+        if not verdict and not o.show:
+            print(f"survives: {what}")
+    for file, of in zip(files, results):
+        print(f"{file:<32} {sum(bool(verdict) for _, verdict in of):>4} of {len(of)} noticed")
+    print(f"{sum(bool(verdict) for _, verdict in judged)} of {len(judged)} noticed")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    main()
