@@ -131,7 +131,7 @@ class Documents(unittest.TestCase):
 
     def test_options(self):
         table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/run/option_list.h").read_text())
-        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/|tests/run\.py", name)]
+        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/|tests/(run|mutants)\.py", name)]
         scripts = "".join((ROOT / name).read_text() for name in programs)
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):

@@ -8,7 +8,6 @@ another.
 # quick: one_rank once native_collectives fewer_queues Trouble
 # limit: 1800
 # make: emulated-tests
-import dataclasses
 import os
 import signal
 import sys

@@ -198,14 +198,6 @@ class Log(harness.Case):
             expected = step["tokens_per_s"] * (6 * P + 6 * s.L * s.C * self.T) / 2e9
             self.assertAlmostEqual(step["mfu"], expected, delta=1e-9 * expected)
 
-    def test_validation_loss_is_that_of_the_model(self):
-        inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
-        expected = reference.forward(self.shape, self.parameters, inputs, targets)[0]
-        for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4))):
-            log, _ = self.train(ranks, steps=2, lr=0, val=self.tokens, val_every=1, val_batches=1, **mesh)
-            found = [v["loss"] for v in harness.events(log, "val")]
-            np.testing.assert_allclose(found, [expected] * 3, rtol=1e-5, err_msg=str(mesh))
-
     def test_validation_covers_the_same_sequences_whatever_the_batch_and_the_mesh(self):
         """Of a set that no batch divides, of one smaller than a batch, and of one with more than it takes."""
         meshes = ((1, dict(micro_batch=4, batch=4)), (1, dict(micro_batch=5, batch=5)), (1, dict(micro_batch=3, batch=9)),
@@ -272,33 +264,6 @@ class Log(harness.Case):
         text = harness.events(log, "sample")[0]["text"]
         for shown in (text, result.out):
             self.assertFalse([c for c in shown if ord(c) < 32 and c not in "\n\t" or ord(c) == 127], shown)
-
-    def test_samples_do_not_depend_on_the_mesh(self):
-        def texts(ranks, **mesh):
-            log, _ = self.train(ranks, steps=2, sample_every=2, lr=1e-4, **mesh)
-            return [entry["text"] for entry in harness.events(log, "sample")]
-        alone = texts(1)
-        self.assertEqual(len(alone), 1)
-        for ranks, mesh in ((2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (4, dict(tp=2, dp=2, micro_batch=4))):
-            with self.subTest(**mesh):
-                self.assertEqual(texts(ranks, **mesh), alone)
-
-    def test_sampling_and_saving_leave_the_training_alone(self):
-        for ranks, mesh in ((2, dict(tp=1, dp=2)), (4, dict(tp=2, dp=2))):
-            with self.subTest(**mesh):
-                plain, evaluated = self.fresh("plain"), self.fresh("evaluated")
-                mesh.update(steps=7, micro_batch=2, lr=3e-3)
-                expected, _ = self.train(ranks, out=plain, **mesh)
-                log, _ = self.train(ranks, out=evaluated, sample_every=2, save_every=3, **mesh)
-                samples = harness.events(log, "sample")
-                self.assertEqual([s["step"] for s in samples], [2, 4, 6, 7])
-                self.assertTrue(all(s["text"] for s in samples), samples)
-                losses, others = ([(s["step"], s["loss"], s["grad_norm"]) for s in harness.events(entries, "step")]
-                                  for entries in (log, expected))
-                self.assertEqual(len(losses), 7)
-                self.assertEqual(losses, others)
-                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, evaluated)]
-                self.assertTrue(models[0] == models[1], "model.bin differs")
 
 
 class ControlCharacters(harness.Case):
