@@ -127,8 +127,8 @@ class Tree:
 def mutants(file, seed, folder):
     """Those of a file, in an order that the seed gives."""
     folder.mkdir(parents=True)
-    subprocess.run([MUTATE, file, "--noCheck", "--mutantDir", folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    found = sorted(folder.iterdir(), key=lambda path: int(path.suffixes[-2][1:]))
+    subprocess.run([MUTATE, ROOT / file, "--noCheck", "--mutantDir", folder], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    found = sorted(folder.glob("*.mutant.*"), key=lambda path: int(path.suffixes[-2][1:]))
     random.Random(f"{seed} {file}").shuffle(found)
     return found
 
