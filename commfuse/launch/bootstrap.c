@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -69,6 +70,7 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
 typedef struct location {
     char host[64], boot[40];
     cpu_set_t cores;
+    uint64_t network;
 } location;
 
 void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
@@ -77,11 +79,16 @@ void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
     if (file && !fgets(mine.boot, sizeof mine.boot, file)) *mine.boot = 0;
     if (file) fclose(file);
+    struct stat space;
+    if (*mine.boot && stat("/proc/self/ns/net", &space) == 0) mine.network = space.st_ino;
+    for (const char *c = mine.boot; mine.network != 0 && *c; c++) mine.network = mine.network * 31 + (uint64_t)*c;
+    b->network = mine.network, b->one_network = mine.network != 0;
     cf_limits_cores(&mine.cores);
     const cpu_set_t own = mine.cores;
     bool shared = false;
     b->allgather(b, &mine, all, (int64_t)sizeof mine);
     for (int rank = 0; rank < b->size; rank++) {
+        b->one_network &= all[rank].network == b->network;
         if (memcmp(&all[rank], &mine, offsetof(location, cores)) != 0) continue;
         cpu_set_t both;
         CPU_AND(&both, &own, &all[rank].cores);

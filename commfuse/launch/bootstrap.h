@@ -14,6 +14,8 @@ struct cf_bootstrap {
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // that these ranks may use together: launchers may bind them to the same cores or to different ones
     int ranks_per_host;         // as many neighbours are on each host; 0: they are not
+    uint64_t network;           // equal where the loopback leads from one rank to the other; 0: unknown
+    bool one_network;           // all ranks'
     double timeout_s;           // longest wait for a rank; 0: for ever
     void *comm;                 // the MPI_Comm of these ranks, for its messages alone; NULL: they did not meet by MPI
     // all (size, bytes) = `mine` of every rank, on every rank. Collective.
@@ -31,5 +33,5 @@ struct cf_request;
 void cf_mpi_check(int code, const char *call, const struct cf_request *r);
 // For cf_bootstrap_create. Rank 0 is at address and port; size 1: alone, without a listener.
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s);
-// For the two before: sets local_rank, local_size, local_cores and ranks_per_host. Collective.
+// For the two before: sets what follows from their places, local_rank to one_network. Collective.
 void cf_bootstrap_find_neighbours(cf_bootstrap *b);

@@ -10,8 +10,8 @@
 // neighbour to neighbour until every rank waits, directly or not, for the few that do not wait. So the message names those. If all
 // ranks wait, they wait for each other, which happens when they are not at the same operation.
 //
-// Each rank sends the IPv4 addresses of its host. Hosts with equal addresses are one host, and its ranks use the loopback. Of
-// another host's addresses, those that this host has too (bridges of containers) are left out.
+// Each rank sends the addresses of its host, an IPv4 address in the form that IPv6 has for it. Ranks of one network use the loopback.
+// Of another network's addresses, those that this one has too (bridges of containers) are left out.
 //
 // A packet without the run's token is ignored: random bytes of rank 0, which the others get at the start. They keep out other runs
 // and users, not those who read the network.
@@ -70,22 +70,31 @@ typedef struct packet {
     position at;        // of the sender
 } packet;
 
-typedef struct contact { // how to reach a rank; on all ranks of one host only port and token differ
-    uint32_t address[ADDRESSES_MAX];
+typedef struct contact { // how to reach a rank
+    uint64_t network;
+    struct in6_addr address[ADDRESSES_MAX];
     int32_t addresses;
-    uint16_t port, unused;
-    token token; // rank 0's is the run's
+    uint16_t port, unused; // port 0: none
+    token token;           // rank 0's is the run's
 } contact;
+
+typedef union name {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6; // its port is where v4 has it
+} name;
 
 typedef struct rank_state { // what this rank knows about another
     bool answered;
-    bool refused;  // its process is dead, unless it answers at another address
-    position at;   // the first that it sent
-    int questions; // that it sent: it repeats them while this rank does not answer
+    bool unreachable; // no address leads there
+    bool refused;     // its process is dead, unless it answers at another address
+    position at;      // the first that it sent
+    int questions;    // that it sent: it repeats them while this rank does not answer
 } rank_state;
 
 struct cf_watch {
     int rank, size, socket; // socket -1: none
+    bool ipv4;              // the socket is for it alone
     contact *contacts;      // (size)
     pthread_t thread;
     pthread_mutex_t lock; // protects all the following
@@ -106,7 +115,10 @@ static void print_rank(FILE *out, int rank, const rank_state *r) {
     char wait[CF_WAIT_TEXT], operation[CF_OPERATION_TEXT];
     fprintf(out, "; rank %d ", rank);
     if (!r->answered)
-        fprintf(out, r->refused ? "is dead: its process has ended" : "does not answer: frozen, or its host is dead or cut off");
+        fputs(r->refused       ? "is dead: its process has ended"
+              : r->unreachable ? "cannot be asked: this host knows no address of its host"
+                               : "does not answer: frozen, or its host is dead or cut off",
+              out);
     else if (at->waits)
         fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step, 0}, NULL));
     else
@@ -155,14 +167,35 @@ static const char *verdict(const rank_state *ranks, int size, int me, char *text
 
 // --- addresses ---
 
-// Returns -1 where there is no UDP.
-static int open_socket(uint32_t address, uint16_t *port) {
-    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(address)};
-    socklen_t length = sizeof name;
-    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1;
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&name, sizeof name) == 0 &&
-        getsockname(fd, (struct sockaddr *)&name, &length) == 0 && setsockopt(fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on) == 0) {
-        *port = name.sin_port;
+static const struct in6_addr loopback = {.s6_addr = {[10] = 0xff, 0xff, 127, 0, 0, 1}};
+
+static struct in6_addr address_of(const name *n) {
+    struct in6_addr ip = loopback;
+    memcpy(&ip.s6_addr[12], &n->v4.sin_addr, sizeof n->v4.sin_addr);
+    return n->any.sa_family == AF_INET ? ip : n->v6.sin6_addr;
+}
+
+static socklen_t make_name(name *n, bool ipv4, struct in6_addr ip, uint16_t port) {
+    *n = (name){.v6 = {.sin6_family = AF_INET6, .sin6_port = port, .sin6_addr = ip}};
+    if (!ipv4) return sizeof n->v6;
+    n->v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = port};
+    memcpy(&n->v4.sin_addr, &ip.s6_addr[12], sizeof n->v4.sin_addr);
+    return sizeof n->v4;
+}
+
+// Returns -1 where there is no UDP. *ipv4: for IPv4 alone, where the kernel has nothing else.
+static int open_socket(struct in6_addr ip, uint16_t *port, bool *ipv4) {
+    const int both = socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1, off = 0;
+    *ipv4 = both < 0;
+    const int fd = *ipv4 ? socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0) : both;
+    name n;
+    socklen_t length = make_name(&n, *ipv4, ip, 0);
+    if (fd >= 0 &&
+        (*ipv4 || (setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0 &&
+                   setsockopt(fd, IPPROTO_IPV6, IPV6_RECVERR, &on, sizeof on) == 0)) &&
+        bind(fd, &n.any, length) == 0 && getsockname(fd, &n.any, &length) == 0 &&
+        setsockopt(fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on) == 0) {
+        *port = n.v4.sin_port;
         return fd;
     }
     fprintf(stderr, "note: rank %d has no UDP socket (%s); if ranks stop, messages cannot say why\n", cf_die_rank(),
@@ -171,20 +204,34 @@ static int open_socket(uint32_t address, uint16_t *port) {
     return -1;
 }
 
-static bool has_address(const contact *c, uint32_t address) {
+// Those of a link alone would need its name on the other side, too.
+static void find_addresses(contact *c) {
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) != 0) return;
+    for (const struct ifaddrs *i = all; i && c->addresses < ADDRESSES_MAX; i = i->ifa_next) {
+        const name *n = (const name *)(const void *)i->ifa_addr;
+        if (!n || !(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
+        if (n->any.sa_family == AF_INET || (n->any.sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&n->v6.sin6_addr)))
+            c->address[c->addresses++] = address_of(n);
+    }
+    freeifaddrs(all);
+}
+
+static bool has_address(const contact *c, struct in6_addr ip) {
     for (int i = 0; i < c->addresses; i++)
-        if (c->address[i] == address) return true;
+        if (IN6_ARE_ADDR_EQUAL(&c->address[i], &ip)) return true;
     return false;
 }
 
 // Keeps only the addresses at which this rank can reach that one.
-static void keep_reachable(contact *c, const contact *mine) {
-    const bool here = c->addresses == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0;
+static void keep_reachable(contact *c, const contact *mine, bool ipv4) {
+    const bool here = c->network == mine->network && c->network != 0;
     const int count = here || c->addresses > ADDRESSES_MAX ? 0 : c->addresses;
     c->addresses = 0;
     for (int i = 0; i < count; i++)
-        if (!has_address(mine, c->address[i])) c->address[c->addresses++] = c->address[i];
-    if (here) c->address[c->addresses++] = htonl(INADDR_LOOPBACK);
+        if (!has_address(mine, c->address[i]) && (!ipv4 || IN6_IS_ADDR_V4MAPPED(&c->address[i])))
+            c->address[c->addresses++] = c->address[i];
+    if (here) c->address[c->addresses++] = loopback;
 }
 
 // --- packets ---
@@ -207,18 +254,18 @@ static bool is_valid(const cf_watch *w, const packet *p, ssize_t bytes) {
 static void note_refusals(cf_watch *w) {
     for (;;) {
         _Alignas(struct cmsghdr) char control[512];
-        struct sockaddr_in to = {.sin_port = 0};
+        name to;
         struct msghdr message = {.msg_name = &to,
                                  .msg_namelen = sizeof to,
                                  .msg_control = control,
                                  .msg_controllen = sizeof control};
         if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
         const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-        if (!c || c->cmsg_type != IP_RECVERR) continue;
+        if (!c || (c->cmsg_type != IP_RECVERR && c->cmsg_type != IPV6_RECVERR)) continue;
         const bool refused = ((const struct sock_extended_err *)(const void *)CMSG_DATA(c))->ee_errno == ECONNREFUSED;
         pthread_mutex_lock(&w->lock);
         for (int i = 0; refused && i < w->size; i++)
-            w->ranks[i].refused |= w->contacts[i].port == to.sin_port && has_address(&w->contacts[i], to.sin_addr.s_addr);
+            w->ranks[i].refused |= w->contacts[i].port == to.v4.sin_port && has_address(&w->contacts[i], address_of(&to));
         pthread_mutex_unlock(&w->lock);
     }
 }
@@ -227,9 +274,9 @@ static void *receive(void *argument) {
     cf_watch *w = (cf_watch *)argument;
     for (;;) { // cf_watch_close() cancels it in recvfrom() or sendto(), where it holds no lock
         packet p;
-        struct sockaddr_in from = {.sin_port = 0};
+        name from;
         socklen_t length = sizeof from;
-        const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
+        const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, &from.any, &length);
         if (bytes < 0) note_refusals(w);
         if (bytes < 0 || !is_valid(w, &p, bytes)) continue;
         p.at.label[LABEL_BYTES - 1] = 0;
@@ -242,7 +289,7 @@ static void *receive(void *argument) {
         pthread_mutex_unlock(&w->lock);
         if (!p.asks) continue;
         p = make_packet(w, false);
-        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
+        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, &from.any, length);
     }
     return NULL;
 }
@@ -278,9 +325,10 @@ static void send_question(cf_watch *w, int rank) {
     const packet p = make_packet(w, true);
     const contact *to = &w->contacts[rank];
     for (int i = 0; i < to->addresses; i++) {
-        struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
+        name n;
+        const socklen_t length = make_name(&n, w->ipv4, to->address[i], to->port);
         note_refusals(w); // of earlier packets: otherwise sendto() returns that error and sends nothing
-        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name);
+        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, &n.any, length);
     }
 }
 
@@ -361,17 +409,16 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
                     .first_to_give_up = -1};
     w->ranks[w->rank].answered = true;
     pthread_mutex_init(&w->lock, NULL);
-    contact mine = {.addresses = 0};
-    struct ifaddrs *all = NULL;
-    if (getifaddrs(&all) != 0) all = NULL;
-    for (const struct ifaddrs *i = all; i && mine.addresses < ADDRESSES_MAX; i = i->ifa_next)
-        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
-            mine.address[mine.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
-    freeifaddrs(all);
+    contact mine = {.network = ranks->network};
+    find_addresses(&mine);
     if (getrandom(&mine.token, sizeof mine.token, 0) != sizeof mine.token) cf_die(NULL, "the system gives no random bytes");
-    w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
+    w->socket = open_socket(ranks->one_network ? loopback : in6addr_any, &mine.port, &w->ipv4);
     ranks->allgather(ranks, &mine, w->contacts, sizeof mine);
-    for (int rank = 0; rank < size; rank++) keep_reachable(&w->contacts[rank], &mine);
+    for (int rank = 0; rank < size; rank++) {
+        contact *c = &w->contacts[rank];
+        keep_reachable(c, &mine, w->ipv4);
+        w->ranks[rank].unreachable = c->addresses == 0 || c->port == 0;
+    }
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
     return w;
 }

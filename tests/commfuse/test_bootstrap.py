@@ -23,7 +23,7 @@ LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WO
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 30  # below the time-outs of the cases that end at once
 MAGIC = 0xCF0B0078
-PLACE_BYTES = 64 + 40 + 128  # what each rank gives first: host, boot, cores
+PLACE_BYTES = 64 + 40 + 128 + 8  # what each rank gives first: host, boot, cores, network
 
 
 def free_port():
@@ -267,6 +267,29 @@ class Bootstrap(unittest.TestCase):
             socket.create_connection(("127.0.0.1", self.port), timeout=1)
 
     # --- somebody goes missing ---
+
+    def test_a_rank_on_another_host_that_does_not_answer(self):
+        """The hosts are networks of this machine: with IPv4, with IPv6 alone, and with addresses of their link alone."""
+        if subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True).returncode != 0:
+            self.skipTest("no networks of its own: needs root, unshare and ip")
+        script = r"""unshare --net sh -c 'echo >"$FOLDER/ready"; exec sleep 60' & other=$!
+read line <"$FOLDER/ready"; there="nsenter --net --target $other"
+ip link add eth0 type veth peer name eth1 netns $other; ip addr add $A dev eth0 $NODAD; $there ip addr add $B dev eth1 $NODAD
+for link in lo eth0; do ip link set $link up; done; for link in lo eth1; do $there ip link set $link up; done
+RANK=1 $there sh -c 'echo $$ >$FOLDER/pid; MASTER_ADDR=${MASTER_ADDR%%eth0}${LINK:+eth1} exec "$TOOL" 20 $WHAT' &
+RANK=0 "$TOOL" 20 $WHAT; status=$?; kill -9 $(cat $FOLDER/pid) $other; exit $status"""
+        frozen, dead, unknown = "does not answer: frozen", "is dead: its process has ended", "cannot be asked: this host knows"
+        for a, b, what, said in (("10.1.2.1/24", "10.1.2.2/24", "stop:1", frozen), ("10.1.2.1/24", "10.1.2.2/24", "hangup:1", dead),
+                                 ("fd00::1/64", "fd00::2/64", "stop:1", frozen), ("fd00::1/64", "fd00::2/64", "hangup:1", dead),
+                                 ("fe80::1/64", "fe80::2/64", "stop:1", unknown)):
+            with self.subTest(a=a, what=what), tempfile.TemporaryDirectory() as folder:
+                os.mkfifo(f"{folder}/ready")
+                link = "%eth0" if a.startswith("fe80") else ""
+                env = dict(BARE, WORLD_SIZE="2", MASTER_ADDR=a.split("/")[0] + link, MASTER_PORT="29500", FOLDER=folder, TOOL=TOOL,
+                           WHAT=what, A=a, B=b, LINK=link, NODAD="nodad" if ":" in a else "")
+                done = subprocess.run(["unshare", "--net", "sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                self.assertIn(f"; rank 1 {said}", done.stderr)
 
     def test_a_false_rank_0_holds_nobody_beyond_the_time_out(self):
         answer = Line.HEAD.pack(MAGIC, 0, 256) + bytes(255)

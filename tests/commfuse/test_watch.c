@@ -20,7 +20,7 @@ enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
 
 typedef struct meeting {
     pthread_barrier_t all_given, all_taken;
-    char given[SIZE][256]; // for this allgather
+    char given[SIZE][512]; // for this allgather
     cf_bootstrap ranks[SIZE];
     cf_watch *watch[SIZE];
 } meeting;
@@ -43,7 +43,7 @@ static void *open_one(void *argument) {
 static void open_watches(void) {
     pthread_t thread[SIZE];
     for (int i = 0; i < SIZE; i++) {
-        m.ranks[i] = (cf_bootstrap){.rank = i, .size = SIZE, .allgather = gather};
+        m.ranks[i] = (cf_bootstrap){.rank = i, .size = SIZE, .network = 1, .allgather = gather};
         assert_int_equal(pthread_create(&thread[i], NULL, open_one, &m.ranks[i]), 0);
     }
     for (int i = 0; i < SIZE; i++) pthread_join(thread[i], NULL);
@@ -167,9 +167,10 @@ static int open_files(void) {
 static void a_socket_that_cannot_be_bound_is_closed(void **state) {
     (void)state;
     uint16_t port;
+    bool ipv4;
     int before = open_files();
     bind_fails = true;
-    assert_int_equal(open_socket(INADDR_ANY, &port), -1);
+    assert_int_equal(open_socket(in6addr_any, &port, &ipv4), -1);
     bind_fails = false;
     assert_int_equal(open_files(), before);
 }

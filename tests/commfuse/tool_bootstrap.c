@@ -6,15 +6,20 @@
 //     tool_bootstrap TIMEOUT_S die:RANK      that rank dies, the others stay until ended
 //     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without closing anything
 //     tool_bootstrap TIMEOUT_S freeze:RANK   that rank does not take part in an allgather
+//     tool_bootstrap TIMEOUT_S stop:RANK     that rank is stopped, the others ask where it is
+//     tool_bootstrap TIMEOUT_S hangup:RANK   that rank closes its port for questions, as if it had died, and the others ask
 //     tool_bootstrap TIMEOUT_S together      all ranks find the same error
 //     tool_bootstrap TIMEOUT_S unequal       ranks give different sizes
 #include <inttypes.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 #include <unistd.h>
 #include "commfuse/launch/bootstrap.h"
+#include "commfuse/launch/watch.h"
 #include "commfuse/base/die.h"
 
 enum { STAY_S = 120, ROUNDS = 4 };
@@ -45,6 +50,28 @@ static void stay(void) {
     _exit(3); // nobody has ended this rank
 }
 
+static bool is_stopped(pid_t process) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "r");
+    const bool read = file && fscanf(file, "%*d %*s %c", &state) == 1;
+    if (file) fclose(file);
+    return read && state == 'T';
+}
+
+// The others ask when it has happened: a child of the rank that stops itself says so.
+static void ask(cf_bootstrap *b, int chosen, bool stops) {
+    cf_watch *watch = cf_watch_open(b);
+    char mine = 0, all[64];
+    if (chosen == b->rank && !stops) cf_watch_close(watch);
+    if (chosen == b->rank && stops && fork() > 0) raise(SIGSTOP);
+    while (chosen == b->rank && stops && !is_stopped(getppid())) usleep(1000);
+    b->allgather(b, &mine, all, 1);
+    if (chosen == b->rank && stops) _exit(0); // the child
+    if (chosen == b->rank) stay();
+    cf_watch_waits(watch, (cf_wait){.peer = chosen, .label = "barrier", .layer = -1, .step = 41}, NULL, 1e3, 1, NULL);
+}
+
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
     const char *what = argv[2], *colon = strchr(what, ':');
@@ -60,6 +87,8 @@ int main(int argc, char **argv) {
     if (chosen == b->rank && strncmp(what, "die", 3) == 0) cf_die("a hint", "rank %d has had enough", chosen);
     if (chosen == b->rank && strncmp(what, "leave", 5) == 0) _exit(0);
     if (chosen == b->rank && freezes) stay();
+    const bool stops = strncmp(what, "stop", 4) == 0;
+    if (stops || strncmp(what, "hangup", 6) == 0) ask(b, chosen, stops);
     if (chosen >= 0 && !freezes) stay();
     char mine[16] = "", all[16 * 64];
     if (strcmp(what, "unequal") == 0) b->allgather(b, mine, all, 8 + b->rank % 2);
