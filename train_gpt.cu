@@ -76,9 +76,10 @@ static void make_mesh(trainer *t) {
 static void make_model(trainer *t) {
     options *opt = &t->opt;
     run_report *r = &t->report;
+    const optimizer_row *o = optimizer_find(opt->optimizer);
     const gpt_shape shape = startup_shape(opt, t->words, t->from, t->transport, &t->start); // may lower --seq
     const parallel_strategy strategy = strcmp(opt->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_setup setup = {shape, strategy, opt->seq, opt->micro_batch, t->how, false, false};
+    gpt_setup setup = {shape, strategy, o, opt->seq, opt->micro_batch, t->how, false, false};
     if (opt->dry_run) cf_device_reserve_only(true);
     if (strcmp(opt->recompute, "auto") == 0) opt->recompute = gpt_may_keep(&t->context, &t->mesh, &setup) ? "0" : "1";
     setup.recompute = *opt->recompute == '1';
@@ -96,8 +97,9 @@ static void make_model(trainer *t) {
 }
 
 static void restore_state(trainer *t) {
-    saved_state *from = startup_open_state(&t->opt, t->from);
-    state_restore(&t->model.zero, startup_read_state, from);
+    int kinds;
+    saved_state *from = startup_open_state(&t->opt, t->from, &kinds);
+    state_restore(&t->model.zero, kinds, startup_read_state, from);
     saved_state_close(from);
 }
 
@@ -134,12 +136,13 @@ static void train_step(trainer *t) {
     run_report *report = &t->report;
     const int64_t step = t->context.step;
     const step_batch batch = {opt->seq, opt->micro_batch, report->accumulation, load_sequences, t, report_figures, report};
-    const adamw a = {derived_learning_rate(opt, step), opt->beta1, opt->beta2, opt->eps, opt->weight_decay, 1, step + 1};
+    const double lr = derived_learning_rate(opt, step);
+    const optimizer_settings settings = {lr, opt->beta1, opt->beta2, opt->eps, opt->weight_decay, 1, step + 1};
     const bool trial = cf_tuner_trying(report->plan.tuner);
-    const step_result *r = gpt_train_step(&t->step, &batch, a, opt->clip);
+    const step_result *r = gpt_train_step(&t->step, &batch, settings, opt->clip);
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
     if (!r->finite) gpt_step_die(&t->step);
-    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, trial};
+    const step_report last = {step, r->loss, r->grad_norm, lr, 0, trial};
     report->last = last;
 }
 

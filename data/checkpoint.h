@@ -67,18 +67,18 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 //
 //   "runs"     I64 (runs, 5)    tensor, layer, whole, count, at
 //   "weight"   F32 (elements)   weights in full precision
-//   "m", "v"   F32 (elements)   AdamW's moments
+//   "m", "v"   F32 (elements)   AdamW's moments; other optimizers have others (layers/optimizer/optimizers.h)
 //
 // The files of a checkpoint together hold every element once, so that any mesh, and other programs, can read them.
 
 // Writes one rank's file, which appears whole (atomic_file.h), and reports its size and XXH64.
 bool saved_state_write(const char *path, const rank_state *state, file_hash *written, problem *why);
 
-// Opens all files of a checkpoint. NULL: see why. Every run is checked against the size of its file, and no two may hold the same
+// Opens all files of a checkpoint, which hold these kinds of values. NULL: see why. Every run is checked against the size of its file, and no two may hold the same
 // element.
 typedef struct saved_state saved_state;
-saved_state *saved_state_open(const char *out, const manifest *m, problem *why);
+saved_state *saved_state_open(const char *out, const manifest *m, state_kinds kinds, problem *why);
 void saved_state_close(saved_state *s);
 // False if an element of [first, first + count) is missing.
-bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
-                      float *out, problem *why);
+bool saved_state_read(const saved_state *s, int kind, int64_t tensor, int64_t layer, int64_t first, int64_t count, float *out,
+                      problem *why);

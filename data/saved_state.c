@@ -11,20 +11,19 @@
 enum { LENGTH_BYTES = 8, ALIGNMENT = 64, HEADER_MAX = 512, RUN_BYTES = sizeof(state_run) };
 static const int64_t max_number = INT64_C(1) << 50; // in a run's field: a sum of two does not overflow
 static const int64_t max_count = 1000000000000;     // of runs and elements: the size of the file does not overflow
-static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
 
 // The first bytes of the file. Returns how many.
-static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elements) {
+static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elements, const state_kinds *kinds) {
     char *text = header + LENGTH_BYTES;
     int64_t end = runs * RUN_BYTES;
     int length = snprintf(text, HEADER_MAX - LENGTH_BYTES,
                           "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%ld,5],\"data_offsets\":[0,%ld]}", runs, end);
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
+    for (int kind = 0; kind < kinds->count; kind++) {
         int64_t begin = end;
         end += elements * (int64_t)sizeof(float);
         length += snprintf(text + length, (size_t)(HEADER_MAX - LENGTH_BYTES - length),
-                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%ld],\"data_offsets\":[%ld,%ld]}%s", value_name[kind], elements,
-                           begin, end, kind == STATE_KINDS - 1 ? "}" : "");
+                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%ld],\"data_offsets\":[%ld,%ld]}%s", kinds->name[kind], elements,
+                           begin, end, kind == kinds->count - 1 ? "}" : "");
     }
     int padded = (LENGTH_BYTES + length + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - LENGTH_BYTES;
     memset(text + length, ' ', (size_t)(padded - length));
@@ -36,14 +35,15 @@ bool saved_state_write(const char *path, const rank_state *state, file_hash *wri
     char header[HEADER_MAX];
     atomic_file file;
     XXH64_state_t hash;
-    const int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
-                  value_bytes = state->elements * (int64_t)sizeof(float);
-    written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
+    const int64_t header_bytes = make_header(header, state->runs, state->elements, &state->kinds),
+                  runs_bytes = state->runs * RUN_BYTES, value_bytes = state->elements * (int64_t)sizeof(float);
+    written->bytes = header_bytes + runs_bytes + state->kinds.count * value_bytes;
     XXH64_reset(&hash, 0);
     bool ok = atomic_file_create(&file, path, written->bytes, why);
     file.hash = &hash;
     ok = ok && atomic_file_append(&file, header, header_bytes, why) && atomic_file_append(&file, state->run, runs_bytes, why);
-    for (int kind = 0; kind < STATE_KINDS; kind++) ok = ok && atomic_file_append(&file, state->value[kind], value_bytes, why);
+    for (int kind = 0; kind < state->kinds.count; kind++)
+        ok = ok && atomic_file_append(&file, state->value[kind], value_bytes, why);
     written->hash = XXH64_digest(&hash);
     ok = ok && atomic_file_commit(&file, why);
     atomic_file_abandon(&file);
@@ -70,7 +70,7 @@ static bool damaged(problem *why, const char *path, const char *what) {
     return problem_set(why, "use an earlier checkpoint", "%.1500s is not the state of a rank: %s", path, what);
 }
 
-static bool read_header(part *p, problem *why) {
+static bool read_header(part *p, const state_kinds *kinds, problem *why) {
     char found[HEADER_MAX] = "", right[HEADER_MAX], promise[64];
     const int64_t most = p->in.bytes < HEADER_MAX - 1 ? p->in.bytes : HEADER_MAX - 1;
     if (!input_read(&p->in, 0, found, most, why)) return false;
@@ -82,12 +82,12 @@ static bool read_header(part *p, problem *why) {
                &p->runs, &p->elements) != 2 ||
         p->runs < 0 || p->runs > max_count || p->elements < 0 || p->elements > max_count)
         return damaged(why, p->in.path, "its header does not say how many runs and elements it has");
-    p->runs_at = make_header(right, p->runs, p->elements);
+    p->runs_at = make_header(right, p->runs, p->elements, kinds);
     p->values_at = p->runs_at + p->runs * RUN_BYTES;
     if (p->runs_at > most || memcmp(found, right, (size_t)p->runs_at) != 0)
         return damaged(why, p->in.path, "its header does not fit its numbers of runs and elements");
     snprintf(promise, sizeof promise, "%ld runs of %ld elements", p->runs, p->elements);
-    return input_check_size(&p->in, p->values_at + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise, why);
+    return input_check_size(&p->in, p->values_at + kinds->count * p->elements * (int64_t)sizeof(float), promise, why);
 }
 
 // Appends a file's runs to the others.
@@ -118,7 +118,7 @@ static bool same_tensor(const state_run *a, const state_run *b) {
     return a->tensor == b->tensor && a->layer == b->layer;
 }
 
-saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
+saved_state *saved_state_open(const char *out, const manifest *m, state_kinds kinds, problem *why) {
     saved_state *s = cf_host_alloc(1, sizeof *s, "a checkpoint");
     int64_t runs = 0;
     bool ok = true;
@@ -127,7 +127,7 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
         char path[PATH_MAX];
         part *p = &s->part[s->parts];
         checkpoint_file_path(out, m->step, s->parts, false, path);
-        ok = input_open(&p->in, "checkpoint file", path, why) && read_header(p, why);
+        ok = input_open(&p->in, "checkpoint file", path, why) && read_header(p, &kinds, why);
         runs += ok ? p->runs : 0;
     }
     s->run = cf_host_alloc(runs, sizeof *s->run, "runs of elements");
@@ -150,8 +150,8 @@ void saved_state_close(saved_state *s) {
     free(s);
 }
 
-bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
-                      float *out, problem *why) {
+bool saved_state_read(const saved_state *s, int kind, int64_t tensor, int64_t layer, int64_t first, int64_t count, float *out,
+                      problem *why) {
     const state_run place = {tensor, layer, first, count, 0};
     int64_t done = 0, i = -1; // the last run that begins at this place or before; -1: there is none
     for (int64_t high = s->runs; high - i > 1;) {
@@ -166,7 +166,7 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
                                "element %ld of layer %ld of tensor %ld is not in the checkpoint of %s", first + done, layer, tensor,
                                s->part->in.path);
         const int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done,
-                      element = (int64_t)kind * l->part->elements + l->run.at + inside, size = sizeof(float);
+                      element = kind * l->part->elements + l->run.at + inside, size = sizeof(float);
         if (!input_read(&l->part->in, l->part->values_at + element * size, out + done, n * size, why)) return false;
         done += n;
     }

@@ -2,7 +2,7 @@
 // (commfuse/predict/record.h). A line below is the body of a function of the layers' headers; the Makefile makes the functions.
 // Sizes that depend on the device are those of the CPU's or of the GPU's twin.
 #include "../commfuse/predict/record.h"
-#include "optimizer/adamw.h"
+#include "optimizer/update.h"
 #include "kernels/attention.h"
 #include "kernels/crossentropy.h"
 #include "kernels/elementwise.h"
@@ -100,7 +100,7 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_crossentropy_combine       scale == 0 ? moves("cross-entropy", ranks * R * 3, P) : moves("cross-entropy backward", R * V, 2 * E)
 #define RECORDED_crossentropy_fused         moves("cross-entropy", R * V, 2 * E)
 #define RECORDED_crossentropy_sum           moves("cross-entropy", n, P)
-#define RECORDED_adamw_update               moves("AdamW", n, E + 5 * P + (master ? 2 * P : E))
+#define RECORDED_optimizer_update           moves(o->name, n, E + (1 + 2 * o->states) * P + (master ? 2 * P : E))
 #define RECORDED_sum_of_squares             moves("norm", n, P)
 
 #define RECORDED_peak_flops                 (*source = "the machine's description", cf_record_hardware()->peak)

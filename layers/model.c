@@ -201,7 +201,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     g->collect = create_gather(g, "save", g->split, REAL_DTYPE, COLLECT);
     g->gather_logits = create_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
-    zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
+    zero_create(&g->zero, context, &g->params, setup->optimizer, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
     const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
     for (int i = 0; i < 5; i++) g->zero.arrives[linear[i]->w] = linear[i]->arrives;
 }

@@ -15,6 +15,7 @@
 typedef struct gpt_setup {
     gpt_shape shape;
     parallel_strategy strategy;
+    const optimizer_row *optimizer;
     int64_t T, B; // tokens of a sequence, sequences of a micro-batch, at most
     overlap how;
     // Backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.

@@ -128,8 +128,12 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
 // tensor. Both are host memory.
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count, const real *piece, float *whole);
 
-// The state of training: the weights (or the masters that they are rounded copies of) and AdamW's moments.
-typedef enum { STATE_WEIGHT, STATE_M, STATE_V, STATE_KINDS } state_kind;
+// The state of training: of each element its weight (or the master of which that is the rounded copy) and the optimizer's values.
+enum { STATE_WEIGHT, STATE_KINDS_MAX = 3 };
+typedef struct state_kinds {
+    int count;
+    const char *name[STATE_KINDS_MAX]; // in files; "weight" is the first
+} state_kinds;
 
 // Elements [at, at + count) of a rank's values are elements [whole, whole + count) of one layer of a tensor, in memory and in
 // the files of a checkpoint.
@@ -140,8 +144,9 @@ typedef struct state_run {
 // The state that one rank owns, in host memory.
 typedef struct rank_state {
     int64_t elements, runs;
-    state_run *run;            // (runs)
-    accum *value[STATE_KINDS]; // (elements) padding, which belongs to no run, is zero
+    state_run *run;                // (runs)
+    accum *value[STATE_KINDS_MAX]; // (elements) padding, which belongs to no run, is zero
+    state_kinds kinds;
 } rank_state;
 
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.

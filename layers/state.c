@@ -6,7 +6,9 @@
 void state_create(rank_state *s, const zero_shards *z) {
     const parameters *p = z->params;
     int64_t room = 1;
-    *s = (rank_state){.elements = p->owned, .run = cf_host_alloc(room, sizeof *s->run, "a copy of the state")};
+    *s = (rank_state){.elements = p->owned,
+                      .kinds = optimizer_kinds(z->optimizer),
+                      .run = cf_host_alloc(room, sizeof *s->run, "a copy of the state")};
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++)
         for (int64_t i = 0; i < params_runs(p, t->tensor); i++) {
             const param_bucket *b = &p->bucket[t->bucket];
@@ -18,13 +20,13 @@ void state_create(rank_state *s, const zero_shards *z) {
             const int64_t whole = r.whole + begin - first, at = b->owned + begin - params_first_owned(b);
             s->run[s->runs++] = (state_run){t->tensor, t->layer, whole, end - begin, at};
         }
-    for (int kind = 0; kind < STATE_KINDS; kind++)
+    for (int kind = 0; kind < s->kinds.count; kind++)
         s->value[kind] = cf_host_alloc(s->elements, sizeof *s->value[kind], "a copy of the state");
 }
 
 void state_free(rank_state *s) {
     free(s->run);
-    for (int kind = 0; kind < STATE_KINDS; kind++) free(s->value[kind]);
+    for (int kind = 0; kind < STATE_KINDS_MAX; kind++) free(s->value[kind]);
     *s = (rank_state){.elements = 0};
 }
 
@@ -37,8 +39,7 @@ void state_copy(rank_state *s, const zero_shards *z) {
         cf_copy(s->value[STATE_WEIGHT] + b->owned, z->params->weight + params_first_owned(b), b->shard * size, stream);
     }
     if (z->master) cf_copy(s->value[STATE_WEIGHT], z->master, bytes, stream);
-    cf_copy(s->value[STATE_M], z->m, bytes, stream);
-    cf_copy(s->value[STATE_V], z->v, bytes, stream);
+    for (int k = 0; k < z->optimizer->states; k++) cf_copy(s->value[1 + k], z->state[k], bytes, stream);
     cf_stream_sync(stream);
 }
 
@@ -54,17 +55,17 @@ static void read_weights(void *argument, int tensor, int64_t layer, int64_t firs
     from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (accum *)out);
 }
 
-void state_restore(zero_shards *z, state_reader *read, void *argument) {
+void state_restore(zero_shards *z, int kinds, state_reader *read, void *argument) {
     rank_state s;
     source from = {read, argument};
     params_read(z->params, read_weights, &from, z->context->stream);
-    accum *into[STATE_KINDS] = {z->master, z->m, z->v};
     state_create(&s, z);
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
-        if (!into[kind]) continue; // there are no masters: params_read() has filled the weights
+    for (int kind = 0; kind < kinds; kind++) {
+        accum *into = kind == STATE_WEIGHT ? z->master : z->state[kind - 1];
+        if (!into) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
-            read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
-        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(accum), z->context->stream);
+            read(argument, kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
+        cf_copy(into, s.value[kind], s.elements * (int64_t)sizeof(accum), z->context->stream);
     }
     cf_stream_sync(z->context->stream);
     state_free(&s);

@@ -67,7 +67,7 @@ void gpt_step_die(gpt_step *s) {
 
 // --- the step ---
 
-const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a, double clip) {
+const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimizer_settings settings, double clip) {
     gpt *g = s->model;
     const step_result *r = &s->result;
     const double tokens = (double)(batch->micro_batches * batch->T * batch->B * g->mesh->dp);
@@ -79,8 +79,8 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, adamw a,
         gpt_backward(g, micro == 0, micro == batch->micro_batches - 1);
     }
     reduce(s, batch, tokens);
-    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
-    if (r->finite) zero_update_embeddings_and_vectors(&g->zero, a);
+    settings.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
+    if (r->finite) zero_update_embeddings_and_vectors(&g->zero, settings);
     return r;
 }
 

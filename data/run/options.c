@@ -1,5 +1,6 @@
 // See options.h. Defaults are texts that the same parser reads first: a default outside its range is an error in every run.
 #include "options.h"
+#include "../../layers/optimizer/optimizers.h"
 #include "../../commfuse/schedule.h"
 #include "../json.h"
 #include <stddef.h>

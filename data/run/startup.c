@@ -1,5 +1,6 @@
 // See startup.h.
 #include "startup.h"
+#include "../../layers/optimizer/optimizers.h"
 #include "../atomic_file.h"
 #include "../json.h"
 #include <errno.h>
@@ -126,16 +127,18 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",    "channels",     "heads",        "vocab",        "padded-vocab",
-                                        "positions", "seq",          "batch",        "lr",           "min-lr",
-                                        "warmup",    "schedule",     "decay-steps",  "weight-decay", "beta1",
-                                        "beta2",     "eps",          "clip",         "seed",         "dtype",
-                                        "steps",     "reduce-dtype", "train-tokens", "train-blocks", "define"};
+static const char *const must_stay[] = {"layers",       "channels",     "heads", "vocab",        "padded-vocab", "positions",
+                                        "seq",          "batch",        "lr",    "min-lr",       "warmup",       "schedule",
+                                        "decay-steps",  "weight-decay", "beta1", "beta2",        "eps",          "clip",
+                                        "seed",         "dtype",        "steps", "reduce-dtype", "optimizer",    "train-tokens",
+                                        "train-blocks", "define"};
 static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
                                              {"positions", "--seq, the model's positions"},
                                              {"train-tokens", "tokens of --train"},
                                              {"train-blocks", "content of --train"},
                                              {"define", "make DEFINE="}};
+// What a checkpoint that does not say it had.
+static const char *const since[][2] = {{"define", "none"}, {"reduce-dtype", "fp32"}, {"optimizer", "adamw"}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
@@ -203,7 +206,9 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = json_text(m->options, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
-        if (!saved) saved = strcmp(name, "define") == 0 ? "none" : strcmp(name, "reduce-dtype") == 0 ? "fp32" : "not recorded";
+        for (size_t j = 0; j < sizeof since / sizeof *since && !saved; j++)
+            if (strcmp(since[j][0], name) == 0) saved = since[j][1];
+        if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
         for (size_t j = 0; j < sizeof description / sizeof *description; j++)
             if (strcmp(description[j][0], name) == 0) words = description[j][1];
@@ -343,14 +348,18 @@ void startup_resume(const options *opt, const run_facts *facts, const manifest *
     if (damage && !checkpoint_set_aside(opt->out, m ? m->step : -1, &why)) cf_die(why.hint, "%s", why.what);
 }
 
-saved_state *startup_open_state(const options *opt, const manifest *m) {
+saved_state *startup_open_state(const options *opt, const manifest *m, int *kinds) {
     problem why;
-    saved_state *s = saved_state_open(opt->out, m, &why);
+    const char *name = json_text(m->options, "optimizer");
+    const optimizer_row *of = optimizer_find(name ? name : options_table[OPTION_optimizer].fallback);
+    if (!of) cf_die("continue with the program that saved it", "the checkpoint in %s is of --optimizer %s", opt->out, name);
+    *kinds = of == optimizer_find(opt->optimizer) ? 1 + of->states : 1;
+    saved_state *s = saved_state_open(opt->out, m, optimizer_kinds(of), &why);
     if (!s) cf_die(why.hint, "%s", why.what);
     return s;
 }
 
-void startup_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+void startup_read_state(void *state, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
         cf_die(why.hint, "this checkpoint is of another model: %s", why.what);

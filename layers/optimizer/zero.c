@@ -34,7 +34,8 @@ static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy)
         const param_bucket *b = &p->bucket[i];
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
         z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
-                                 (b->kind != BUCKET_TABLE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                                 (b->kind != BUCKET_TABLE || z->rows_travel) &&
+                                 b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
                                  (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
@@ -105,8 +106,9 @@ static void order_buckets(zero_shards *z) {
     for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
 }
 
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how) {
-    *z = (zero_shards){.context = context, .params = p, .gradients = how->gradients, .prefetch = how->prefetch};
+void zero_create(zero_shards *z, cf_context *context, parameters *p, const optimizer_row *o, bool rows_travel, int64_t rows,
+                 const overlap *how) {
+    *z = (zero_shards){.context = context, .params = p, .optimizer = o, .gradients = how->gradients, .prefetch = how->prefetch};
     z->rows_travel = rows_travel, z->gathers_begun = p->buckets;
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
@@ -116,8 +118,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
-    z->m = cf_alloc(bytes, "optimizer state");
-    z->v = cf_alloc(bytes, "optimizer state");
+    for (int k = 0; k < o->states; k++) z->state[k] = cf_alloc(bytes, "optimizer state");
     if (REAL_DTYPE != ACCUM_DTYPE) z->master = cf_alloc(bytes, "master weights");
     z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
 }
@@ -128,7 +129,8 @@ void zero_free(zero_shards *z) {
         cf_fuse_free(z->bucket[i].gather);
     }
     free(z->bucket), free(z->forward), free(z->backward), free(z->gradient);
-    cf_free(z->m), cf_free(z->v), cf_free(z->master), cf_free(z->squares);
+    for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(z->state[k]);
+    cf_free(z->master), cf_free(z->squares);
 }
 
 void zero_start(zero_shards *z) {
@@ -329,7 +331,7 @@ static bool continues(const zero_shards *z, int i) {
     return b->layer >= 0 && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
 }
 
-// AdamW on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
+// The optimizer's step on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
 // reach half of the GPU's memory rate, whole it is 97 %. Only matrices and embeddings decay; padding does not change.
 static void update(zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
@@ -341,13 +343,15 @@ static void update(zero_shards *z, int i) {
     cf_event start = cf_trace_begin(z->context->trace, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
-        adamw a = z->update;
+        optimizer_settings settings = z->update;
         if (!params_owned(b, &begin, &end)) continue;
         if (last > i) end = z->params->bucket[last].first + z->params->bucket[last].used;
-        if (!decays) a.weight_decay = 0;
+        if (!decays) settings.weight_decay = 0;
         const int64_t done = begin - params_first_owned(b), at = b->owned + done;
-        adamw_update(z->params->weight + begin, z->master ? z->master + at : NULL, z->m + at, z->v + at, gradient + done,
-                     end - begin, a, stream);
+        accum *state[OPTIMIZER_STATES] = {NULL};
+        for (int k = 0; k < z->optimizer->states; k++) state[k] = z->state[k] + at;
+        optimizer_update(z->optimizer, z->params->weight + begin, z->master ? z->master + at : NULL, state, gradient + done,
+                         end - begin, settings, stream);
     }
     cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
     for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
@@ -357,9 +361,9 @@ static void update(zero_shards *z, int i) {
 }
 
 // What comes from other ranks and is needed first travels during the update of all other weights.
-void zero_update_embeddings_and_vectors(zero_shards *z, adamw a) {
+void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s) {
     const parameters *p = z->params;
-    z->update = a, z->gathers_begun = 0;
+    z->update = s, z->gathers_begun = 0;
     for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
     for (int i = p->buckets - 1; p->bucket[i].layer < 0; i--) update(z, i);
 }
@@ -408,9 +412,10 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
 static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     const param_bucket *b = &z->params->bucket[i];
     const int N = b->group->size;
-    const char *when = z->gradients == GRADIENTS_END         ? "at the end of backward"
-                       : b->kind == BUCKET_TABLE && !z->rows_travel ? "complete only at the end of backward, since the whole table travels"
-                                                             : "sent when complete, during the rest of backward";
+    const char *when = z->gradients == GRADIENTS_END ? "at the end of backward"
+                       : b->kind == BUCKET_TABLE && !z->rows_travel
+                           ? "complete only at the end of backward, since the whole table travels"
+                           : "sent when complete, during the rest of backward";
     fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20),
             b->group->name);
     if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);

@@ -17,8 +17,8 @@
 #pragma once
 
 #include <stdio.h>
-#include "adamw.h"
 #include "lookup.h"
+#include "update.h"
 
 // Where the gradient of a weight matrix is computed, in this layer and micro-batch.
 typedef enum gradient_place {
@@ -63,14 +63,16 @@ typedef struct zero_shards {
     cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
     matrix_gradient *gradient; // [params->tensors] of this micro-batch, as placed; vectors have none
     bool last;                 // this is the step's last micro-batch, after which gradients travel
-    adamw update;              // of shards that are not updated yet
-    accum *m, *v;              // (params->owned) moments of this rank's shards, bucket by bucket
-    accum *master;             // (params->owned) their weights if `real` is not accum; else NULL
-    double *squares;           // (SQUARES_SCRATCH)
+    const optimizer_row *optimizer;
+    optimizer_settings update;      // of shards that are not updated yet
+    accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket
+    accum *master;                  // (params->owned) their weights if `real` is not accum; else NULL
+    double *squares;                // (SQUARES_SCRATCH)
 } zero_shards;
 
 // rows: of the activations from which a weight gradient is computed.
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, const overlap *how);
+void zero_create(zero_shards *z, cf_context *context, parameters *p, const optimizer_row *o, bool rows_travel, int64_t rows,
+                 const overlap *how);
 void zero_free(zero_shards *z);
 // Call after weights were initialised or read, before the first step.
 void zero_start(zero_shards *z);
@@ -112,9 +114,9 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
 // The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After
 // zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
-// AdamW with these constants, in two halves. The second must come before the layers are used, or their state is read; it may be
+// The optimizer's step with these settings, in two halves. The second must come before the layers are used, or their state is read; it may be
 // called again. Of several ranks, one that has updated a shard of the layers begins to send it.
-void zero_update_embeddings_and_vectors(zero_shards *z, adamw a);
+void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s);
 void zero_update_layers(zero_shards *z);
 // After both: waits until every weight has arrived, before a model is saved, or at the end.
 void zero_finish_weights(zero_shards *z);

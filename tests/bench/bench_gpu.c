@@ -29,7 +29,7 @@
 // all its power runs slower than in a burst.
 // A source for either device: on a CPU use small sizes.
 #include "commfuse/base/die.h"
-#include "layers/optimizer/adamw.h"
+#include "layers/optimizer/update.h"
 #include "layers/kernels/attention.h"
 #include "layers/kernels/crossentropy.h"
 #include "layers/kernels/elementwise.h"
@@ -340,9 +340,9 @@ static void loss_gradient(bench *b,
 }
 
 static void update_some(bench *b, int64_t from, int64_t count) {
-    adamw a = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
-    adamw_update(b->w + from, sizeof(real) < sizeof(accum) ? b->master + from : NULL, b->m + from, b->v + from, b->g + from, count,
-                 a, b->stream);
+    optimizer_settings s = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
+    optimizer_update(optimizer_find("adamw"), b->w + from, sizeof(real) < sizeof(accum) ? b->master + from : NULL,
+                     (accum *[]){b->m + from, b->v + from}, b->g + from, count, s, b->stream);
 }
 static void update(bench *b, const int64_t *n) {
     (void)n;

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "layers/optimizer/adamw.h"
+#include "layers/optimizer/update.h"
 #include "layers/kernels/attention.h"
 #include "layers/kernels/crossentropy.h"
 #include "layers/kernels/elementwise.h"
@@ -202,9 +202,9 @@ static void run_crossentropy_combine(bench *b) {
 }
 
 static void run_adamw(bench *b) {
-    adamw a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
-    adamw_update(b->table, sizeof(real) < sizeof(accum) ? b->master : NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable,
-                 b->s.V * b->s.C, a, NULL);
+    optimizer_settings s = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
+    optimizer_update(optimizer_find("adamw"), b->table, sizeof(real) < sizeof(accum) ? b->master : NULL,
+                     (accum *[]){b->moments, b->moments + b->s.V * b->s.C}, b->dtable, b->s.V * b->s.C, s, NULL);
 }
 static volatile double keep; // results nobody reads must still be computed
 static void run_sum_of_squares(bench *b) {

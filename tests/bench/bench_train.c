@@ -200,7 +200,8 @@ static void choose_shape(bench *b) {
 // found: the choices of an earlier tuner; NULL: those of --plan or --out, or they are to be found.
 static void make_model(bench *b, entrant *e, const cf_tuner *found) {
     const options *o = &b->o;
-    gpt_setup setup = {.shape = b->shape, .T = o->seq, .B = o->micro_batch, .how = e->how};
+    gpt_setup setup = {
+        .shape = b->shape, .optimizer = optimizer_find(o->optimizer), .T = o->seq, .B = o->micro_batch, .how = e->how};
     setup.strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, setup.recompute = strcmp(o->recompute, "1") == 0;
     gpt_create(&e->model, &b->context, &b->mesh, &setup);
     gpt_step_create(&e->step, &e->model);
@@ -315,10 +316,10 @@ static void take_step(bench *b, entrant *e, int64_t round) {
     const options *o = &b->o;
     const step_batch batch = {
         .T = o->seq, .B = o->micro_batch, .micro_batches = 1, .load = load_tokens, .loader = b, .report = tell, .reporter = b};
-    adamw a = {
+    optimizer_settings s = {
         .lr = o->lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay, .step = round + 1};
     turn(b, round);
-    const step_result *r = gpt_train_step(&e->step, &batch, a, o->clip);
+    const step_result *r = gpt_train_step(&e->step, &batch, s, o->clip);
     report_last(b, r->values, REPORT);
     if (!r->finite) gpt_step_die(&e->step);
     e->row[round].loss = r->loss;

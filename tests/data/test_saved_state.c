@@ -3,6 +3,7 @@
 #include "tests/data/says.h"
 #include "tests/data/scratch.h"
 #include "data/checkpoint.h"
+#include "tests/data/kinds.h"
 #include "data/atomic_file.h"
 #include "data/input.h"
 #include <sys/stat.h>
@@ -52,12 +53,12 @@ static bool fits(const state_run *r) {
 
 static void write_rank(int64_t rank, const state_run *run, int64_t runs, int64_t elements) {
     float value[STATE_KINDS][64];
-    rank_state held = {elements, runs, (state_run *)run, {value[0], value[1], value[2]}};
+    rank_state held = {elements, runs, (state_run *)run, {value[0], value[1], value[2]}, kinds_of_adamw};
     file_hash file;
     memset(value, 0x7f, sizeof value);
     for (const state_run *r = run; r < run + runs; r++)
         for (int64_t n = 0; fits(r) && n < r->count && n < 64 - r->at; n++) // but for what is damaged on purpose
-            for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
+            for (int kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
                 value[kind][r->at + n] = value_of(kind, r->tensor, r->layer, r->whole + n);
     if (!saved_state_write(path_of(rank), &held, &file, &why)) fail_msg("%s", why.what);
 }
@@ -70,7 +71,7 @@ enum { FIRST = sizeof first_rank / sizeof *first_rank, SECOND = sizeof second_ra
 static saved_state *open_ranks(int64_t ranks) {
     manifest m = {.step = STEP, .ranks = ranks};
     why = (problem){.what = ""};
-    return saved_state_open(scratch, &m, &why);
+    return saved_state_open(scratch, &m, kinds_of_adamw, &why);
 }
 
 static saved_state *open_sound(void) {
@@ -85,7 +86,7 @@ static void everything_comes_back(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{3, 0, 8}, {3, 1, 8}, {5, 0, 4}};
     saved_state *s = open_sound();
-    for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
+    for (int kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
         for (int i = 0; i < 3; i++)
             for (int64_t first = 0; first < sizes[i][2]; first++) // every range, across runs and files
                 for (int64_t count = 0; first + count <= sizes[i][2]; count++) {
@@ -196,7 +197,7 @@ static void the_bytes_of_a_file(void **state) {
     (void)state;
     static const state_run run[] = {{1, 2, 3, 2, 0}};
     float value[STATE_KINDS][2] = {{1, 2}, {3, 4}, {5, 6}};
-    const rank_state held = {2, 1, (state_run *)run, {value[0], value[1], value[2]}};
+    const rank_state held = {2, 1, (state_run *)run, {value[0], value[1], value[2]}, kinds_of_adamw};
     file_hash file;
     size_t size;
     char text[376 + 1];
@@ -221,7 +222,7 @@ static void a_large_file(void **state) {
     enum { MANY = 500000 };
     static state_run run[] = {{1, 0, 0, MANY, 0}};
     float *value = malloc(MANY * sizeof *value), found[2];
-    const rank_state held = {MANY, 1, run, {value, value, value}};
+    const rank_state held = {MANY, 1, run, {value, value, value}, kinds_of_adamw};
     file_hash file, again;
     for (int i = 0; i < MANY; i++) value[i] = (float)i;
     assert_true(saved_state_write(path_of(0), &held, &file, &why));
@@ -421,7 +422,7 @@ static void any_byte_may_be_damaged(void **state) {
 static void a_file_that_cannot_be_written(void **state) {
     (void)state;
     float zeros[ELEMENTS] = {0};
-    const rank_state held = {ELEMENTS, FIRST, (state_run *)first_rank, {zeros, zeros, zeros}};
+    const rank_state held = {ELEMENTS, FIRST, (state_run *)first_rank, {zeros, zeros, zeros}, kinds_of_adamw};
     file_hash file;
     const char *path = scratch_path("nowhere/rank");
     assert_false(saved_state_write(path, &held, &file, &why));

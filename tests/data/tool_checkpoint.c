@@ -7,6 +7,7 @@
 //
 // Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.
 #include "data/checkpoint.h"
+#include "tests/data/kinds.h"
 #include "data/json.h"
 #include <stdlib.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@ static rank_state state_of(int64_t seed, int64_t rank) {
         x = x * 1664525u + 1013904223u;
         value[i % STATE_KINDS][i / STATE_KINDS] = (float)(x >> 8);
     }
-    return (rank_state){ELEMENTS, ELEMENTS / RUN, run, {value[0], value[1], value[2]}};
+    return (rank_state){ELEMENTS, ELEMENTS / RUN, run, {value[0], value[1], value[2]}, kinds_of_adamw};
 }
 
 static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, file_hash *file, problem *why) {
@@ -53,7 +54,7 @@ static bool right(const saved_state *saved, int64_t seed, int64_t rank) {
     static float found[ELEMENTS];
     rank_state expected = state_of(seed, rank);
     problem why;
-    for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
+    for (int kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
         if (!saved_state_read(saved, kind, 0, rank, 0, ELEMENTS, found, &why) ||
             memcmp(found, expected.value[kind], sizeof found) != 0)
             return false;
@@ -79,7 +80,7 @@ static int latest(const char *out, problem *why) {
     manifest *m = newest_sound(out, why);
     if (!m) return 1;
     const char *seed = json_text(m->options, "seed");
-    saved_state *saved = saved_state_open(out, m, why);
+    saved_state *saved = saved_state_open(out, m, kinds_of_adamw, why);
     for (int64_t rank = 0; rank < m->ranks; rank++)
         if (!seed || !saved || !right(saved, atoll(seed), rank)) {
             fprintf(stderr, "step %lld: file %lld is not what was saved\n", (long long)m->step, (long long)rank);

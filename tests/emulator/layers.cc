@@ -11,7 +11,7 @@
 // Initial weights: with the clock, zeros, because nobody looks at numbers then, and models are large.
 #include "emulator.h"
 #include "../../commfuse/gpu/transport_cuda.h"
-#include "../../layers/optimizer/adamw.h"
+#include "../../layers/optimizer/update.h"
 #include "../../layers/kernels/attention_cudnn.h"
 #include "../../layers/kernels/crossentropy.h"
 #include "../../layers/kernels/elementwise.h"
@@ -93,9 +93,10 @@ MOVES(crossentropy_combine, scale == 0 ? 0 : R * V * 2 * E,
 MOVES(crossentropy_fused, R *V * 2 * E,
       (accum * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V, cf_stream *stream),
       losses, logits, targets, scale, valid, R, V, stream)
-MOVES(adamw_update, n *(E + 5 * P + (master ? 2 * P : E)),
-      (real * w, accum *master, accum *m, accum *v, const accum *g, int64_t n, adamw a, cf_stream *stream), w, master, m, v, g, n,
-      a, stream)
+MOVES(optimizer_update, n *(E + (1 + 2 * o->states) * P + (master ? 2 * P : E)),
+      (const optimizer_row *o, real *w, accum *master, accum *const *state, const accum *g, int64_t n, optimizer_settings s,
+       cf_stream *stream),
+      o, w, master, state, g, n, s, stream)
 MOVES(sum_of_squares, n *P, (double *sum, double *scratch, const accum *x, int64_t n, cf_stream *stream), sum, scratch, x, n,
       stream)
 MOVES(cf_add, (parts + 1 + (to != from)) * count * cf_dtype_size(dtype),

@@ -6,6 +6,7 @@
 // A byte above 119 stands for a large number. What a search finds is compared with a look at every run.
 #include "tests/fuzz/fuzz.h"
 #include "data/checkpoint.h"
+#include "tests/data/kinds.h"
 
 enum { RUNS = 64, FILES = 2, FIELDS = 5, ELEMENTS = 64, QUESTIONS = 16 };
 
@@ -72,7 +73,7 @@ static void ask(const saved_state *s, const tables *t, const uint8_t question[4]
     float found[256], expected;
     problem why = {.what = ""};
     int64_t tensor = question[0] % 120, layer = question[1] % 120, first = question[2], count = question[3];
-    state_kind kind = (state_kind)(question[0] % STATE_KINDS);
+    int kind = question[0] % STATE_KINDS;
     bool all = true;
     for (int64_t i = 0; i < count; i++) all &= look_up(t, kind, tensor, layer, first + i, &expected);
     FUZZ_CHECK(saved_state_read(s, kind, tensor, layer, first, count, found, &why) == all);
@@ -103,7 +104,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         path_of_file[file] = raw && file == 1 ? fuzz_file(1, rest, rest_bytes) : put(file, t.run[file], t.runs[file], elements);
     problem why = {.what = ""};
     manifest m = {.ranks = FILES, .file = files};
-    saved_state *s = saved_state_open("out", &m, &why);
+    saved_state *s = saved_state_open("out", &m, kinds_of_adamw, &why);
     FUZZ_CHECK(s || *why.what);
     if (s && size > 0) bytes++, size--;
     for (int asked = 0; s && size >= 4 && asked < QUESTIONS; asked++, bytes += 4, size -= 4) ask(s, &t, bytes);

@@ -6,6 +6,7 @@
 #include "../data/scratch.h"
 #include "data/atomic_file.h"
 #include "data/checkpoint.h"
+#include "../data/kinds.h"
 #include "layers/step.h"
 #include <sys/stat.h>
 
@@ -32,10 +33,9 @@ static int64_t owned(const zero_shards *o) {
 }
 
 static void open_shards(zero_shards *o, world *w, int rank, bool master) {
-    *o = (zero_shards){.context = &context, .params = &w->rank[rank]};
-    const int64_t bytes = (owned(o) + 1) * (int64_t)sizeof *o->m;
-    o->m = cf_alloc(bytes, "test");
-    o->v = cf_alloc(bytes, "test");
+    *o = (zero_shards){.context = &context, .params = &w->rank[rank], .optimizer = optimizers};
+    const int64_t bytes = (owned(o) + 1) * (int64_t)sizeof **o->state;
+    for (int k = 0; k < o->optimizer->states; k++) o->state[k] = cf_alloc(bytes, "test");
     if (master) o->master = cf_alloc(bytes, "test");
 }
 
@@ -47,8 +47,7 @@ static void open_states(states *s, gpt_shape shape, parallel_strategy strategy, 
 
 static void close_states(states *s) {
     for (int r = 0; r < s->w.ranks; r++) {
-        cf_free(s->rank[r].m);
-        cf_free(s->rank[r].v);
+        for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(s->rank[r].state[k]);
         cf_free(s->rank[r].master);
     }
     close_world(&s->w);
@@ -67,8 +66,8 @@ static void each_value(states *s, int rank, visit_value *visit) {
         int64_t first = b->first + b->group->rank * b->shard;
         for (int64_t n = 0; n < b->shard; n++) {
             int64_t at = before + n; // shards follow one another
-            visit(s, rank, place[first + n], STATE_M, &o->m[at]);
-            visit(s, rank, place[first + n], STATE_V, &o->v[at]);
+            visit(s, rank, place[first + n], STATE_M, &o->state[0][at]);
+            visit(s, rank, place[first + n], STATE_V, &o->state[1][at]);
             if (s->master) visit(s, rank, place[first + n], STATE_WEIGHT, &o->master[at]);
         }
     }
@@ -120,12 +119,12 @@ static saved_state *save(const states *s) {
     *strrchr(path, '/') = 0;
     assert_true(atomic_file_remove_directory(path) && mkdir(path, 0777) == 0);
     for (int r = 0; r < s->w.ranks; r++) save_rank(s, r, &file[r]);
-    saved_state *saved = saved_state_open(scratch, &m, &why);
+    saved_state *saved = saved_state_open(scratch, &m, kinds_of_adamw, &why);
     if (!saved) fail_msg("%s", why.what);
     return saved;
 }
 
-static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out) {
+static void read_saved(void *saved, int kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out) {
     problem why;
     if (!saved_state_read(saved, kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
 }
@@ -133,7 +132,7 @@ static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, 
 static void give_and_compare(states *to, saved_state *saved) {
     for (int r = 0; r < to->w.ranks; r++) {
         each_value(to, r, poison);
-        state_restore(&to->rank[r], read_saved, saved);
+        state_restore(&to->rank[r], STATE_KINDS, read_saved, saved);
         each_value(to, r, compare);
         release_buffers(NULL);
     }

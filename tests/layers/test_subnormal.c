@@ -6,7 +6,7 @@
 #include "tests/commfuse/ranks.h"
 #include <float.h>
 #include "commfuse/fuse.h"
-#include "layers/optimizer/adamw.h"
+#include "layers/optimizer/update.h"
 #include "layers/kernels/attention.h"
 #include "layers/kernels/crossentropy.h"
 #include "layers/kernels/elementwise.h"
@@ -103,12 +103,12 @@ static void elements(void) {
 }
 
 static void small_moments(void) {
-    const adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
+    const optimizer_settings a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
     float *w = filled(MANY, 1), *m = filled(MANY, 0), *v = filled(MANY, TINY), *g = filled(MANY, 1e-20f);
-    adamw_update(w, NULL, m, v, g, MANY, a, NULL);
+    optimizer_update(optimizers, w, NULL, (float *[]){m, v}, g, MANY, a, NULL);
     CHECK(are_zero(v, MANY) && m[0] > 0, "second moments");
     for (int64_t i = 0; i < MANY; i++) m[i] = TINY, g[i] = 0;
-    adamw_update(w, NULL, m, v, g, MANY, a, NULL);
+    optimizer_update(optimizers, w, NULL, (float *[]){m, v}, g, MANY, a, NULL);
     CHECK(are_zero(m, MANY) && w[0] == 1, "first moments");
     cf_free(w), cf_free(m), cf_free(v), cf_free(g);
 }

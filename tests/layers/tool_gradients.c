@@ -18,7 +18,7 @@ static void gradients_into_weights(gpt *g) {
     parameters *p = &g->params;
     double *norm2 = cf_alloc((int64_t)sizeof *norm2, "test");
     cf_zero(p->weight, p->elements * (int64_t)sizeof(real), g->context->stream);
-    adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .scale = 1, .step = 1};
+    optimizer_settings keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .scale = 1, .step = 1};
     zero_finish_gradients(&g->zero, &g->embedding, norm2);
     zero_update_embeddings_and_vectors(&g->zero, keep);
     zero_update_layers(&g->zero);
@@ -27,7 +27,7 @@ static void gradients_into_weights(gpt *g) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
         real *weights = p->weight + b->first + owner * b->shard;
-        for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(g->zero.m[b->owned + k]);
+        for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(g->zero.state[0][b->owned + k]);
         cf_fuse *gather = g->zero.bucket[i].gather;
         if (gather) cf_fuse_run(gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }
@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
     model_file *file = model_file_open(argv[1]);
     gpt_shape f = file->shape;
     static gpt model;
-    gpt_setup setup = {.shape = f, .strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, .T = T, .B = B};
+    gpt_setup setup = {.shape = f, .optimizer = optimizer_find("adamw"), .T = T, .B = B};
+    setup.strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     setup.recompute = atoi(argv[9]) != 0, setup.apart = atoi(argv[10]) != 0;
     if (!overlap_parse(&setup.how, argv[8], "preset", -1, "preset")) cf_die(NULL, "no schedule %s", argv[8]);
     gpt_create(&model, &context, &mesh, &setup);

@@ -15,13 +15,13 @@ ROOMS = {"commfuse": ("base", "launch", "cpu", "gpu", "predict"), "data": ("run"
 FOLDERS = "commfuse", "layers", "data", *(f"{folder}/{room}" for folder, rooms in ROOMS.items() for room in rooms)
 CORE = {"commfuse", "commfuse/base"}
 BELOW = {"commfuse/base": set(), "commfuse": CORE, "commfuse/launch": CORE, "commfuse/cpu": CORE | {"commfuse/launch"},
-         "commfuse/gpu": CORE | {"commfuse/launch"}, "commfuse/predict": CORE, "data": CORE, "data/run": set(FOLDERS) - {"layers"},
+         "commfuse/gpu": CORE | {"commfuse/launch"}, "commfuse/predict": CORE, "data": CORE, "data/run": {name for name in FOLDERS if not name.startswith("layers")},
          "layers/kernels": CORE, "layers/optimizer": CORE | {"layers/kernels"},
          "layers": CORE | {"layers/kernels", "layers/optimizer"}, "": set(FOLDERS)}  # "": train_gpt.cu
 # Declarations: of tensors' order and shape, of the policy; a kernel's includes; what predicted kernels write.
 ACROSS = {("data", "layers/params.h"), ("layers/optimizer", "layers/params.h"), ("layers/optimizer", "layers/overlap.h"),
           ("layers/kernels", "commfuse/gpu/cuda.h"), ("layers/optimizer", "layers/random.h"),
-          ("layers", "commfuse/predict/record.h")}
+          ("layers", "commfuse/predict/record.h"), ("data/run", "layers/optimizer/optimizers.h")}
 LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/cpu/transport_mpi.c", "commfuse/cpu/inflight_mpi.c", "commfuse/cpu/inflight_mpi.h",
                                      "commfuse/launch/bootstrap_mpi.c"},
              r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/gpu/transport_nccl.cu"},
@@ -80,7 +80,7 @@ def declared(name):
 
 def defined(name, of):
     """Those of them that a file defines, in order."""
-    found = re.findall(r"^(?!static)[\w \t*]*?\b(\w+)\([^;{}]*\)\s*\{", code(name), re.MULTILINE)
+    found = re.findall(r"^(?!static|[A-Z]+\()[\w \t*]*?\b(\w+)\([^;{}]*\)\s*\{", code(name), re.MULTILINE)
     return [function for function in found if function in of]
 
 

@@ -6,16 +6,14 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import grown
 import harness
 
-ROOT, B = pathlib.Path(harness.ROOT), "build/release"
-TESTS = f"{B}/tests/commfuse"
+TESTS = f"{grown.B}/tests/commfuse"
 ROW = """    {.name = "domino", .serves = SUMS, .fallback = "direct", .generate = domino, .same_bits = "ring", .slices = 2,
      .max_slices = MOST, .help = "Domino: the partial sums of a part travel while the next is computed"},
 """
@@ -24,45 +22,23 @@ LINES = 40  # that a new schedule may take
 
 def add_row(source):
     """schedule.c with a generator before the table, and a row in it."""
-    example = (ROOT / "commfuse/examples/domino.c").read_text(encoding="utf-8")
+    example = (grown.ROOT / "commfuse/examples/domino.c").read_text(encoding="utf-8")
     generator = re.search(r"^static bool domino\(.*?^}\n\n", example, re.MULTILINE | re.DOTALL)[0]
     text = source.replace("// --- the table ---\n\n", "// --- the table ---\n\n" + generator, 1)
     return text.replace('    {.name = "commfuse"', ROW + '    {.name = "commfuse"', 1)
 
 
-class NewSchedule(harness.Case):
+class NewSchedule(grown.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        if not (ROOT / B / "program.a").exists():
-            raise unittest.SkipTest(f"{B}/program.a is not built")
-        cls.tree = pathlib.Path(cls.path("tree"))
-        for folder in "commfuse", "data", "layers", "scripts", "tests":
-            shutil.copytree(ROOT / folder, cls.tree / folder, ignore=shutil.ignore_patterns("results", "__pycache__"))
-        for file in "Makefile", "train_gpt.cu":
-            shutil.copy2(ROOT / file, cls.tree)
-        # Objects keep their times, so what includes no changed header is not compiled again.
-        for folder in "commfuse", "data", "layers":
-            shutil.copytree(ROOT / B / folder, cls.tree / B / folder)
-        shutil.copy2(ROOT / "build/machine", cls.tree / "build/machine")
-        if (ROOT / "build/deps").exists():
-            (cls.tree / "build/deps").symlink_to(ROOT / "build/deps")
-        schedule = cls.tree / "commfuse/schedule.c"
-        before = schedule.read_text(encoding="utf-8")
-        schedule.write_text(add_row(before), encoding="utf-8")
-        cls.lines = len(schedule.read_text(encoding="utf-8").splitlines()) - len(before.splitlines())
-        programs = f"{B}/train_gpt", *(f"{TESTS}/{name}" for name in ("test_schedule", "test_fuse", "test_choice", "tool_rows"))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-        cls.made = subprocess.run(["make", "-j2", *programs], cwd=cls.tree, env=environment, text=True, check=False,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert cls.made.returncode == 0, cls.made.stdout
-        cls.program = str(cls.tree / B / "train_gpt")
+        cls.grow({"commfuse/schedule.c": add_row}, f"{grown.B}/train_gpt",
+                 *(f"{TESTS}/{name}" for name in ("test_schedule", "test_fuse", "test_choice", "tool_rows")))
 
     def trained(self, **more):
         """Losses, norms and the model as bits."""
         out, log = self.fresh("out"), self.fresh("log.jsonl")
-        result = harness.run(self.arguments(out=out, log=log, steps=5, dtype="fp32", **more), 2, program=self.program)
-        self.assertEqual(result.status, 0, str(result))
+        self.run_grown(2, out=out, log=log, steps=5, dtype="fp32", **more)
         steps = harness.events(harness.read_log(log), "step")
         self.assertEqual(len(steps), 5)
         return [(s["loss"], s["grad_norm"]) for s in steps], pathlib.Path(out, "model.bin").read_bytes()

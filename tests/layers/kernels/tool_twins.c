@@ -20,7 +20,7 @@
 // The file: a line of JSON that says what wrote it, then for each output a line of JSON (function, tensor, case,
 // whether it is of type `real`, type f4 or f8, count) and its elements, in the order of this machine's bytes.
 #include "tensors.h"
-#include "layers/optimizer/adamw.h"
+#include "layers/optimizer/update.h"
 #include "layers/kernels/attention.h"
 #include "layers/kernels/crossentropy.h"
 #include "layers/kernels/elementwise.h"
@@ -476,24 +476,28 @@ static void run_crossentropy(tool *t, const int64_t *n) {
     }
 }
 
-// --- AdamW ---
+// --- optimizers ---
 
-static void updates(tool *t, int64_t n, int64_t step, bool master) {
-    adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
+static void updates(tool *t, const optimizer_row *o, int64_t n, int64_t step, bool master) {
+    optimizer_settings s = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
     tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_ACCUM, n, 0, 0.1),
            *m = randoms(t, OF_ACCUM, n, 0, 0.1), *v = randoms(t, OF_ACCUM, n, 0.5, 0.2), *g = randoms(t, OF_ACCUM, n, 0, 1);
-    adamw_update(reals(w), master ? accums(exact) : NULL, accums(m), accums(v), accums(g), n, a, t->stream);
-    keep(t, "adamw_update", master ? "w, of a master" : "w", w);
-    keep(t, "adamw_update", "m", m);
-    keep(t, "adamw_update", "v", v);
-    if (master) keep(t, "adamw_update", "master", exact);
+    char name[32];
+    snprintf(name, sizeof name, "%s_update", o->name);
+    optimizer_update(o, reals(w), master ? accums(exact) : NULL, (accum *[]){accums(m), accums(v)}, accums(g), n, s, t->stream);
+    keep(t, name, master ? "w, of a master" : "w", w);
+    keep(t, name, "m", m);
+    if (o->states > 1) keep(t, name, "v", v);
+    if (master) keep(t, name, "master", exact);
 }
 
-static void run_adamw(tool *t, const int64_t *n) {
+static void run_update(tool *t, const int64_t *n) {
     int64_t count = n[0];
     shape_is(t, "n %lld step %lld", (long long)count, (long long)n[1]);
-    updates(t, count, n[1], true);
-    if (!t->round) updates(t, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
+    for (const optimizer_row *o = optimizers; o->name; o++) {
+        updates(t, o, count, n[1], true);
+        if (!t->round) updates(t, o, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
+    }
     tensor *g = randoms(t, OF_ACCUM, count, 0, 1), *sum = randoms(t, OF_DOUBLE, 1, 3, 1),
            *scratch = poisoned(t, OF_DOUBLE, SQUARES_SCRATCH);
     sum_of_squares(doubles(sum), doubles(scratch), accums(g), count, t->stream);
@@ -604,9 +608,9 @@ static const test_case fixed[] = {
     {"crossentropy", run_crossentropy, {3, 30016, 30011, 0, 30011}, false}, // and some that it does not
     {"crossentropy", run_crossentropy, {65, 50304, 50257, 0, 50257}, true},
     {"crossentropy", run_crossentropy, {9, 12584, 12575, 12577, 50257}, true},
-    {"adamw", run_adamw, {1, 1}, false},
-    {"adamw", run_adamw, {1003, 3}, false},
-    {"adamw", run_adamw, {1000003, 1000}, true},
+    {"update", run_update, {1, 1}, false},
+    {"update", run_update, {1003, 3}, false},
+    {"update", run_update, {1000003, 1000}, true},
     {"device", run_device, {1}, false},
     {"device", run_copies, {11, 20011}, false},
     {"device", run_device, {4099}, false},

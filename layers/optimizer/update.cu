@@ -1,38 +1,48 @@
-// AdamW on the GPU, and the sum of squares of the gradients that comes before it.
+// The optimizers on the GPU, and the sum of squares of the gradients that comes before.
 //
-// The update is one pass over memory: it reads master weights, gradient and both moments, and writes all but the gradient, and
+// The update is one pass over memory: it reads master weights, gradient and state, and writes all but the gradient, and
 // the rounded weights. All loads of a thread's pack are in flight together. The norm is a sum of doubles over SQUARES_SCRATCH
 // blocks (fewer for small n), on every GPU; a single block adds their partial sums.
-#include "adamw.h"
 #include "../kernels/kernel.h"
+#include "update.h"
+#include <string.h>
 
 enum { THREADS = 256, FLIGHT = 4, ACCUM_PACK = cf_pack<accum>::N };
 
-struct update_map {
+template <class Element> struct update_map {
     real *w;
-    accum *master, *m, *v;
+    accum *master, *first, *last; // last: first again where there is one value of state
     const accum *g;
-    adamw_factors f;
+    Element element;
 
     template <int W> __device__ void at(int64_t i) const {
         values<W> weight = master ? load<W>(master + i) : load<W>(w + i);
-        values<W> g1 = load<W>(g + i), m1 = load<W>(m + i), v1 = load<W>(v + i);
+        values<W> g1 = load<W>(g + i), s1 = load<W>(first + i), s2 = Element::states > 1 ? load<W>(last + i) : s1;
 #pragma unroll
-        for (int k = 0; k < W; k++) {
-            float gradient = f.scale * g1.at[k];
-            m1.at[k] = f.beta1 * m1.at[k] + f.rest1 * gradient;
-            v1.at[k] = f.beta2 * v1.at[k] + f.rest2 * gradient * gradient;
-            weight.at[k] -= f.rate * m1.at[k] / (sqrtf(v1.at[k] * f.second) + f.eps) + f.decay * weight.at[k];
-        }
-        store<W>(m + i, m1);
-        store<W>(v + i, v1);
+        for (int k = 0; k < W; k++) element(&weight.at[k], g1.at[k], &s1.at[k], &s2.at[k]);
+        store<W>(first + i, s1);
+        if (Element::states > 1) store<W>(last + i, s2);
         if (master) store<W>(master + i, weight);
         store<W>(w + i, weight);
     }
 };
 
-void adamw_update(real *w, accum *master, accum *m, accum *v, const accum *g, int64_t n, adamw a, cf_stream *stream) {
-    each(update_map{w, master, m, v, g, adamw_factors_of(a)}, n, packable(0, w, master, m, v, g), stream);
+#define ELEMENT(NAME, STATES, ...)                                                                                                 \
+    struct NAME##_of_element {                                                                                                     \
+        enum { states = STATES };                                                                                                  \
+        NAME##_factors f;                                                                                                          \
+        __device__ void operator()(accum *w, accum g, accum *first, accum *last) const { NAME##_element(f, w, g, first, last); }   \
+    };
+OPTIMIZERS(ELEMENT)
+
+void optimizer_update(const optimizer_row *o, real *w, accum *master, accum *const *state, const accum *g, int64_t n,
+                      optimizer_settings s, cf_stream *stream) {
+    accum *first = state[0], *last = state[o->states - 1];
+    const bool packed = packable(0, w, master, first, last, g);
+#define APPLY(NAME, ...)                                                                                                           \
+    if (strcmp(o->name, #NAME) == 0)                                                                                               \
+        each(update_map<NAME##_of_element>{w, master, first, last, g, {NAME##_factors_of(s)}}, n, packed, stream);
+    OPTIMIZERS(APPLY)
 }
 
 static __device__ inline double square(float x) {

@@ -1,21 +1,21 @@
 // ranks: 1
 // AdamW against the textbook recurrence in double, and the two looks at the gradients.
 #include "../kernels/kernel_testing.h"
-#include "layers/optimizer/adamw.h"
+#include "layers/optimizer/update.h"
 
 typedef struct problem {
     int64_t n;
     const real *g;
-    adamw options;
+    optimizer_settings options;
 } problem;
 
 // w, m, v are side by side
 static void run_update(void *context, real *all) {
     problem *p = context;
-    adamw_update(all, NULL, all + p->n, all + 2 * p->n, p->g, p->n, p->options, NULL);
+    optimizer_update(optimizers, all, NULL, (real *[]){all + p->n, all + 2 * p->n}, p->g, p->n, p->options, NULL);
 }
 
-static void textbook_update(double *w, double *m, double *v, double g, const adamw *a) {
+static void textbook_update(double *w, double *m, double *v, double g, const optimizer_settings *a) {
     g *= a->scale;
     *m = a->beta1 * *m + (1 - a->beta1) * g;
     *v = a->beta2 * *v + (1 - a->beta2) * g * g;
@@ -23,7 +23,7 @@ static void textbook_update(double *w, double *m, double *v, double g, const ada
     *w -= a->lr * (m_hat / (sqrt(v_hat) + a->eps) + a->weight_decay * *w);
 }
 
-static void check_steps(int64_t n, adamw options) {
+static void check_steps(int64_t n, optimizer_settings options) {
     real *all = zero_buffer(3 * n);
     double *w = double_buffer(n), *m = double_buffer(n), *v = double_buffer(n);
     fill_normal(all, n, 1); // weights; both moments start at zero
@@ -43,8 +43,8 @@ static void check_steps(int64_t n, adamw options) {
 
 static void update_equals_textbook(void **state) {
     (void)state;
-    const adamw plain = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1};
-    adamw decayed = plain, clipped = plain, other = {0.3, 0.5, 0.999, 1e-2, 0.7, 0.02, 0};
+    const optimizer_settings plain = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1};
+    optimizer_settings decayed = plain, clipped = plain, other = {0.3, 0.5, 0.999, 1e-2, 0.7, 0.02, 0};
     decayed.weight_decay = 0.1;
     clipped.scale = 1e-3;
     check_steps(0, plain);
@@ -58,8 +58,8 @@ static void update_equals_textbook(void **state) {
 static void no_gradient_leaves_decay(void **state) {
     (void)state;
     real w = 2, m = 0, v = 0, g = 0;
-    adamw a = {.lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
-    adamw_update(&w, NULL, &m, &v, &g, 1, a, NULL);
+    optimizer_settings a = {.lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
+    optimizer_update(optimizers, &w, NULL, (real *[]){&m, &v}, &g, 1, a, NULL);
     assert_true(w == (real)1.75 && m == 0 && v == 0);
 }
 
@@ -75,12 +75,12 @@ static double squares_of(const real *x, int64_t n) {
 static void master_weights(void **state) {
     (void)state;
     real w[3] = {1, 2, 3}, alone[3] = {1, 2, 3}, g[3] = {1, -1, 0.5}, master[3] = {1, 2, 3}, m[3] = {0}, v[3] = {0};
-    adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
+    optimizer_settings a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
     memset(w, 0xff, sizeof w); // only written
-    adamw_update(w, master, m, v, g, 3, a, NULL);
+    optimizer_update(optimizers, w, master, (real *[]){m, v}, g, 3, a, NULL);
     memset(m, 0, sizeof m);
     memset(v, 0, sizeof v);
-    adamw_update(alone, NULL, m, v, g, 3, a, NULL);
+    optimizer_update(optimizers, alone, NULL, (real *[]){m, v}, g, 3, a, NULL);
     assert_memory_equal(w, alone, sizeof w);
     assert_memory_equal(master, alone, sizeof w);
 }

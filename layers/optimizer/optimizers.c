@@ -1,0 +1,18 @@
+// See optimizers.h.
+#include "optimizers.h"
+#include <string.h>
+
+#define ROW(name, states, ...) {#name, states, {__VA_ARGS__}},
+const optimizer_row optimizers[] = {OPTIMIZERS(ROW){NULL, 0, {NULL}}};
+
+const optimizer_row *optimizer_find(const char *name) {
+    for (const optimizer_row *o = optimizers; o->name; o++)
+        if (strcmp(o->name, name) == 0) return o;
+    return NULL;
+}
+
+state_kinds optimizer_kinds(const optimizer_row *o) {
+    state_kinds kinds = {1 + o->states, {"weight"}};
+    for (int i = 0; i < o->states; i++) kinds.name[1 + i] = o->state[i];
+    return kinds;
+}
