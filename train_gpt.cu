@@ -89,6 +89,7 @@ static void make_model(trainer *t) {
     plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, opt, t->transport, VERSION, kept(t, "operations"));
     r->opt = opt, r->version = VERSION, r->run = t->run;
     r->context = &t->context, r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
+    r->peak_emulated = peak_emulated();
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
     r->parameters = params_count(&shape), r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;

@@ -3,7 +3,6 @@
 #include "../../commfuse/base/limits.h"
 #include "../../commfuse/base/streams.h"
 #include "../../commfuse/launch/stop.h"
-#include "../../layers/kernels/peak.h"
 #include "../atomic_file.h"
 #include "../json.h"
 #include "derived.h"
@@ -98,7 +97,7 @@ static void print_peak(const run_report *r) {
     else
         cf_print(stdout, "peak      unknown, no MFU (%s)\n", r->peak_source ? r->peak_source : "not measured by --dry-run");
     if (r->peak_fp32 > 0) snprintf(fp32, sizeof fp32, " (peak %.3f TFLOP/s)", r->peak_fp32 * 1e-12);
-    if (*fp32 || peak_emulated())
+    if (*fp32 || r->peak_emulated)
         cf_print(stdout, "          this processor has no instructions for bf16: --dtype fp32%s is faster\n", fp32);
 }
 

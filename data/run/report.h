@@ -28,6 +28,7 @@ typedef struct run_report {
     double peak;              // flop/s of all ranks, 0: unknown
     const char *peak_source;  // NULL: not measured
     double peak_fp32;         // 0: not measured, because bf16 is not slower
+    bool peak_emulated;       // the processor has no instructions for this type
     tokens *train, *val;      // NULL: none
     const vocabulary *words;  // NULL: bytes
     int64_t first;            // the step with which the run begins or resumes
