@@ -70,10 +70,11 @@ class Unread(checkpoints.Case):
         self.run_with(tp=2, out=out)
         self.assertSameEnd(out, self.undisturbed(2, 1)[0])
 
-    def test_of_its_plan(self):
-        """Without it the trials would begin again, and other bits come out."""
+    def test_of_a_plan(self):
+        """With which a new run would begin: without it other bits come out."""
         self.__class__.shim = test_saving.build_shim(self, "train/preload_disk.c")
-        out = self.with_only(self.undisturbed(2, 1)[0], OLD)
+        out = self.fresh("out")
+        os.mkdir(out)
         with open(os.path.join(out, "plan.json"), "w", encoding="utf-8") as file:
             file.write("{}")
         self.refused(out, "plan.json", "OPEN_ERROR", errno.EIO)
