@@ -81,7 +81,8 @@ static void make_model(trainer *t) {
     const parallel_strategy strategy = strcmp(opt->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_setup setup = {shape, strategy, o, opt->seq, opt->micro_batch, t->how, false, false};
     if (opt->dry_run) cf_device_reserve_only(true);
-    if (strcmp(opt->recompute, "auto") == 0) opt->recompute = gpt_may_keep(&t->context, &t->mesh, &setup) ? "0" : "1";
+    if (strcmp(opt->recompute, "auto") == 0)
+        opt->recompute = opt->reproducible || gpt_may_keep(&t->context, &t->mesh, &setup) ? "0" : "1";
     setup.recompute = *opt->recompute == '1';
     gpt_create(&t->model, &t->context, &t->mesh, &setup);
     gpt_step_create(&t->step, &t->model);

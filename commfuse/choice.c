@@ -135,13 +135,15 @@ const cf_algorithm *cf_choice_rounds(const cf_work *w, const cf_costs *c) {
 // host, where compute threads add up the parts of rounds.
 static bool suits_collective(const cf_work *w, const cf_costs *c) {
     const double rate = w->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
-    return w->side == CF_NO_COMPUTE && w->native && (c->serial ? is_levelled(w) || rate > SLOW_LINK : c->spare && w->hosts == 1);
+    return w->side == CF_NO_COMPUTE && w->native && !c->one_order &&
+           (c->serial ? is_levelled(w) || rate > SLOW_LINK : c->spare && w->hosts == 1);
 }
 
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE, collective = suits_collective(w, c);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
     if (a->levels && !is_levelled(w)) return false;
+    if (c->one_order && (!a->same_bits || strcmp(a->same_bits, cf_choice_rounds(w, c)->same_bits) != 0)) return false;
     if (!a->native)
         return (!collective || a->levels) &&
                (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
@@ -231,6 +233,7 @@ bool cf_costs_parse(const char *text, cf_costs *costs) {
 void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *c = &t->costs;
     *c = t->set_threads(t, threads);
+    c->one_order = threads == 0;
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         for (int n = 0; n < NUMBERS; n++) {

@@ -97,6 +97,7 @@ typedef struct cf_costs {
     double share_1mb, share_100mb; // of these rates, which a native collective reaches that sends so many bytes
     bool spare;                    // a core or engine is free to move bytes while all threads compute, so transfers can hide
     bool serial;                   // each exchange waits for the one before it, except within a unit
+    bool one_order;                // choices keep to the order of sums of `rounds`, or of levels; no native collectives
 } cf_costs;
 
 // Of the slowest link that joins the members of a group, while all ranks of a host send.
@@ -125,6 +126,7 @@ struct cf_transport {
     int64_t bytes_sent;         // since start: cf_request_bytes() of all requests that this rank has posted
     void *state;
     cf_costs (*set_threads)(cf_transport *, int threads); // compute threads of each rank (CPU), 1 before; returns this rank's costs
+    // (0: changes nothing; the costs do not depend on this host's cores)
     void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepares its communicator
     // Moves the data once the work enqueued on `stream` so far is done. `count` exchanges of one group, adjacent in memory, are one

@@ -301,13 +301,13 @@ static void close_transport(cf_transport *t) {
 // If `turns` threads share a core, everything takes that many times longer. A rank with a core for each of its threads notices a
 // message within some ten microseconds.
 static cf_costs set_threads(cf_transport *t, int threads) {
-    const double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
-    atomic_store(&((mpi_state *)t->state)->crowded, turns > 1);
+    const double turns = threads > 0 ? fmax(1, (double)t->local_size * (threads + 1) / t->local_cores) : 1;
+    if (threads > 0) atomic_store(&((mpi_state *)t->state)->crowded, turns > 1);
     return (cf_costs){.latency_s = 30e-6 * turns,
                       .message_s = 2e-6 * turns,
                       .piece_s = 3e-6 * turns,
                       .bytes_per_s = 4e9 / turns,
-                      .flops_per_s = 60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
+                      .flops_per_s = 60e9 * (threads > 0 ? threads / fmax(1, (double)t->local_size * threads / t->local_cores) : 1),
                       .rounds = "ring",
                       .spare = turns <= 1,
                       .network_latency_s = 30e-6 * turns,

@@ -92,6 +92,10 @@ void derived_check(options *opt) {
 void derived_mesh(options *opt, cf_transport *t, cf_mesh *mesh) {
     const cf_algorithm *schedule = derived_schedule(opt).algorithm;
     const int here = t->size;
+    if (opt->reproducible && !*opt->predict && ((schedule && !schedule->same_bits) || strcmp(opt->plan, "new") == 0))
+        cf_die_together("leave it out, or choose ring, direct, levels or once",
+                        "--reproducible 1 has no trials, and its sums one order: not with --%s %s", schedule ? "overlap" : "plan",
+                        schedule ? opt->overlap : opt->plan);
     if (opt->tp == 0) opt->tp = opt->dp > 0 && here % opt->dp == 0 ? here / opt->dp : 1;
     if (opt->dp == 0) opt->dp = here % opt->tp == 0 ? here / opt->tp : 1;
     if (opt->tp * opt->dp > RANKS_MAX)
@@ -123,6 +127,7 @@ void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_cont
     const bool elsewhere = t->size < mesh->world_group.size && opt->threads > 1;
     cf_context_start(context, t, (int)opt->threads - elsewhere);
     if (costs) cf_costs_parse(costs, &t->costs); // of another version, which has others: this machine's
+    if (opt->reproducible) cf_costs_agree(t, 0);
     if (opt->network_gbit > 0) {
         t->costs.network_bytes_per_s = opt->network_gbit * 1e9 / 8;
         t->costs.shared_bytes_per_s = t->costs.network_bytes_per_s / (t->ranks_per_host > 0 ? t->ranks_per_host : t->local_size);

@@ -48,6 +48,9 @@ CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
     "rows")
 TEXT(plan, "plan", "", "FILE",
     "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps it as plan.json); new: search again")
+INT(reproducible, "reproducible", "0", 0, 1,
+    "1: the same bits on the same mesh of any machine of one kind, whatever its load: no trials, one order of sums, as if each "
+    "thread had a core; --recompute auto is 0")
 #undef GROUP
 #define GROUP "training"
 INT(batch, "batch", "0", 0, 1e9, "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp")

@@ -90,11 +90,15 @@ static char *read_shared(const char *path, cf_transport *transport, bool alone, 
 void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport *transport, const char *version,
                  const char *saved) {
     problem why;
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .search_again = strcmp(opt->plan, "new") == 0};
+    *p = (run_plan){.tuner = tuner,
+                    .root = transport->rank == 0 && !*opt->predict,
+                    .search_again = strcmp(opt->plan, "new") == 0,
+                    .predicted = opt->reproducible};
     snprintf(p->shape, sizeof p->shape,
-             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s", opt->tp,
-             opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
-             strcmp(opt->reduce_dtype, "bf16") == 0 ? "bf16, gradients too" : opt->dtype);
+             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s%s",
+             opt->tp, opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
+             strcmp(opt->reduce_dtype, "bf16") == 0 ? "bf16, gradients too" : opt->dtype,
+             opt->reproducible ? ", reproducible" : "");
     const int length = (int)strlen(p->shape); // a policy that is not auto's
     if (strcmp(opt->gradients, "preset") != 0 || opt->prefetch >= 0 || strcmp(opt->embedding, "preset") != 0)
         snprintf(p->shape + length, sizeof p->shape - (size_t)length, ", gradients %s, prefetch %ld, embedding %s", opt->gradients,
@@ -121,7 +125,8 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
     const bool known = p->text && apply(p, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
     if (p->given && !known) cf_die_together(why.hint, "%s", why.what);
     if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
-    cf_tuner_start(p->tuner, !p->given && !(resumes && known) && (p->search_again || p->interrupted || steps >= PLAN_WORTH_STEPS));
+    cf_tuner_start(p->tuner, !p->given && !p->predicted && !(resumes && known) &&
+                                 (p->search_again || p->interrupted || steps >= PLAN_WORTH_STEPS));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
@@ -130,7 +135,7 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
 }
 
 bool plan_start_whole(run_plan *p, int plan) {
-    const bool there = plan == 0 || (p->tuner && !p->given && cf_tuner_take(p->tuner, plan));
+    const bool there = plan == 0 || (p->tuner && !p->given && !p->predicted && cf_tuner_take(p->tuner, plan));
     plan_start(p, false, 0);
     return there;
 }

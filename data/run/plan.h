@@ -19,6 +19,7 @@ typedef struct run_plan {
     bool given, root, trying;
     bool interrupted;  // the checkpoint was saved in trials
     bool search_again; // --plan new
+    bool predicted;    // --reproducible: no trials
 } run_plan;
 
 // Rank 0 reads the files for all ranks. Dies together if --plan cannot be read. saved: plan_text() of the checkpoint from which the

@@ -165,9 +165,9 @@ void startup_name(const manifest *m, char name[RUN_NAME]) {
 }
 
 bool startup_keep(options *opt, const manifest *m, int ranks) {
-    static const int kept[] = {OPTION_tp,        OPTION_dp,        OPTION_strategy,      OPTION_micro_batch,
-                               OPTION_transport, OPTION_overlap,   OPTION_gradients,     OPTION_prefetch,
-                               OPTION_embedding, OPTION_recompute, OPTION_ranks_per_host};
+    static const int kept[] = {OPTION_tp,        OPTION_dp,        OPTION_strategy,       OPTION_micro_batch,
+                               OPTION_transport, OPTION_overlap,   OPTION_gradients,      OPTION_prefetch,
+                               OPTION_embedding, OPTION_recompute, OPTION_ranks_per_host, OPTION_reproducible};
     enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
     const char *saved[KEPT];
     bool same = m && m->ranks == ranks;

@@ -14,8 +14,8 @@
 #include "commfuse/transport.h"
 #include "tests/commfuse/rows.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", 60e-6, 1e9, 25e7, 1, 1, true, false};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", 20e-6, 40e9, 40e9, 0.5, 0.95, true, true};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", 60e-6, 1e9, 25e7, 1, 1, true, false, false};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", 20e-6, 40e9, 40e9, 0.5, 0.95, true, true, false};
 
 // By the row whose rounds suit the transport, N − 1 transfers one after another.
 static bool is_rounds(const cf_work *w, const cf_costs *c) {
@@ -241,9 +241,9 @@ static void names_of_choices(void **state) {
 }
 
 // Costs of three ranks; each is the worst in something.
-static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", 1e-4, 2e9, 1e9, 1, 0.9, true, false},
-                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", 3e-4, 1e9, 9e8, 0.5, 1, false, false},
-                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", 2e-4, 3e9, 7e8, 1, 1, true, false}};
+static const cf_costs costs_of[] = {{3e-5, 2e-6, 3e-6, 4e9, 9e10, "ring", 1e-4, 2e9, 1e9, 1, 0.9, true, false, false},
+                                    {1e-5, 5e-6, 1e-6, 8e9, 6e10, "ring", 3e-4, 1e9, 9e8, 0.5, 1, false, false, false},
+                                    {2e-5, 1e-6, 7e-6, 2e9, 8e10, "ring", 2e-4, 3e9, 7e8, 1, 1, true, false, false}};
 
 static cf_costs set_threads(cf_transport *t, int threads) {
     (void)threads;
@@ -266,6 +266,29 @@ static void the_worst_costs_are_everybodys(void **state) {
         assert_true(c->network_latency_s == 3e-4 && c->network_bytes_per_s == 1e9 && c->shared_bytes_per_s == 7e8);
         assert_true(c->share_1mb == 0.5 && c->share_100mb == 0.9);
         assert_false(c->spare);
+    }
+}
+
+// Every row that --reproducible may choose has the sums of rounds, and there is always one.
+static void one_order_of_sums(void **state) {
+    (void)state;
+    static const cf_side sides[] = {CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER};
+    int chosen = 0;
+    for (int i = 0; i < 2 * 3 * 3 * 4 * 3; i++) {
+        cf_costs c = i % 2 ? gpu : cpu;
+        cf_work w = {(cf_operation)(i / 2 % 3), sides[i / 6 % 3], 8, 1 << i / 18 % 4, pow(1e3, i / 72 + 1), 1e9, i / 72 == 1, true};
+        if (!cf_algorithm_serving(cf_algorithm_find("once"), w.operation, w.side)) continue;
+        c.one_order = true;
+        cf_choice list[CF_CHOICES], choice = cf_choose(&w, &c);
+        const cf_algorithm *rounds = cf_choice_rounds(&w, &c);
+        const int count = cf_choices(&w, &c, list, CF_CHOICES);
+        assert_true(count > 0);
+        for (int k = 0; k < count; k++) {
+            assert_string_equal(list[k].algorithm->same_bits, rounds->same_bits);
+            chosen += list[k].algorithm == choice.algorithm && list[k].slices == choice.slices;
+        }
+        chosen--;
+        assert_true(!choice.algorithm->native && chosen == 0);
     }
 }
 
@@ -305,6 +328,7 @@ int main(void) {
         cmocka_unit_test(every_row_is_a_choice),
         cmocka_unit_test(names_of_choices),
         cmocka_unit_test(the_worst_costs_are_everybodys),
+        cmocka_unit_test(one_order_of_sums),
         cmocka_unit_test(costs_as_text_are_the_same_costs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

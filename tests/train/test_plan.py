@@ -23,9 +23,9 @@ class Plan(harness.Case):
     def plan_arguments(self, **more):
         return self.arguments(**dict(steps=STEPS, dtype="fp32", save_every=0) | more)
 
-    def go(self, ranks=2, log=None, **more):
+    def go(self, ranks=2, log=None, wrapper=(), **more):
         log = log or self.fresh("log.jsonl")
-        result = harness.run(self.plan_arguments(log=log, **more), ranks, timeout=120)
+        result = harness.run(self.plan_arguments(log=log, **more), ranks, timeout=120, wrapper=wrapper)
         self.assertEqual(result.status, 0, str(result))
         return harness.read_log(log), result
 
@@ -211,6 +211,39 @@ class Plan(harness.Case):
         for kept, travels in ((dict(dp=2, out=out), "the table travels"), (dict(dp=2, micro_batch=16), "rows travel")):
             result = harness.run(harness.options(dry_run=True, **kept, **more), 1)
             self.assertIn(f"token embedding: {travels}", result.out, str(result))
+
+    def test_reproducible_runs_have_equal_bits(self):
+        """Free, or with all ranks on one core: a run long enough for trials has none, and the same state at its end; so has one that
+        resumes without the option."""
+        one = "taskset", "-c", str(min(os.sched_getaffinity(0)))
+        for mesh in (dict(tp=2), dict(dp=2, micro_batch=2)):
+            with self.subTest(**mesh):
+                out, crowded, resumed = (self.fresh("out") for _ in range(3))
+                log, _ = self.go(out=out, reproducible=1, save_every=STEPS // 2, **mesh)
+                self.assertFalse(any(e.get("trial") for e in harness.events(log, "step")))
+                shutil.copytree(checkpoints.directory(out, STEPS // 2), checkpoints.directory(resumed, STEPS // 2))
+                self.go(out=crowded, reproducible=1, wrapper=one, **mesh)
+                self.go(out=resumed, micro_batch=None)
+                for other in crowded, resumed:
+                    self.assertTrue(checkpoints.saved_bytes(other, STEPS) == checkpoints.saved_bytes(out, STEPS))
+
+    def test_reproducible_choices(self):
+        """Policy, plan and recomputation are those of the shape: neither cores, nor free memory, nor a library's sums."""
+        small = dict(train=self.tokens, dp=2, channels=48, heads=3, layers=1, vocab=512, seq=8, micro_batch=16, dry_run=True)
+        one = "taskset", "-c", str(min(os.sched_getaffinity(0)))
+        def chosen(ranks, wrapper=(), **more):
+            result = harness.run(harness.options(**small | more), ranks, wrapper=wrapper)
+            self.assertEqual(result.status, 0, str(result))
+            return re.sub(".machine.:.*", "", result.out[result.out.index("Gradients and weights"):]), result.out
+        for reproducible in 0, 1:
+            here, elsewhere = (chosen(*where, reproducible=reproducible)[0] for where in ((2, one), (1,)))
+            self.assertEqual(here == elsewhere, bool(reproducible), here + elsewhere)
+            again = "computes GELU and layer norms again" in chosen(2, train=None, dp=None, tp=2, channels=4096, heads=64, seq=8192,
+                                                                    micro_batch=4096, reproducible=reproducible)[1]
+            self.assertEqual(again, not reproducible)
+        for words in (dict(overlap="none"), dict(overlap="slice"), dict(plan="new")):
+            (name, value), = words.items()
+            self.assertFails(harness.run(harness.options(reproducible=1, **small | words), 2), f"--{name} {value}", "one order")
 
     def test_a_rank_killed_during_trials(self):
         log = self.fresh("log.jsonl")
