@@ -40,12 +40,14 @@ TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
     "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
 CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",
     "weight gradients are reduced after backward; each when backward has completed it; or owner by owner, while they are computed; "
-    "auto: by owners where nothing else hides them. preset: end for none, ready for slice, auto for auto, else owners")
+    "auto: by owners where nothing else hides them. preset: end for none, ready for slice and ideal, auto for auto and levels, "
+    "else owners")
 INT(prefetch, "prefetch", "-1", -1, 4096,
-    "layers ahead of their use that weights are gathered; as many as --layers: all at once; -1: all for none and slice, else 4")
+    "layers ahead of their use that weights are gathered; as many as --layers: all at once; -1: all for none, slice and ideal, else "
+    "4; auto and levels: all by a native collective, 4 by exchanges")
 CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
-    "replicas exchange the token table, or the rows that their tokens name; preset: table for none and slice, auto for auto, else "
-    "rows")
+    "replicas exchange the token table, or the rows that their tokens name; preset: table for none, slice and "
+    "ideal, auto for auto and levels, else rows")
 TEXT(plan, "plan", "", "FILE",
     "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps it as plan.json); new: search again")
 INT(reproducible, "reproducible", "0", 0, 1,

@@ -3,6 +3,7 @@
 #include "tests/data/scratch.h"
 #include "commfuse/schedule.h"
 #include "data/run/options.h"
+#include "layers/overlap.h"
 #include <math.h>
 
 // The command line "train_gpt WORDS…", words separated by blanks; options point into `line`.
@@ -291,8 +292,39 @@ static void test_noise(void **state) {
     }
 }
 
+// The preset that a help text names for a schedule: the word before "for" in whose list it is, or behind "else".
+static const char *preset_said(const char *help, const char *schedule) {
+    static char text[512], *word[64];
+    int words = 0, value = -1;
+    snprintf(text, sizeof text, "%s", strstr(help, "preset: ") ? strstr(help, "preset: ") + 8 : strstr(help, "-1: ") + 4);
+    for (char *w = strtok(text, " ,;:"); w && words < 64; w = strtok(NULL, " ,;:")) word[words++] = w;
+    for (int i = 0; i < words; i++) {
+        if (i + 1 < words && strcmp(word[i + 1], "for") == 0) value = i++;
+        else if (strcmp(word[i], "else") == 0) return word[i + 1];
+        else if (strcmp(word[i], schedule) == 0) return word[value];
+    }
+    return "nothing";
+}
+
+// What --help says of presets is what they are.
+static void test_presets(void **state) {
+    (void)state;
+    static const char *const when[] = {"end", "ready", "owners", "auto"}, *const what[] = {"table", "rows", "auto"};
+    for (int i = -1; i < cf_algorithm_count; i++) {
+        const char *name = i < 0 ? "auto" : cf_algorithms[i].name, *prefetch = row_of("prefetch")->help;
+        overlap o;
+        assert_true(overlap_parse(&o, name, "preset", -1, "preset"));
+        assert_string_equal(preset_said(row_of("gradients")->help, name), when[o.gradients]);
+        assert_string_equal(preset_said(row_of("embedding")->help, name), what[o.embedding]);
+        const bool of_choice = strstr(strrchr(prefetch, ';'), name) != NULL;
+        assert_int_equal(of_choice, o.prefetch == PREFETCH_AUTO);
+        if (!of_choice) assert_string_equal(preset_said(prefetch, name), o.prefetch == PREFETCH_ALL ? "all" : "4");
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_presets),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_both_spellings),
         cmocka_unit_test(test_the_last_one_counts),
