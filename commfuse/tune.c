@@ -15,8 +15,7 @@ static const double WORTH = 0.01; // of a step: another plan must save at least 
 
 // The plans that are compared; behind the first two the name is the choice of all operations.
 enum { FOUND, PREDICTED, PLANS = CF_PLANS };
-static const char *const plan_names[PLANS] = {"found",    "predicted",  "none",       "slice",
-                                              "commfuse", "commfuse:2", "commfuse:4", "direct"};
+static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "ring", "ring:2", "ring:4", "direct"};
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "a contest has room for all choices and for all plans");
 _Static_assert(2 * CF_CHOICES + (CHOICE_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
                    CF_TRIAL_STEPS,
@@ -231,10 +230,10 @@ static int choice_in(const cf_tuner *t, const operation *o, int plan) {
     if (plan == PREDICTED) return 0;
     cf_choice c;
     const cf_work work = cf_fuse_work(o->fuse);
-    const bool rounds = strncmp(plan_names[plan], "commfuse", 8) == 0; // those that suit operation and links
     cf_choice_parse(plan_names[plan], &c);
-    c.algorithm = rounds ? cf_choice_rounds(&work, &t->context->transport->costs)
-                         : cf_algorithm_serving(c.algorithm, work.operation, work.side);
+    const bool ring = c.algorithm == cf_algorithm_find("ring"); // stands for the rounds that suit operation and links
+    c.algorithm = ring ? cf_choice_rounds(&work, &t->context->transport->costs)
+                       : cf_algorithm_serving(c.algorithm, work.operation, work.side);
     const int choice = find_choice(o, c);
     return choice < 0 && c.algorithm->native ? find_native(o) : choice;
 }

@@ -38,11 +38,11 @@ right || { text=$demo/documents.txt && cat README.md */README.md tests/*/README.
 echo "text: $text"
 "$python" data/prepare.py --input "$text" --out $demo/tokens --encoding byte || fail "data/prepare.py failed"
 
-heading "3/5 training: $steps steps on two ranks, --overlap commfuse"
+heading "3/5 training: $steps steps on two ranks, --overlap ring"
 # Small matrices gain nothing from many threads.
 threads=$(($(nproc) < 4 ? 1 : $(nproc) > 8 ? 4 : $(nproc) / 2))
 shape=(--tp 2 --threads $threads --layers 4 --heads 6 --channels 192 --seq 64 --micro-batch 16)
-scripts/mpirun.sh -np 2 ./train_gpt "${shape[@]}" --steps "$steps" --overlap commfuse \
+scripts/mpirun.sh -np 2 ./train_gpt "${shape[@]}" --steps "$steps" --overlap ring \
     --train "$demo/tokens/train_*.bin" --val "$demo/tokens/val_*.bin" --lr 3e-3 --min-lr 3e-4 --warmup 100 --beta2 0.99 \
     --val-every $((steps < 10 ? 1 : steps / 10)) --val-batches 100 --sample-every "$steps" --log $demo/train.jsonl \
     --trace $demo/trace.json --trace-steps $((steps > 3 ? steps - 3 : 0)):"$steps" |

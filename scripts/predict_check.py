@@ -26,10 +26,10 @@ from command import Parser, some_of, status_of, write_whole
 from runner import ROOT, Runner, words_of
 
 run = Runner().output
-MODES = "ideal", "none", "slice", "commfuse", "levels", "auto"
+MODES = "ideal", "none", "slice", "ring", "levels", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 HOSTS_GBIT = 2
-REPORTED = {"none": "none", "slice": "slice", "commfuse ring": "commfuse"}  # names in the report → of the prediction
+REPORTED = {"none": "none", "slice": "slice", "commfuse ring": "ring"}  # names in the report → of the prediction
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
              ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
@@ -55,7 +55,7 @@ def gpu(_):
         steps = re.findall(r"^ *(d\d+) +(commfuse|recompute) +(\d+) +(\d+) +([\d.]+) ", text, re.M)
         rows += [({"on one": f"{name}, {model}, {micro} × {count}{', recompute' * (kind == 'recompute')}"}, float(ms), predict(
             f"{name}x8", model=model, micro_batch=micro, batch=int(micro) * int(count), recompute=int(kind == "recompute"))
-            ["commfuse"]["step"]) for model, kind, micro, count, ms in dict.fromkeys(steps)]
+            ["ring"]["step"]) for model, kind, micro, count, ms in dict.fromkeys(steps)]
     return compared("measured", rows)
 
 

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX, MACHINE_BYTES_MAX = 1 << 16 };
-static const char *modes[] = {"ideal", "none", "slice", "commfuse", "levels", "auto"}; // --overlap NAME takes the place of commfuse
-enum { IDEAL, NONE, SLICE, COMMFUSE, LEVELS, AUTO, MODES };
+static const char *modes[] = {"ideal", "none", "slice", "ring", "levels", "auto"}; // --overlap NAME takes the place of ring
+enum { IDEAL, NONE, SLICE, RING, LEVELS, AUTO, MODES };
 
 typedef struct forecast {
     cf_played played;
@@ -335,7 +335,9 @@ static const char *expected(const cf_hardware *h, int64_t ranks) {
 }
 
 void predict(const options *opt, const cf_hardware *h, predict_record *record, void *trainer, FILE *out) {
-    if (derived_schedule(opt).algorithm) modes[COMMFUSE] = opt->overlap;
+    static char name[CF_CHOICE_NAME];
+    const cf_choice given = derived_schedule(opt);
+    if (given.algorithm) cf_choice_print(given, name), modes[RING] = name;
     int64_t from = 0, to = 0;
     char rest;
     const int numbers = sscanf(opt->predict_ranks, "%9ld:%9ld%c", &from, &to, &rest);
@@ -347,7 +349,7 @@ void predict(const options *opt, const cf_hardware *h, predict_record *record, v
     } else {
         forecast f[MODES];
         options mesh = *opt;
-        const int shown = derived_schedule(opt).algorithm ? COMMFUSE : AUTO; // in the timeline
+        const int shown = given.algorithm ? RING : AUTO; // in the timeline
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
         for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, h, mode, record, trainer);

@@ -79,6 +79,7 @@ class Plan(harness.Case):
                 plan, = harness.events(log, "plan")
                 self.assertIn(plan["step"], (len(trials) - 1, len(trials)))
                 self.assertIn("plan      found in trials", result.out)
+                self.assertLessEqual({"ring_ms", "ring:2_ms"}, plan.keys())
                 with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
                     operations = json.load(file)["operations"]
                 self.assertEqual(operations, {name: plan[name] for name in operations})
@@ -111,10 +112,10 @@ class Plan(harness.Case):
         self.assertEqual(harness.events(log, "plan"), [])
 
     def test_a_known_plan_gives_the_same_bits(self):
-        """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits."""
+        """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits. Printed, commfuse is ring."""
         plan = json.loads(self.printed(tp=2))
         names = list(plan["operations"])
-        for name, choice in zip(names, ("ring:2", "direct:4", "once", "slice:2", "none"), strict=False):
+        for name, choice in zip(names, ("commfuse:2", "direct:4", "once", "slice:2", "none"), strict=False):
             plan["operations"][name] = choice
         path = self.written(json.dumps(plan))
         first, _ = self.go(tp=2, plan=path, steps=30)

@@ -19,7 +19,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 MACHINES = os.path.join(harness.ROOT, "scripts", "machines")
-MODES = "ideal", "none", "slice", "commfuse", "levels", "auto"
+MODES = "ideal", "none", "slice", "ring", "levels", "auto"
 SHEET = ("name", "device", "peak_tflops", "memory_gb", "memory_gb_per_s", "multiprocessors", "links", "ranks", "gb_per_s")
 FEW = dict(layers=2, channels=384, heads=8, seq=256, micro_batch=2)  # 16 heads' worth of shapes in milliseconds
 
@@ -76,7 +76,7 @@ class Predict(harness.Case):
                 with self.subTest(machine=name, field=field):
                     for mode in MODES[1:4]:  # auto changes its plan with the costs
                         self.assertLessEqual(steps[0][mode]["step"], steps[1][mode]["step"] + 0.01)
-                        messages = mode == "commfuse" or (mode == "slice" and name == "laptop")  # the others are rings
+                        messages = mode == "ring" or (mode == "slice" and name == "laptop")  # the others are rings
                         if field == "gb_per_s" or (field == "latency_us") == messages:
                             self.assertLess(steps[0][mode]["step"], steps[2][mode]["step"])
 
@@ -114,7 +114,7 @@ class Predict(harness.Case):
             machine["links"][0]["copied"] = copied
             found = self.predicted(self.written(machine), tp=1, dp=ranks, **FEW)
             with self.subTest(ranks=ranks, copied=copied):
-                ratio = found["auto"]["step"] / found["commfuse"]["step"]
+                ratio = found["auto"]["step"] / found["ring"]["step"]
                 native = self.assertGreater if ranks == 8 and copied else self.assertLess
                 native(ratio, 0.5, found)
 
@@ -150,14 +150,17 @@ class Predict(harness.Case):
             parts = sum(row[name] for name in ("products", "attention", "memory", "exposed", "slowed", "host"))
             self.assertAlmostEqual(row["step"], parts, delta=0.02 * row["step"])
             self.assertGreaterEqual(row["step"] + 0.01, found["ideal"]["step"])
-        self.assertGreater(found["none"]["exposed"], found["commfuse"]["exposed"])
+        self.assertGreater(found["none"]["exposed"], found["ring"]["exposed"])
+
+    def test_a_schedule_has_one_name(self):
+        self.assertRegex(self.ask(overlap="commfuse:2", tp=2, **FEW).out, r"(?m)^ring:2 +\d")
 
     def test_memory_is_that_of_the_dry_run(self):
         shape = dict(tp=2, dp=2, model="d12", vocab=50257, micro_batch=4, dtype="fp32", overlap="commfuse", dry_run=True)
         dry = harness.run(harness.options(**shape))
         total = float(re.search(r"^total +([\d.]+)", dry.out, re.M).group(1)) / 1024
         gib = self.predicted("laptop", **{k: v for k, v in shape.items() if k not in ("overlap", "dry_run", "dtype")})
-        self.assertAlmostEqual(gib["commfuse"]["gib"], total, delta=0.06 + 0.02 * total)
+        self.assertAlmostEqual(gib["ring"]["gib"], total, delta=0.06 + 0.02 * total)
 
     def test_thousands_of_ranks(self):
         """In seconds and some hundred MiB; the limits asked for are a minute and 2 GiB."""
