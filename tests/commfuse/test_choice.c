@@ -15,6 +15,7 @@
 #include "tests/commfuse/rows.h"
 
 static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", 60e-6, 1e9, 25e7, 1, 1, true, false, false};
+static const cf_costs wide = {30e-6, 2e-6, 3e-6, 4e9, 60e9, "ring", 60e-6, 1e12, 1e12, 1, 1, true, false, false}; // network
 static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, "direct", 20e-6, 40e9, 40e9, 0.5, 0.95, true, true, false};
 
 // By the row whose rounds suit the transport, N − 1 transfers one after another.
@@ -84,6 +85,65 @@ static void between_hosts_a_shard_crosses_once(void **state) {
                 w.native = false;
                 assert_true(cf_choose(&w, &slow).algorithm->levels);
             }
+}
+
+// Times in ms, by hand: cpu takes 1 ms for 4 MB, or 60 Mflop, 0.003 a piece, 0.002 a message, 0.03 until it arrives (0.06 on the
+// network); gpu 1 ms for 300 MB, 400 Gflop, 0.02 a piece, 0.012 an exchange (0.02), 0.001 a message, and a collective reaches half
+// of the rate with 1 MB and 0.95 of it with 100.
+static void times_are_those_of_a_hand_count(void **state) {
+    (void)state;
+    enum { GATHER = CF_ALLGATHER, SCATTER = CF_REDUCE_SCATTER, EXCHANGE = CF_ALLTOALL };
+    enum { AFTER = CF_COMPUTE_AFTER, BEFORE = CF_COMPUTE_BEFORE, BOTH = CF_COMPUTE_BOTH };
+    static const struct {
+        const char *choice;
+        const cf_costs *costs;
+        int operation, side, ranks, hosts;
+        double bytes, flops, ms;
+    } rows[] = {
+        {"none", &cpu, GATHER, AFTER, 2, 1, 4e6, 240e6, 1.034 + 4.003},
+        {"ring", &cpu, GATHER, AFTER, 2, 1, 4e6, 240e6, 2.003 + 2.003}, // the shard comes at 1.032
+        {"ring", &cpu, GATHER, AFTER, 2, 1, 4e6, 24e6, 1.032 + 0.203},
+        {"ring:2", &cpu, GATHER, AFTER, 2, 1, 4e6, 24e6, 1.034 + 0.103},  // its second half
+        {"slice:2", &cpu, GATHER, AFTER, 2, 1, 4e6, 24e6, 1.038 + 0.203}, // two messages there and back
+        {"none", &cpu, SCATTER, BEFORE, 2, 1, 4e6, 240e6, 4.003 + 1.034},
+        {"ring", &cpu, SCATTER, BEFORE, 2, 1, 4e6, 240e6, 2.003 + 2.003},
+        {"ring", &cpu, SCATTER, BEFORE, 2, 1, 4e6, 24e6, 0.203 + 1.032},
+        {"none", &cpu, EXCHANGE, BOTH, 2, 1, 4e6, 240e6, 2.003 + 1.034 + 2.003}, // each side is half of the work
+        {"direct", &cpu, EXCHANGE, BOTH, 2, 1, 4e6, 240e6, 4 * 1.003},
+        {"direct", &cpu, EXCHANGE, BOTH, 2, 1, 4e6, 24e6, 0.103 + 1.032 + 0.103},
+        {"direct", &cpu, EXCHANGE, BEFORE, 2, 1, 4e6, 24e6, 0.203 + 1.032},
+        {"direct", &cpu, EXCHANGE, AFTER, 2, 1, 4e6, 24e6, 1.032 + 0.203},
+        {"none", &cpu, GATHER, AFTER, 8, 1, 4e6, 0, 7 + 3 * 0.004 + 0.03 + 0.003}, // 7 shards; log2(8) messages there and back
+        {"ring", &cpu, GATHER, AFTER, 4, 1, 4e6, 0, 3 * 1.032 + 0.003},
+        {"none", &cpu, GATHER, AFTER, 4, 2, 1e6, 0, 8.008 + 0.06 + 0.003}, // two shards; both ranks of a host share 500 MB/s
+        {"ring", &cpu, GATHER, AFTER, 4, 2, 1e6, 0, 3 * 2.062 + 0.003},    // one of them has it alone
+        {"direct", &cpu, GATHER, AFTER, 4, 2, 1e6, 0, 2.062 + 4.062 + 0.312 + 0.003},     // then both, then none
+        {"direct", &cpu, GATHER, AFTER, 6, 3, 1e6, 0, 2.062 + 3 * 4.062 + 0.312 + 0.003}, // never more than a host has
+        {"none", &wide, GATHER, AFTER, 4, 2, 4e6, 0, 1.008 + 0.06 + 0.003},               // the other shard of this host
+        {"none", &gpu, GATHER, AFTER, 2, 1, 1e6, 400e6, 0.002 + 1 / 300.0 / 0.5 + 0.021},
+        {"none", &gpu, GATHER, AFTER, 2, 1, 1e7, 400e6, 0.002 + 10 / 300.0 / 0.725 + 0.021},
+        {"none", &gpu, GATHER, AFTER, 2, 1, 1e8, 400e6, 0.002 + 100 / 300.0 / 0.95 + 0.021},
+        {"none", &gpu, GATHER, AFTER, 2, 1, 1e9, 400e6, 0.002 + 1000 / 300.0 + 0.021},           // all of the rate, not more
+        {"none", &gpu, GATHER, AFTER, 2, 1, 1e3, 400e6, 0.002 + 0.001 / 300 / 0.1 + 0.021},      // and a tenth, not less
+        {"none", &gpu, GATHER, AFTER, 4, 2, 1e8 / 3, 0, 0.004 + 50 / 40.0 / 0.95 + 0.02},        // a shard comes to a host once
+        {"none", &gpu, EXCHANGE, AFTER, 4, 2, 1e8 / 3, 0, 0.004 + 200 / 3.0 / 40 / 0.95 + 0.02}, // from two other ranks for each
+        {"ring", &gpu, GATHER, AFTER, 2, 1, 3e8, 400e6, 1.012 + 0.0205},
+        {"direct", &gpu, GATHER, AFTER, 2, 2, 4e7, 400e6, 1.02 + 0.0205},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const cf_work w = {(cf_operation)rows[i].operation,
+                           (cf_side)rows[i].side,
+                           rows[i].ranks,
+                           rows[i].hosts,
+                           rows[i].bytes,
+                           rows[i].flops,
+                           false,
+                           true};
+        cf_choice c;
+        assert_true(cf_choice_parse(rows[i].choice, &c));
+        const double ms = cf_choice_ms(c, &w, rows[i].costs);
+        if (!(fabs(ms - rows[i].ms) < 1e-9)) fail_msg("row %zu, %s: %.6f ms, by hand %.6f", i, rows[i].choice, ms, rows[i].ms);
+    }
 }
 
 // The longer the latency or the more the ranks, the less work is worth a transfer of its own.
@@ -322,6 +382,7 @@ int main(void) {
         cmocka_unit_test(small_slices_do_not),
         cmocka_unit_test(between_hosts_a_shard_crosses_once),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
+        cmocka_unit_test(times_are_those_of_a_hand_count),
         cmocka_unit_test(the_choice_is_monotone),
         cmocka_unit_test(a_schedule_need_not_be_its_neighbours),
         cmocka_unit_test(one_rank_needs_no_costs),

@@ -113,6 +113,72 @@ static void one_rank_replays_as_all_do(void **state) {
         }
 }
 
+// By hand, on two ranks, with ADDs of 0.01 and arrivals 0.1 after a transfer's end. Exposed is every wait, that for what nothing is
+// computed from too, after the last computation.
+static void waits_are_those_of_a_hand_count(void **state) {
+    (void)state;
+    enum { GATHER = CF_ALLGATHER, SCATTER = CF_REDUCE_SCATTER, EXCHANGE = CF_ALLTOALL };
+    enum { ALONE = CF_NO_COMPUTE, AFTER = CF_COMPUTE_AFTER, BEFORE = CF_COMPUTE_BEFORE, BOTH = CF_COMPUTE_BOTH };
+    static const struct {
+        const char *choice;
+        int operation, side;
+        double wire, finished, exposed; // a shard's computation takes 1
+        double later;                   // coupled, where a unit waits until the one before has arrived
+    } rows[] = {
+        {"direct", GATHER, ALONE, 3, 3.1, 3.1, 0},
+        {"direct", GATHER, AFTER, 3, 3.1 + 1, 2.1, 0},
+        {"direct", GATHER, AFTER, 0.5, 2, 0, 0},
+        {"direct:2", GATHER, AFTER, 3, 3.1 + 0.5, 1.6, 0.1}, // the second half; one half's computation meets no wait
+        {"direct", SCATTER, ALONE, 3, 3.1 + 0.01, 3.1, 0},
+        {"direct", SCATTER, BEFORE, 3, 1 + 3.1 + 0.01, 2.1, 0},
+        {"direct", SCATTER, BEFORE, 0.5, 2.01, 0, 0},
+        {"direct", EXCHANGE, ALONE, 3, 3.1, 3.09, 0},     // its own part is copied meanwhile
+        {"direct", EXCHANGE, BEFORE, 3, 1 + 3.1, 2.1, 0}, // nothing on the stream waits for it
+        {"direct", EXCHANGE, AFTER, 3, 3.1 + 1, 2.1, 0},
+        {"direct", EXCHANGE, BOTH, 3, 1 + 3.1 + 1, 1.1, 0},
+        {"direct", EXCHANGE, BOTH, 0.5, 4, 0, 0},
+        {"none", GATHER, AFTER, 3, 3.1 + 2, 3.1, 0},
+        {"none", EXCHANGE, BEFORE, 3, 2 + 3.1, 3.1, 0},
+        {"none", EXCHANGE, BOTH, 3, 2 + 3.1 + 2, 3.1, 0},
+        {"slice:2", GATHER, AFTER, 3, 3.1 + 1, 2.1, 0.1}, // the first half comes at 1.6
+        {"slice:2", GATHER, AFTER, 1, 0.6 + 2, 0.6, 0},
+        {"slice:2", EXCHANGE, BEFORE, 3, 1 + 3.1, 2.1, 0.1},
+        {"ideal", GATHER, AFTER, 3, 2, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int coupled = 0; coupled < 2; coupled++) {
+            prices p = {1, rows[i].wire};
+            const cf_machine machine = {compute_ms, wire_ms, &p, 0.1, coupled, 1, NULL};
+            cf_choice c;
+            assert_true(cf_choice_parse(rows[i].choice, &c));
+            const double later = coupled ? rows[i].later : 0;
+            const cf_replayed r = replayed((cf_operation)rows[i].operation, (cf_side)rows[i].side, c, 2, 1, &machine, false);
+            if (!(fabs(r.finished_ms - rows[i].finished - later) < 1e-9 && fabs(r.exposed_ms - rows[i].exposed - later) < 1e-9))
+                fail_msg("row %zu, %s, coupled %d: %.3f ms, %.3f exposed, by hand %.3f, %.3f", i, rows[i].choice, coupled,
+                         r.finished_ms, r.exposed_ms, rows[i].finished, rows[i].exposed);
+        }
+}
+
+// Rank 0 sends for four times as long as rank 1, which computes five times as long: coupled, rank 0 waits 3 until it has sent before
+// it goes on; else it goes on at once, and at the end waits 2.
+static double slower_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    (void)argument, (void)step;
+    return s->rank == 1 ? 5 : 1;
+}
+static double longer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    (void)argument, (void)step;
+    return s->rank == 0 ? 4 : 1;
+}
+static void coupled_halves_end_together(void **state) {
+    (void)state;
+    for (int coupled = 0; coupled < 2; coupled++) {
+        const cf_machine machine = {slower_ms, longer_ms, NULL, 0, coupled, 1, NULL};
+        const cf_choice direct = {cf_algorithm_find("direct"), 1};
+        const cf_replayed r = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, direct, 2, 1, &machine, false);
+        assert_true(r.finished_ms == 10 && r.exposed_ms == (coupled ? 3 : 2));
+    }
+}
+
 // Transfers with different peers run at the same time on links of their own, and one after another on a shared one.
 static void links_of_peers_work_at_the_same_time(void **state) {
     (void)state;
@@ -180,6 +246,8 @@ static void time_falls_with_the_link(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_replays_as_all_do),
+        cmocka_unit_test(waits_are_those_of_a_hand_count),
+        cmocka_unit_test(coupled_halves_end_together),
         cmocka_unit_test(links_of_peers_work_at_the_same_time),
         cmocka_unit_test(hosts_have_links_beside_the_network),
         cmocka_unit_test(short_transfers_hide),

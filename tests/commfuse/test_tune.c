@@ -5,7 +5,7 @@
 // each step are compared with == while choices change, and all ranks must find the same plan.
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
-#include "commfuse/tune.h"
+#include "commfuse/tune.c" // its contests are also judged without a clock
 #include <string.h>
 #include <time.h>
 
@@ -46,10 +46,10 @@ typedef struct bench {
     int64_t *full;
 } bench;
 
-static cf_fuse *plan_operation(cf_operation operation, cf_side side) {
+static cf_fuse *plan_operation(cf_operation kind, cf_side side) {
     return cf_fuse_create(&context, (cf_fuse_config){.name = "test",
                                                      .group = &mesh.tp_group,
-                                                     .operation = operation,
+                                                     .operation = kind,
                                                      .side = side,
                                                      .slices = 1,
                                                      .dtype = CF_INT64,
@@ -212,6 +212,60 @@ static void a_known_plan_is_compared(void) {
     free_bench(&b);
 }
 
+// The winner of a contest of three measurements each, by hand: what another saves is the median over turns, its error their range
+// divided by one more than their number.
+static void a_winner_saves_more_than_its_error(void) {
+    static const struct {
+        double ms[3][3]; // of each candidate; the second takes part from 2 candidates on
+        int candidates, winner;
+    } rows[] = {
+        {{{20, 20, 20}, {19, 19, 19}}, 2, 1},
+        {{{20, 20, 20}, {21, 21, 21}}, 2, 0},
+        {{{20, 20, 20}, {19.7, 19.7, 19.7}}, 2, 0},            // less than the share of 2 %
+        {{{20, 20, 60}, {19, 19, 19}}, 2, 0},                  // saves 1, 1, 41: 1, and its error is 10
+        {{{20, 20, 20}, {17, 12, 21.5}}, 2, 1},                // 3, 8, -1.5: 3, and 2.375
+        {{{20, 20, 20}, {17, 12, 24.1}}, 2, 0},                // 3, 8, -4.1: 3, and 3.025
+        {{{10, 20, 30}, {9, 19, 29}}, 2, 1},                   // a machine that slows down: 1, 1, 1
+        {{{20, 20, 20}, {19, 19, 19}, {18, 18, 18}}, 3, 2},    // the best of those that win,
+        {{{20, 20, 20}, {18, 18, 18}, {19, 19, 19}}, 3, 1},    // in either place,
+        {{{20, 20, 20}, {19, 19, 19}, {18, 22, 14}}, 3, 1},    // and of these alone: 2, -2, 6, and 2
+        {{{20, 20, 20}, {NAN, NAN, NAN}, {19, 19, 19}}, 3, 2}, // NAN: dropped after one measurement
+        {{{20, 20, 20}, {1, NAN, NAN}, {21, 21, 21}}, 3, 0},
+        {{{20, NAN, NAN}, {19, 19, 19}}, 2, 1}, // of turns that both have
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        contest c = {.candidates = rows[i].candidates, .repeats = 3};
+        for (int k = 0; k < c.candidates; k++)
+            for (int turn = 0; turn < 3; turn++) {
+                c.dropped[k] |= isnan(rows[i].ms[k][turn]);
+                if (!c.dropped[k]) c.ms[k][c.measured[k]++] = rows[i].ms[k][turn];
+            }
+        CHECK(winner_of(&c, 0.02) == rows[i].winner, "row %zu: candidate %d wins", i, winner_of(&c, 0.02));
+    }
+}
+
+// Which candidates remain: the first, and the two best others unless they are 1.3 times the best, after a second turn 1.1 times.
+static void the_far_and_the_many_are_dropped(void) {
+    static const double ms[2][6] = {{20, 11.5, 10, 13.1, 12, 12.9}, {20, 11.2, 10, 0, 12, 0}};
+    static const bool dropped[2][6] = {{false, false, false, true, true, true}, {false, true, false, true, true, true}};
+    contest c = {.candidates = 6, .repeats = 3};
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0, first = 4, k; turn == 0 && i < 6; i++, first = k + 1) { // from where it is asked to begin, in turns
+            k = least_measured(&c, first);
+            CHECK(k == (4 + i) % 6, "candidate %d is the next of %d", k, i);
+            measure(&c, k, ms[turn][k]);
+            for (int other = 0; other < 6 && i < 5; other++) CHECK(!c.dropped[other], "%d is dropped too early", other);
+        }
+        for (int k = 0; turn > 0 && k < 6; k++)
+            if (!c.dropped[k]) measure(&c, k, ms[turn][k]);
+        for (int k = 0; k < 6; k++) CHECK(c.dropped[k] == dropped[turn][k], "turn %d: %d", turn, k);
+    }
+    measure(&c, 2, 12), measure(&c, 2, 99); // once too often: not taken
+    CHECK(least_measured(&c, 2) == 0 && median_ms(&c, 2) == 10, "the first is measured least");
+    measure(&c, 0, 20);
+    CHECK(least_measured(&c, 0) == -1, "all that remain are measured");
+}
+
 static bool differ(cf_choice a, cf_choice b) {
     return a.algorithm != b.algorithm || a.slices != b.slices;
 }
@@ -276,10 +330,16 @@ int main(int argc, char **argv) {
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     static const ranks_case cases[] = {
-        RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise),
-        RANKS_CASE(a_known_plan_is_taken),    RANKS_CASE(a_known_plan_is_compared),
-        RANKS_CASE(extended_timing_counts),   RANKS_CASE(what_does_not_fit_is_left_out),
-        RANKS_CASE(whole_plans_differ),       RANKS_CASE(native_collectives_may_be_tried_only),
+        RANKS_CASE(the_plan_suits_the_costs),
+        RANKS_CASE(ranks_agree_under_noise),
+        RANKS_CASE(a_known_plan_is_taken),
+        RANKS_CASE(a_known_plan_is_compared),
+        RANKS_CASE(extended_timing_counts),
+        RANKS_CASE(what_does_not_fit_is_left_out),
+        RANKS_CASE(a_winner_saves_more_than_its_error),
+        RANKS_CASE(the_far_and_the_many_are_dropped),
+        RANKS_CASE(whole_plans_differ),
+        RANKS_CASE(native_collectives_may_be_tried_only),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);
