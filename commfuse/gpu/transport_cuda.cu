@@ -32,6 +32,7 @@ enum {
     CHANNELS_HIDDEN = 4,
     BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of a group that is not urgent
     GROUPS_MAX = 16,
+    HOPPER = 9, // compute capability
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
     REST_US = 20,
@@ -184,7 +185,8 @@ static cf_wire *wire_for(const cf_request *r) {
     return wires[exchange || !wires[COLLECTIVE] ? EXCHANGE : COLLECTIVE];
 }
 
-// Products enqueued from here on leave multiprocessors for the kernels of transfers that no stream has waited for yet.
+// Products enqueued from here on leave multiprocessors for the kernels of transfers that no stream has waited for yet. Only those of
+// Hopper and later, which are persistent: blocks of others end with their tile, and a transfer's get the next places.
 static void leave_multiprocessors(const cf_transport *t) {
     const cuda_state *s = (const cuda_state *)t->state;
     int blocks = 0;
@@ -193,7 +195,7 @@ static void leave_multiprocessors(const cf_transport *t) {
         if (!wire || wire->posted <= wire->waited) continue;
         if (t->leave_for_all || wire->group->urgent || wire->group->hosts > 1) blocks += wire->blocks;
     }
-    const int most = cf_cuda_properties()->multiProcessorCount / 2;
+    const int most = cf_cuda_properties()->major >= HOPPER ? cf_cuda_properties()->multiProcessorCount / 2 : 0;
     cf_cuda_left = blocks < most ? blocks : most;
 }
 

@@ -1,8 +1,8 @@
 // The third twin of device.h and transport.h: instead of computing and sending it records what the program would do (record.h).
 // So the program predicts itself: layers, schedules and executor are those that train.
 //
-// Memory is reserved and never touched. When the host reads device memory it gets random token numbers of the vocabulary; read as
-// the doubles of reports these are tiny. A program has one device, so there is one record.
+// Memory is reserved and never touched. When the host reads device memory it gets random token numbers of the vocabulary, small ones
+// more often, as in text; read as the doubles of reports these are tiny. A program has one device, so there is one record.
 #include <stdlib.h>
 #include <string.h>
 #include "../device.h"
@@ -92,7 +92,8 @@ static void copy(cf_stream *stream, void *to, int64_t bytes) {
     int32_t token = 0;
     for (int64_t i = 0; i + (int64_t)sizeof token <= bytes; i += (int64_t)sizeof token) {
         word = word * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        token = (int32_t)((word >> 33) % (uint64_t)(record.words > 0 ? record.words : 1));
+        const double part = (double)(word >> 33) / (1U << 31);
+        token = (int32_t)(part * part * (double)record.words);
         memcpy((char *)to + i, &token, sizeof token);
     }
     if (bytes >= PAGE) record.host_ms += MS * record.hardware->word_s * (double)bytes / sizeof token;
@@ -240,8 +241,9 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
     const bool exchange = messages > 0 && (u->queue == 0 || request->group->hosts > 1);
-    if (u->taken > 0 && (exchange || (t->leave_for_all && (messages > 0 || !t->collectives))))
-        record.posted[u->queue] = record.units; // baselines get none
+    // As in transport_cuda.cu: baselines get none, and products whose blocks end with their tile leave none.
+    if (u->taken > 0 && h->persistent && (exchange || (t->leave_for_all && (messages > 0 || !t->collectives))))
+        record.posted[u->queue] = record.units;
     add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 

@@ -389,7 +389,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->regsPerBlock = 65536, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = 8, p->minor = 0, p->multiProcessorCount = multiprocessors();
+    p->major = setting("EMULATOR_PERSISTENT", 1) ? 9 : 8, p->minor = 0, p->multiProcessorCount = multiprocessors();
     p->pciBusID = device + 1;
     p->memoryBusWidth = 64, p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048;
     return cudaSuccess;
