@@ -79,11 +79,9 @@ bool atomic_file_remove_directory(const char *path) {
 
 bool atomic_file_inherited(const struct stat *file, int fds) {
     struct stat other;
-    for (int fd = 0; fd < fds; fd++) { // what this program opens is closed on exec
-        const int flags = fcntl(fd, F_GETFD);
-        if (flags < 0 || flags & FD_CLOEXEC || fstat(fd, &other) != 0) continue;
-        if (other.st_dev == file->st_dev && other.st_ino == file->st_ino) return true;
-    }
+    for (int fd = 0; fd < fds; fd++) // what this program opens is closed on exec
+        if (fcntl(fd, F_GETFD) == 0 && fstat(fd, &other) == 0 && other.st_dev == file->st_dev && other.st_ino == file->st_ino)
+            return true;
     return false;
 }
 

@@ -222,28 +222,21 @@ def read_model(path):
     return shape, dtype, tensors
 
 
-def read_tokenizer(path, shape):
-    """The number of words, and the token that ends a text."""
+def words_of(model, tokenizer, shape):
+    """The number of words and the token that ends a text, as the vocabulary file given or beside the model says; else GPT-2's, whose
+    table may be padded."""
+    path = tokenizer or os.path.join(os.path.dirname(model), "tokenizer.bin")
+    if not tokenizer and not os.path.exists(path):
+        gpt2 = GPT2_TOKENS <= shape.vocab_size <= -(-GPT2_TOKENS // PADDING) * PADDING
+        if not gpt2 and shape.vocab_size > 256:  # not of bytes
+            note("note: nothing says which token ends a text (eos): --tokenizer names the tokenizer.bin beside the tokens")
+        return (GPT2_TOKENS, GPT2_TOKENS - 1) if gpt2 else (shape.vocab_size, None)
     with opened(path) as file:
-        header = file.read(4 * HEADER)
-    magic, version, words, last = struct.unpack_from("<4I", header.ljust(16, b"\0"))
+        magic, version, words, last = struct.unpack("<4I", file.read(16).ljust(16, b"\0"))
     if (magic, version) != (TOKENIZER_MAGIC, TOKENIZER_VERSION) or not last < words <= shape.vocab_size:
         raise Problem(f"{path} is not the vocabulary file of a model of {shape.vocab_size} words",
                       "data/prepare.py --encoding gpt2 writes it beside the tokens of that model")
     return words, last
-
-
-def words_of(model, tokenizer, shape):
-    """The same of a model: as the vocabulary file given, or beside it, says; else GPT-2's, whose table may be padded. Only GPT-2's
-    tokens are known to have a token that ends a text."""
-    beside = os.path.join(os.path.dirname(model), "tokenizer.bin")
-    if tokenizer or os.path.exists(beside):
-        return read_tokenizer(tokenizer or beside, shape)
-    if GPT2_TOKENS <= shape.vocab_size <= -(-GPT2_TOKENS // PADDING) * PADDING:
-        return GPT2_TOKENS, GPT2_TOKENS - 1
-    if shape.vocab_size > 256:  # not of bytes
-        note("note: nothing says which token ends a text (eos): --tokenizer names the tokenizer.bin beside the tokens")
-    return shape.vocab_size, None
 
 
 def export_model(path, out, tokenizer):

@@ -176,23 +176,22 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
     return times;
 }
 
-// What a kind of pause will take from step `done` to the end: each as long as those so far; `first` if there is none yet.
-static double pauses_left_ms(const run_report *r, pause_kind kind, int64_t every, int64_t done, double first) {
-    const int64_t steps = r->opt->steps, left = every > 0 ? steps / every - (done - 1) / every + (steps % every != 0) : 0;
-    return (double)left * (r->pauses[kind] > 0 ? r->paused_ms[kind] / (double)r->pauses[kind] : first);
-}
-
-// A forward pass of a sequence is a third of a step's time for it. Samples pass a text that grows, on every replica.
+// Steps and pauses from step `done` to the end, each pause as long as those of its kind so far. Before the first, validations and
+// samples take a third of a step's time for their sequences: a forward pass. Every replica has the whole sample, whose text grows.
 static double left_ms(const run_report *r, int64_t done) {
     const options *opt = r->opt;
-    const double step = r->stepped_ms / (double)(done - r->first), forward = step / 3 / (double)opt->batch,
-                 validation = r->val ? (double)derived_val_sequences(opt, r->val->samples) * forward : 0,
-                 words = (double)opt->sample_tokens,
-                 sample = words * fmin(1, words / 2 / (double)opt->seq) * (double)opt->dp * forward;
-    const int64_t save_every = !r->checkpoints ? 0 : opt->save_every > 0 ? opt->save_every : opt->steps;
-    return step * (double)(opt->steps - done) + pauses_left_ms(r, SAMPLE, opt->sample_every, done, sample) +
-           pauses_left_ms(r, VALIDATION, r->val ? opt->val_every : 0, done, validation) +
-           pauses_left_ms(r, SAVE, save_every, done, 0);
+    const int64_t steps = opt->steps, saves = opt->save_every > 0 ? opt->save_every : steps,
+                  every[PAUSES] = {r->val ? opt->val_every : 0, opt->sample_every, r->checkpoints ? saves : 0};
+    const double step = r->stepped_ms / (double)(done - r->first), words = (double)opt->sample_tokens * (double)opt->dp,
+                 sequences[PAUSES] = {r->val ? (double)derived_val_sequences(opt, r->val->samples) : 0,
+                                      words * fmin(1, (double)opt->sample_tokens / 2 / (double)opt->seq), 0};
+    double left = step * (double)(steps - done);
+    for (int i = 0; i < PAUSES; i++) {
+        const int64_t times = every[i] > 0 ? steps / every[i] - (done - 1) / every[i] + (steps % every[i] != 0) : 0;
+        left += (double)times *
+                (r->pauses[i] > 0 ? r->paused_ms[i] / (double)r->pauses[i] : step / 3 * sequences[i] / (double)opt->batch);
+    }
+    return left;
 }
 
 static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {

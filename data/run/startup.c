@@ -36,23 +36,21 @@ static int64_t padded(int64_t words) {
     return (words + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
 }
 
-static void note_words(const char *option, const char *value, const vocabulary *words, int64_t V) {
-    const int64_t size = vocabulary_size(words);
-    if (*value && (V > padded(size) || (words && V < size)))
-        cf_print(
-            stdout,
-            "data      note: --%s has %s tokenizer.bin beside it: %ld words%s, but the model has %ld; do they belong together?\n",
-            option, words ? "a" : "no", size, words ? "" : ", if it is bytes", V);
-}
-
 void startup_note_words(const options *opt) {
-    vocabulary *train = words_of("train", opt->train), *val = words_of("val", opt->val);
-    note_words("train", opt->train, train, opt->vocab);
-    note_words("val", opt->val, val, opt->vocab);
-    if (*opt->train && *opt->val && !vocabulary_same(train, val))
+    const char *const option[] = {"train", "val"}, *const value[] = {opt->train, opt->val};
+    vocabulary *words[2];
+    for (int i = 0; i < 2; i++) {
+        words[i] = words_of(option[i], value[i]);
+        const int64_t size = vocabulary_size(words[i]);
+        if (*value[i] && (opt->vocab > padded(size) || (words[i] && opt->vocab < size)))
+            cf_print(stdout,
+                     "data      note: --%s has %s tokenizer.bin beside it: %ld words%s, but the model has %ld; do they belong "
+                     "together?\n",
+                     option[i], words[i] ? "a" : "no", size, words[i] ? "" : ", if it is bytes", opt->vocab);
+    }
+    if (*opt->train && *opt->val && !vocabulary_same(words[0], words[1]))
         cf_print(stdout, "data      note: the tokenizer.bin beside --train and that beside --val differ, or one has none\n");
-    vocabulary_close(train);
-    vocabulary_close(val);
+    for (int i = 0; i < 2; i++) vocabulary_close(words[i]);
 }
 
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V) {
