@@ -60,6 +60,11 @@ def end(*_):
         process.terminate()  # run.py then ends its tests
     sys.exit(143)
 
+# What else than train_gpt a Python file needs, so that each fault is compiled few times.
+BUILDS = {"test_gradients": f"{B}/tests/layers/tool_gradients", "test_bf16": f"{B}/train_gpt_bf16", "test_emulated": "emulated-tests",
+          "test_checkpoint_kill": f"{B}/tests/data/tool_checkpoint", "test_messages": f"{B}/tests/commfuse/tool_messages",
+          "test_timeout": f"{B}/tests/commfuse/tool_silent_peer"}
+
 
 class Tree:
     """A copy of the tree, built."""
@@ -114,7 +119,11 @@ class Tree:
             if self.code(file) in (None, self.originals[file]):
                 return None
             for test in TESTS[file]:
-                status, output = self.run(sys.executable, "tests/run.py", "--jobs", "1", "--first", "--only", test, limit=limit)
+                name = test.partition(".")[0]
+                python = any(self.root.glob(f"tests/**/{name}.py"))
+                build = ["--build", f"{B}/train_gpt {BUILDS.get(name, '')}"] if python else []
+                status, output = self.run(sys.executable, "tests/run.py", "--jobs", "1", "--first", "--only", test, *build,
+                                          limit=limit)
                 if status is None:
                     return f"{test}, after {limit:.0f} s"
                 if status != 0:

@@ -521,6 +521,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),
                         help="programs at a time (default: as many as there are cores, at least 4: many of them wait)")
     parser.add_argument("--first", action="store_true", help="end a program at its first case that fails")
+    parser.add_argument("--build", metavar="TARGETS", help="of make, in place of all that Python files may need")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
     parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
     o = parser.parse_args()
@@ -541,7 +542,7 @@ def main():
     if any(program.venv for program, _ in chosen) and subprocess.run(["scripts/install_deps.sh", "--bpe"]).returncode:
         print("the tests of the GPT-2 encoding will be skipped", flush=True)
     for build, one in builds.items():
-        wanted = targets([program for program, of in chosen if of == build], build)
+        wanted = o.build.split() if o.build else targets([program for program, of in chosen if of == build], build)
         if wanted and subprocess.run(["make", "--no-print-directory", "-s", "-O", f"-j{os.cpu_count()}", f"SAN={one}",
                                       *wanted]).returncode:
             return give_up("the build failed, see above")
