@@ -741,6 +741,20 @@ static void no_step_is_spare(void **state) {
         }
 }
 
+// The parts of direct's own slices, if its stage has room for all of them.
+static void parts_are_added_in_one_step(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 12; ranks++) {
+        set all = set_create(kinds[RS], cf_algorithm_find("direct"), ranks, 2);
+        for (int r = 0; r < ranks; r++) {
+            int steps = 0;
+            for (int i = 0; i < all.of[r]->count; i++) steps += all.of[r]->step[i].kind == CF_ADD;
+            assert_int_equal(steps, 2 * (all.of[r]->stage_slots == 2 * (ranks - 1) ? 1 : ranks - 1));
+        }
+        set_free(&all);
+    }
+}
+
 // ------------------------------------------------------------------------------- operations in flight
 
 typedef enum { ONE_AFTER_THE_OTHER, OVERLAPPED, NESTED, ORDERS } order;
@@ -926,6 +940,7 @@ int main(void) {
         cmocka_unit_test(a_bound_differs),
         cmocka_unit_test(too_many_collectives_are_refused),
         cmocka_unit_test(no_step_is_spare),
+        cmocka_unit_test(parts_are_added_in_one_step),
         cmocka_unit_test(every_row_is_whole),
         cmocka_unit_test(two_operations_on_one_wire),
         cmocka_unit_test(every_fault_on_the_wire_is_named),

@@ -1,10 +1,11 @@
 // ranks: 1
 //
 // The overlap audit: what bounds an operation, by what transfers cost and how much of them waited. A step's line in the log: which
-// of the ranks computes longest.
+// of the ranks computes longest. Its line on the terminal: the time that is left.
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "data/run/report.h"
+#include <fcntl.h>
 
 enum { BYTES = 1000000, TRANSFERS = 4 };
 
@@ -91,7 +92,37 @@ static void test_slowest_rank(void **state) {
     free(text);
 }
 
+// Of a run that has resumed at step 20 of 40 and has reported three steps before this one.
+static void assert_left(double step_ms, const char *expected) {
+    char *argv[] = {(char *)"train_gpt", (char *)"--sample-every", (char *)"8"}, *path = scratch_path("shown");
+    options o;
+    options_parse(&o, 3, argv);
+    const cf_mesh mesh = {.world_group = {.size = 1}};
+    run_report r = {.opt = &o, .mesh = &mesh, .first = 20, .stepped_ms = 3 * step_ms, .last = {.step = 23, .ms = step_ms}};
+    r.paused_ms[SAMPLE] = 2 * 30e3, r.pauses[SAMPLE] = 2;
+    const double all[FIGURES] = {[FIGURE_STEP] = 23};
+    fflush(stdout);
+    const int kept = dup(STDOUT_FILENO), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, STDOUT_FILENO);
+    report_step(&r, all, FIGURES);
+    dup2(kept, STDOUT_FILENO);
+    close(file), close(kept);
+    size_t size;
+    char *text = scratch_read(path, &size);
+    if (!strstr(text, expected)) fail_msg("'%s' has no '%s'", text, expected);
+    free(text);
+}
+
+// 16 steps, and samples of 30 s before step 24, 32 and 40.
+static void test_time_left(void **state) {
+    (void)state;
+    assert_left(10e3, "  ETA 4:10  ");
+    assert_left(1000e3, "  ETA 4:28:10  ");
+    assert_left(0, "  ETA 1:30  ");
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds), cmocka_unit_test(test_slowest_rank)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds), cmocka_unit_test(test_slowest_rank),
+                                       cmocka_unit_test(test_time_left)};
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }
