@@ -92,15 +92,15 @@ static void test_slowest_rank(void **state) {
     free(text);
 }
 
-// Of a run that has resumed at step 20 of 40 and has reported three steps before this one.
+// Of a run that has resumed at step 20 of 40 and has reported six steps before this one.
 static void assert_left(double step_ms, const char *expected) {
-    char *argv[] = {(char *)"train_gpt", (char *)"--sample-every", (char *)"8"}, *path = scratch_path("shown");
+    char *argv[] = {(char *)"train_gpt", (char *)"--sample-every", (char *)"9"}, *path = scratch_path("shown");
     options o;
     options_parse(&o, 3, argv);
     const cf_mesh mesh = {.world_group = {.size = 1}};
-    run_report r = {.opt = &o, .mesh = &mesh, .first = 20, .stepped_ms = 3 * step_ms, .last = {.step = 23, .ms = step_ms}};
+    run_report r = {.opt = &o, .mesh = &mesh, .first = 20, .stepped_ms = 6 * step_ms, .last = {.step = 26, .ms = step_ms}};
     r.paused_ms[SAMPLE] = 2 * 30e3, r.pauses[SAMPLE] = 2;
-    const double all[FIGURES] = {[FIGURE_STEP] = 23};
+    const double all[FIGURES] = {[FIGURE_STEP] = 26};
     fflush(stdout);
     const int kept = dup(STDOUT_FILENO), file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     dup2(file, STDOUT_FILENO);
@@ -113,11 +113,11 @@ static void assert_left(double step_ms, const char *expected) {
     free(text);
 }
 
-// 16 steps, and samples of 30 s before step 24, 32 and 40.
+// 13 steps, and samples of 30 s before steps 27, 36 and 40.
 static void test_time_left(void **state) {
     (void)state;
-    assert_left(10e3, "  ETA 4:10  ");
-    assert_left(1000e3, "  ETA 4:28:10  ");
+    assert_left(10e3, "  ETA 3:40  ");
+    assert_left(1000e3, "  ETA 3:38:10  ");
     assert_left(0, "  ETA 1:30  ");
 }
 
