@@ -19,6 +19,14 @@ CF_EXTERN_C_BEGIN
 // CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
 // callback_adds_last: a reduce-scatter then makes calls with CF_COMPUTE_AFTER for own slices, one or several at a time, one call
 // after another. If a slice lacks its last addition, the callback makes it: see `sum`.
+//
+// For example N = 2, m = 2 and shards of 3 rows: slice 0 of a shard is its first row, slice 1 the other two, and rows 0 to 2 are rank
+// 0's. It sees these calls, row+rows of each block:
+//   ring:2   all-gather      after 0+1, after 1+2, after 3+1, after 4+2        the own first, then as they arrive
+//   ring:2   reduce-scatter  before 3+1, before 4+2, before 0+1, before 1+2    the first two leave at once
+//                            after 0+1, after 1+2                              with callback_adds_last; each adds one part
+//   slice:2  reduce-scatter  before 0+1 3+1, before 1+2 4+2                    two blocks, side by side in memory; row_stride 3
+//   none     all-gather      after 0+6                                         one block
 typedef struct cf_span {
     cf_side side;
     int64_t row, rows;

@@ -828,6 +828,40 @@ static void a_result_needs_one_place(void) {
     context.transport = kept;
 }
 
+static void note_span(void *text, const cf_span *span, cf_stream *stream) {
+    (void)stream;
+    size_t length = strlen(text);
+    for (int i = 0; i < span->blocks; i++, length = strlen(text))
+        snprintf((char *)text + length, 128 - length, "%s%lld+%lld",
+                 i > 0                            ? " "
+                 : span->side == CF_COMPUTE_AFTER ? ", after "
+                                                  : ", before ",
+                 (long long)(span->row + i * span->row_stride), (long long)span->rows);
+}
+
+// The example in fuse.h.
+static void the_example_holds(void) {
+    static const struct {
+        const char *row, *calls;
+        cf_operation operation;
+    } example[] = {{"ring", ", after 0+1, after 1+2, after 3+1, after 4+2", CF_ALLGATHER},
+                   {"ring", ", before 3+1, before 4+2, before 0+1, before 1+2, after 0+1, after 1+2", CF_REDUCE_SCATTER},
+                   {"slice", ", before 0+1 3+1, before 1+2 4+2, after 0+3", CF_REDUCE_SCATTER},
+                   {"none", ", after 0+6", CF_ALLGATHER}};
+    for (size_t i = 0; i < sizeof example / sizeof *example && mesh.tp == 2; i++) {
+        cf_fuse_config plan = {.name = "example", .group = &mesh.tp_group, .operation = example[i].operation, .capacity = 3};
+        plan.algorithm = cf_algorithm_find(example[i].row), plan.slices = plan.algorithm->max_slices > 1 ? 2 : 1;
+        plan.callback_adds_last = plan.operation == CF_REDUCE_SCATTER;
+        plan.side = plan.callback_adds_last ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+        cf_fuse *fuse = cf_fuse_create(&context, plan);
+        float full[6] = {0};
+        char calls[128] = "";
+        cf_fuse_run(fuse, full, 3, 1, note_span, calls, -1);
+        CHECK(mesh.tp_group.rank > 0 || strcmp(calls, example[i].calls) == 0, "%s: %s", example[i].row, calls);
+        cf_fuse_free(fuse);
+    }
+}
+
 static void barrier_holds_everybody(void) { // nobody leaves before the last one has come
     for (int late = 0; late < mesh.tp; late++) {
         double stamps[2] = {0, 0}; // milliseconds on the clock that the ranks of a host share
@@ -895,6 +929,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(alone_without_transport),
         RANKS_CASE(no_other_choice_while_it_runs),
         RANKS_CASE(a_result_needs_one_place),
+        RANKS_CASE(the_example_holds),
         RANKS_CASE(barrier_holds_everybody),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
