@@ -163,9 +163,10 @@ void startup_name(const manifest *m, char name[RUN_NAME]) {
 }
 
 bool startup_keep(options *opt, const manifest *m, int ranks) {
-    static const int kept[] = {OPTION_tp,        OPTION_dp,        OPTION_strategy,       OPTION_micro_batch,
-                               OPTION_transport, OPTION_overlap,   OPTION_gradients,      OPTION_prefetch,
-                               OPTION_embedding, OPTION_recompute, OPTION_ranks_per_host, OPTION_reproducible};
+    static const int kept[] = {OPTION_tp,           OPTION_dp,          OPTION_strategy,       OPTION_micro_batch,
+                               OPTION_transport,    OPTION_overlap,     OPTION_gradients,      OPTION_prefetch,
+                               OPTION_embedding,    OPTION_recompute,   OPTION_ranks_per_host, OPTION_reproducible,
+                               OPTION_network_gbit, OPTION_reduce_dtype};
     enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
     const char *saved[KEPT];
     bool same = m && m->ranks == ranks;

@@ -91,9 +91,9 @@ class Resume(checkpoints.Case):
     def test_goes_on_as_if_never_stopped(self):
         for strategy, tp, dp in (("tpsp", 1, 1), ("tpsp", 2, 1), ("up", 1, 2)):
             with self.subTest(strategy=strategy, tp=tp, dp=dp):
-                out, log = self.undisturbed(tp, dp, strategy=strategy)
+                out, log = self.undisturbed(tp, dp, strategy=strategy, reduce_dtype="bf16")
                 again, path = self.with_only(out, AT), self.fresh("log.jsonl")
-                self.run_with(tp=tp, dp=dp, strategy=strategy, out=again, log=path)
+                self.run_with(tp=tp, dp=dp, strategy=strategy, out=again, log=path)  # keeps --reduce-dtype
                 self.assertSameRun(path, log, AT)
                 self.assertSameEnd(again, out)
 

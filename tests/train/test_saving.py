@@ -132,8 +132,8 @@ class Refusals(checkpoints.Case):
 
     def test_what_decides_bits_is_kept(self):
         """On the same mesh, unless an option is given; on another mesh nothing is."""
-        own = dict(strategy="up", overlap="direct:2", gradients="end", embedding="table", prefetch=1, recompute="1", micro_batch=2, reproducible=1)
-        other = dict(overlap="auto", gradients="preset", embedding="preset", prefetch=-1, micro_batch=4, reproducible=0)
+        own = dict(strategy="up", overlap="direct:2", gradients="end", embedding="table", prefetch=1, recompute="1", micro_batch=2, reproducible=1, network_gbit=5)
+        other = dict(overlap="auto", gradients="preset", embedding="preset", prefetch=-1, micro_batch=4, reproducible=0, network_gbit=0)
         expected, log = self.undisturbed(2, 1, **own)
         unsaid = dict.fromkeys((*own, "tp", "dp"))
         for given, now in (({}, own), (dict(tp=2, overlap="ring"), own), (dict(plan="new", recompute="0", reproducible=0), own | dict(overlap="auto")),
