@@ -299,9 +299,12 @@ static const char *preset_said(const char *help, const char *schedule) {
     snprintf(text, sizeof text, "%s", strstr(help, "preset: ") ? strstr(help, "preset: ") + 8 : strstr(help, "-1: ") + 4);
     for (char *w = strtok(text, " ,;:"); w && words < 64; w = strtok(NULL, " ,;:")) word[words++] = w;
     for (int i = 0; i < words; i++) {
-        if (i + 1 < words && strcmp(word[i + 1], "for") == 0) value = i++;
-        else if (strcmp(word[i], "else") == 0) return word[i + 1];
-        else if (strcmp(word[i], schedule) == 0) return word[value];
+        if (i + 1 < words && strcmp(word[i + 1], "for") == 0)
+            value = i++;
+        else if (strcmp(word[i], "else") == 0)
+            return word[i + 1];
+        else if (strcmp(word[i], schedule) == 0)
+            return word[value];
     }
     return "nothing";
 }

@@ -609,7 +609,8 @@ class Sweep(Case):
     def test_a_line_cut_short_goes_and_one_without_its_end_counts(self):
         rows = [{**dict.fromkeys(mfu_sweep.KEY, "d6"), "ranks": 1, "repeat": repeat, "step_ms": 2} for repeat in (1, 2)]
         first, second = (json.dumps(row).encode() + b"\n" for row in rows)
-        for tail, left, content in ((b"", 1, first), (second[:4], 1, first), (second[:-3], 1, first), (second[:-1], 2, first + second)):
+        for tail, left, content in ((b"", 1, first), (second[:4], 1, first), (second[:-3], 1, first),
+                                    (second[:-1], 2, first + second)):
             with self.subTest(tail=tail[-5:]):
                 self.file.write_bytes(first + tail)
                 self.assertEqual(mfu_sweep.earlier(self.file), rows[:left])

@@ -41,7 +41,8 @@ class Help(unittest.TestCase):
 
     def test_a_python_that_is_too_old_says_so(self):
         """In words: it can read the script, and command.py before any other part. Where there is one, it is asked."""
-        modes = subprocess.run(["git", "ls-files", "-s", "scripts", "data", "tests"], cwd=ROOT, capture_output=True, text=True, check=True)
+        modes = subprocess.run(["git", "ls-files", "-s", "scripts", "data", "tests"], cwd=ROOT, capture_output=True, text=True,
+                               check=True)
         started = re.findall(r"^100755 .*\t(scripts/mfu_sweep|(?:scripts|data|tests/bench)/\w+\.py)$", modes.stdout, re.M)
         started = [name for name in started if "torch" not in name] + ["scripts/gpu_check.py", "tests/run.py"]
         self.assertGreater(len(started), 10)

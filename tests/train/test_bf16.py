@@ -81,8 +81,9 @@ class Refused(meshes.Training):
 
     @needs_bf16
     def test_processor_without_instructions_for_them(self):
-        """oneDNN is told that it has AVX-512 without those for bf16: the banner says what fp32 reaches, and benchmarks leave bf16 out."""
-        told = r"(?m)^peak .*\n +this processor has no instructions for bf16: --dtype fp32(?: \(peak ([\d.]+) TFLOP/s\))? is faster$"
+        """oneDNN is told that it has AVX-512 without them: the banner says what fp32 reaches, and benchmarks leave bf16 out."""
+        told = (r"(?m)^peak .*\n +this processor has no instructions for bf16: --dtype fp32(?: \(peak ([\d.]+) TFLOP/s\))? "
+                r"is faster$")
         for isa, slow in ("AVX512_CORE", True), ("ALL", not INSTRUCTIONS & FLAGS):
             with self.subTest(isa=isa), unittest.mock.patch.dict(os.environ, ONEDNN_MAX_CPU_ISA=isa):
                 for more, peak in (dict(peak_tflops=0), slow), (dict(peak_tflops=1), False), (dict(dry_run=True), False):
