@@ -1,6 +1,7 @@
 // What a process may use of its machine: launchers, batch systems, containers and OpenMP's variables may allow less than there is.
 #pragma once
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,6 +18,11 @@ int64_t cf_limits_memory(void); // bytes
 int64_t cf_limits_peak_memory(void);
 // Raises the limit of open files as far as this process may. False: it has been there already.
 bool cf_limits_more_files(void);
+
+// pthread_create(), or an error that names the limits. what: "the progress thread".
+void cf_limits_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what);
+// Starts so many, and ends them: a library would end the process without a word about limits.
+void cf_limits_try_threads(int threads, const char *what);
 
 // The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound
 // the first thread before main(): from here on it, and threads that it starts, may use them all.

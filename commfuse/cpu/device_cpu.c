@@ -66,6 +66,7 @@ static size_t stack_of_this_thread(void) {
 static void start_threads(int threads) {
     size_t least = SIZE_MAX;
     int started = 0;
+    cf_limits_try_threads(threads > 1 ? threads - 1 : 1, "a thread of OpenMP");
 #pragma omp parallel num_threads(threads > 1 ? threads : 2) reduction(min : least) reduction(+ : started)
     {
         cf_limits_unbind(), flush_subnormals();

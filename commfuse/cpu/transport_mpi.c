@@ -355,7 +355,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     pthread_cond_init(&s->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
     set_threads(t, 1);
-    if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
+    cf_limits_start(&s->thread, progress, s, "the progress thread");
     s->never_block = !cf_allreduce_min(t, t->local_size <= t->local_cores);
     return t;
 }

@@ -23,6 +23,8 @@
 #endif
 // Time for MPI's start, in timeouts: its launcher watches the ranks too, and all start at once, on hosts that may be busy.
 enum { START_TIMEOUTS = 10 };
+// That a rank will have at least; alone it has those of Open MPI's daemon, too.
+enum { THREADS = 6, THREADS_ALONE = 9 };
 static bool started_here; // MPI was, in this process
 static MPI_Comm ours;     // a copy, so that messages of the program do not mix with the library's
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
@@ -88,6 +90,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
     if (ended) cf_die("let the program call MPI_Init_thread before cf_open()", "MPI has ended, and starts only once in a process");
     if (!running) {
         if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // otherwise MPI_Init of Open MPI 4 ends the process
+        cf_limits_try_threads(started_by_mpi() ? THREADS : THREADS_ALONE, "a thread of MPI");
         cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
         started_here = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS;
         cf_deadline_end();

@@ -369,8 +369,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
         cf_die_setup(rank, size, abort_all);
         cf_limits_more_files(); // for connections, and what libraries open later
         (rank == 0 ? accept_ranks : join_rank_0)(s, timeout_s > 0 ? cf_now_ms() + 1e3 * timeout_s : INFINITY);
-        if (pthread_create(&s->thread, NULL, watch_connections, s) != 0)
-            cf_die(NULL, "cannot start the thread that watches connections");
+        cf_limits_start(&s->thread, watch_connections, s, "the thread that watches connections");
     }
     cf_bootstrap_find_neighbours(&s->base);
     return &s->base;

@@ -4,6 +4,7 @@
 #include "stop.h"
 #include "../device.h"
 #include "../base/die.h"
+#include "../base/limits.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -79,7 +80,7 @@ void cf_stop_listen(void) {
         if (numbers[i] != SIGHUP || !nohup) sigaddset(&stop.signals, numbers[i]);
 #pragma omp parallel
     pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
-    if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
+    cf_limits_start(&stop.thread, listen, NULL, "the thread that listens to signals");
     for (int i = 0; i < SIGNALS; i++)
         if (sigismember(&stop.signals, numbers[i]))
             sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);

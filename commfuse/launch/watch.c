@@ -19,6 +19,7 @@
 #include "watch.h"
 #include "../device.h"
 #include "../base/die.h"
+#include "../base/limits.h"
 #include "../base/sanitize.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -419,7 +420,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
         keep_reachable(c, &mine, w->ipv4);
         w->ranks[rank].unreachable = c->addresses == 0 || c->port == 0;
     }
-    if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the watch's thread");
+    if (w->socket >= 0) cf_limits_start(&w->thread, receive, w, "the watch's thread");
     return w;
 }
 
@@ -458,7 +459,7 @@ static void *end_at_deadline(void *unused) {
 void cf_deadline_begin(const char *what, double timeout_s) {
     deadline.what = what;
     deadline.timeout_s = timeout_s;
-    if (timeout_s > 0 && pthread_create(&deadline.thread, NULL, end_at_deadline, NULL) != 0) cf_die(NULL, "cannot start a thread");
+    if (timeout_s > 0) cf_limits_start(&deadline.thread, end_at_deadline, NULL, "the thread that ends long waits");
 }
 
 void cf_deadline_end(void) {

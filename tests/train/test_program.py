@@ -3,10 +3,13 @@ saving in one run each. The other files look at each of these closely; this one 
 """
 # sanitizers: too
 # limit: 120
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 import numpy as np
@@ -64,20 +67,51 @@ class Program(harness.Case):
         def found(shell):
             line = ["sh", "-c", shell + 'exec "$@"', "sh", harness.PROGRAM, *options]
             return subprocess.run(line, capture_output=True, text=True, check=True).stdout
-        for parent, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group, limit = self.control_group("memory", "memory.limit_in_bytes", "memory.max")
+        with open(limit, "w", encoding="ascii") as file:
+            file.write(str(200 << 20))
+        self.assertIn("layer norms again", found(f"echo $$ > {group}/cgroup.procs && "))
+        self.assertNotIn("layer norms again", found(""))
+
+    def control_group(self, controller, old, new):
+        """A new group and its file for a limit, which is in one of two places."""
+        for parent, limit in ((f"/sys/fs/cgroup/{controller}", old), ("/sys/fs/cgroup", new)):
             group = os.path.join(parent, f"commfuse_test_{os.getpid()}")
             try:
                 os.mkdir(group)
             except OSError:
                 continue
-            self.addCleanup(os.rmdir, group)
+            self.addCleanup(harness.wait_until, lambda path=group: self.is_removed(path), 30, "the end of what is in the group")
             if os.path.exists(os.path.join(group, limit)):
-                with open(os.path.join(group, limit), "w", encoding="ascii") as file:
-                    file.write(str(200 << 20))
-                self.assertIn("layer norms again", found(f"echo $$ > {group}/cgroup.procs && "))
-                self.assertNotIn("layer norms again", found(""))
-                return
-        self.skipTest("only root can make a control group, where they limit memory")
+                return group, os.path.join(group, limit)
+        self.skipTest(f"only root can make a control group, where they limit {controller}")
+
+    @staticmethod
+    def is_removed(group):
+        with contextlib.suppress(OSError):
+            os.rmdir(group)
+        return not os.path.exists(group)
+
+    def test_too_few_threads_are_named_with_their_limit(self):
+        """Whichever thread it is: of this program, of MPI, of OpenMP."""
+        group, limit = self.control_group("pids", "pids.max", "pids.max")
+        wrapper = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+        for most, threads, words in (1, 1, "MPI"), (2, 1, "MPI"), (8, 1, "MPI"), (20, 32, "OpenMP"):
+            with self.subTest(most=most), open(limit, "w", encoding="ascii") as file:
+                file.write(str(most))
+                file.flush()
+                result = harness.run(self.arguments(threads=threads), wrapper=wrapper)
+                self.assertFails(result, f"cannot start a thread of {words}: ", f"pids.max of a control group allows {most}", "raise that limit")
+
+    @unittest.skipUnless(os.getuid() == 0 and shutil.which("setpriv"), "only root can become a user to whom limits apply")
+    def test_too_few_threads_of_a_user(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            program = shutil.copy(harness.PROGRAM, folder)
+            line = ["setpriv", "--reuid", "54321", "--clear-groups", "prlimit", "--nproc=3", program, "--dry-run"]
+            done = subprocess.run(line, capture_output=True, text=True, cwd=folder, env=harness.environment())
+            self.assertEqual(done.returncode, 1, done)
+            self.assertIn("ulimit -u allows all programs of this user 3 threads", done.stderr)
 
     def running(self, program, ranks, variables=(), **more):
         """The processes of a run of that program that has come to its second step."""
