@@ -88,7 +88,9 @@ class Users(Copy):
 
     def built(self, *words):
         """Commands by what they make, with and without the user's flags."""
-        targets = [*(f"build/{kind}/commfuse/base/die.o" for kind in KINDS), "build/release/train_gpt", "build/lib/libcommfuse.so.0.9",
+        version = re.search(r'CF_VERSION "(\d+\.\d+)', (ROOT / "commfuse/context.h").read_text())[1]
+        targets = [*(f"build/{kind}/commfuse/base/die.o" for kind in KINDS), "build/release/train_gpt",
+                   f"build/lib/libcommfuse.so.{version}",
                    "build/emulated-fp32/commfuse/gpu/device_cuda.cuda.o", "build/cuda-bf16/commfuse/gpu/device_cuda.cuda.o"]
         commands = self.make("NVCC=./cc", "CXX=./cc", "program=", *words, *targets)
         return {re.search(r"-o (\S+)", line)[1]: line.split() for line in commands}
