@@ -139,6 +139,11 @@ static bool suits_collective(const cf_work *w, const cf_costs *c) {
            (c->serial ? is_levelled(w) || rate > SLOW_LINK : c->spare && w->hosts == 1);
 }
 
+// All ranks compute on the cores that move their bytes.
+static bool nothing_hides(const cf_work *w, const cf_costs *c) {
+    return !c->spare && w->hosts == 1 && w->native;
+}
+
 static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs *c, int slices) {
     const bool alone = w->side == CF_NO_COMPUTE, collective = suits_collective(w, c);
     if (!(a->serves & CF_SERVES(w->operation, w->side)) || slices > (alone ? 1 : a->max_slices)) return false;
@@ -148,7 +153,8 @@ static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs
         return (!collective || a->levels) &&
                (w->ranks <= SLICES_RANKS || a->max_slices == 1 || (slices == 1 && a == cf_choice_rounds(w, c)));
     if (!w->native || (alone && !collective && w->bytes > SMALL_BYTES)) return false;
-    return a->blocking ? !w->early : w->early || slices > 1; // what is begun early must not block
+    const bool early = w->early && (alone || !nothing_hides(w, c)); // must not block
+    return a->blocking ? !early : early || slices > 1;
 }
 
 enum { ROUNDS, AT_ONCE, NATIVE, KINDS };
@@ -173,8 +179,11 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     int count = cf_choices(w, c, list, CF_CHOICES - 1);
     const bool collective = suits_collective(w, c); // first; then levels, if few hosts make its bytes much fewer
     double best_ms = INFINITY;
+    int from = 0; // without a core to spare a native collective is first, if there is one
+    while (!c->spare && from < count && !list[from].algorithm->native) from++;
+    if (nothing_hides(w, c) && from < count) return list[from];
     for (int i = 0; i < count; i++) {
-        const cf_choice next = list[collective ? count - 1 - i : i];
+        const cf_choice next = list[collective ? count - 1 - i : (from + i) % count];
         const double ms = cf_choice_ms(next, w, c);
         if (ms < WORTH * best_ms) best = next, best_ms = ms;
     }

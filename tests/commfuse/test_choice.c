@@ -70,6 +70,30 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
     assert_true(cf_choose(&report, &cpu).algorithm->blocking); // log2(N) messages rather than N - 1
 }
 
+// Ranks that share their cores: within a host nothing hides, between hosts it must be clearly worth it.
+static void without_a_core_to_spare_the_librarys_collective_is_first(void **state) {
+    (void)state;
+    const cf_algorithm *none = cf_algorithm_find("none"), *slice = cf_algorithm_find("slice");
+    int rounds = 0;
+    for (int ranks = 2; ranks <= 32; ranks *= 4)
+        for (double tokens = 16; tokens < 1e6; tokens *= 16)
+            for (int of = 0; of < 12 * 4; of++) {
+                cf_work w = product(ranks, tokens, 128, 384); // of a layer of 128 channels
+                w.operation = (cf_operation)(of % 3), w.side = (cf_side)(of / 3 % 4), w.early = of / 12 % 2, w.hosts = 1 + of / 24;
+                if (!row_serves(none, w.operation, w.side) || (w.side == CF_NO_COMPUTE && w.bytes > 1e4)) continue;
+                cf_costs busy = cpu;
+                busy.latency_s *= ranks, busy.message_s *= ranks, busy.piece_s *= ranks, busy.bytes_per_s /= ranks;
+                busy.network_latency_s *= ranks, busy.flops_per_s *= 2.0 / ranks, busy.spare = false;
+                const cf_choice chosen = cf_choose(&w, &busy),
+                                native = {w.early && (w.hosts > 1 || w.side == CF_NO_COMPUTE) ? slice : none, 1};
+                if (chosen.algorithm == native.algorithm && chosen.slices == 1) continue;
+                assert_int_equal(w.hosts, 2);
+                assert_true(cf_choice_ms(chosen, &w, &busy) < 0.9 * cf_choice_ms(native, &w, &busy));
+                rounds++;
+            }
+    assert_true(rounds > 0);
+}
+
 // Where ranks are on several hosts, a shard crosses the network to each of them once, not to each of their ranks.
 static void between_hosts_a_shard_crosses_once(void **state) {
     (void)state;
@@ -380,6 +404,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_slices_travel_in_rounds),
         cmocka_unit_test(small_slices_do_not),
+        cmocka_unit_test(without_a_core_to_spare_the_librarys_collective_is_first),
         cmocka_unit_test(between_hosts_a_shard_crosses_once),
         cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
         cmocka_unit_test(times_are_those_of_a_hand_count),

@@ -44,6 +44,18 @@ class Plan(harness.Case):
         self.assertEqual(result.status, 0, str(result))
         return re.search(r"The plan.*?\n(\{.*?\n\})\n", result.out, re.S).group(1)
 
+    def test_where_nothing_hides_a_plan_of_none_posts_what_the_mode_posts(self):
+        """More threads than cores: the predicted plan has the library's collectives, and so has what no plan names."""
+        def posted(**more):
+            result = harness.run(self.plan_arguments(dry_run=True, tp=2, threads=256, **more), 2)
+            self.assertEqual(result.status, 0, str(result))
+            return re.search(r"A step of one micro-batch: .*", result.out).group(0), result.out
+        mode, predicted = posted(overlap="none")[0], posted()
+        self.assertRegex(mode, " 0 exchanges of rank 0 in 0 units, [1-9]")
+        self.assertEqual(predicted[0], mode)
+        plan = json.loads(re.search(r"The plan.*?\n(\{.*?\n\})\n", predicted[1], re.S).group(1))
+        self.assertEqual(set(plan["operations"].values()), {"none"})
+
     def test_gradients_are_cut_where_nothing_else_hides_them(self):
         """Owner by owner: with a thousand tokens for each that a link moves, only what backward computes last; with few, all of a
         layer, whose transfers leave nothing to hide the table's; and all where threads outnumber cores."""
