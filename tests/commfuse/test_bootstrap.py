@@ -175,7 +175,7 @@ class Bootstrap(unittest.TestCase):
                 os.chmod(file.name, 0o755)
             done = subprocess.run(["bash", f"{ROOT}/scripts/train.slurm"], capture_output=True, text=True, env=dict(
                 BARE, PATH=f"{folder}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=folder, SLURM_JOB_ID="1",
-                SLURM_CPUS_PER_TASK="2", SLURM_JOB_NODELIST="node[7-8]"))
+                SLURM_CPUS_PER_TASK="2", SLURM_TASKS_PER_NODE="1(x2)", SLURM_JOB_NODELIST="node[7-8]"))
         self.assertEqual((done.returncode, done.stdout), (0, "rank 0 is on node7\n"), done.stderr)
 
     # --- strangers ---
