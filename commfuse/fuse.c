@@ -507,15 +507,10 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "was created without" : "needs");
     f->now = f->context->timed && f->timed ? &f->timed[f->timed_count++ % TIMED_RUNS] : NULL;
     if (f->now) f->now->begin[0] = cf_event_record(f->context->stream);
-    f->running = true;
-    f->next = 0;
-    f->full = full;
-    f->rows = rows_per_rank;
-    f->row_elements = row_elements;
+    f->running = true, f->next = 0, f->layer = layer;
+    f->full = full, f->rows = rows_per_rank, f->row_elements = row_elements;
     f->row_bytes = row_elements * cf_dtype_size(f->config.dtype);
-    f->compute = compute;
-    f->argument = argument;
-    f->layer = layer;
+    f->compute = compute, f->argument = argument;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     run_steps(f, f->schedule->split);
     f->inside_call = false;

@@ -177,8 +177,7 @@ static void add_part(cf_schedule *s, int round, int window, int k) {
 enum { WINDOW = 8 };
 
 static void direct_reduce_scatter(cf_schedule *s) {
-    int N = s->ranks, m = s->slices;
-    int window = N - 1 > WINDOW ? WINDOW : N - 1;
+    const int N = s->ranks, m = s->slices, window = N - 1 > WINDOW ? WINDOW : N - 1;
     s->stage_slots = window * m;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
