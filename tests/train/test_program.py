@@ -101,7 +101,8 @@ class Program(harness.Case):
                 file.write(str(most))
                 file.flush()
                 result = harness.run(self.arguments(threads=threads), wrapper=wrapper)
-                self.assertFails(result, f"cannot start a thread of {words}: ", f"pids.max of a control group allows {most}", "raise that limit")
+                self.assertFails(result, f"cannot start a thread of {words}: ", f"pids.max of a control group allows {most}",
+                                 "raise that limit")
 
     @unittest.skipUnless(os.getuid() == 0 and shutil.which("setpriv"), "only root can become a user to whom limits apply")
     def test_too_few_threads_of_a_user(self):
