@@ -1,4 +1,11 @@
 // See replay.h.
+//
+// predict/playback.c is another simulator, and they share no loop. This one knows one operation: a compute stream is busy until an
+// instant, a link carries one transfer at a time, and the next instant is the least of a few numbers. So it is fast enough for
+// choice.c, which replays thousands of schedules before the first step, and depends on schedule.h alone, so that other programs can
+// call it. Playback knows whole steps: kernels that share multiprocessors with transfers, links shared at rates that change, two
+// streams, queues of many operations, hosts that run ahead. Each of these is a state here that one operation does not have. What
+// they share is the meaning of a step, which schedule.h has.
 #include "replay.h"
 #include "base/die.h"
 #include "memory.h"

@@ -5,7 +5,7 @@
 
 // --- layer norms: of the halves of blocks, and the last one ---
 
-// The weights of layer norm n, of layer n / 2; its bias is the next tensor.
+// The weights of layer norm n, of layer n / 2.
 static int norm_tensor(const gpt *g, int64_t n) {
     return n == 2 * g->params.shape.L ? LNFW : n % 2 ? LN2W : LN1W;
 }
@@ -16,7 +16,7 @@ real *gpt_norm_forward(gpt *g, int64_t n) {
     const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
     const int w = norm_tensor(g, n);
     layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, n / 2),
-                      params_weight(p, w + 1, n / 2), rows, C, g->context->stream);
+                      params_weight(p, params_bias(&p->shape, w), n / 2), rows, C, g->context->stream);
     return g->norm[n];
 }
 
@@ -31,10 +31,10 @@ void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, 
     const parameters *p = &g->params;
     const int64_t n = norm->n, C = p->shape.C, first = t0 * g->pass.B;
     const int w = norm_tensor(g, n);
-    accum *bias = n > 0 ? params_grad(p, n % 2 ? ATTPROJB : FCPROJB, (n - 1) / 2) : NULL;
-    layernorm_backward(g->dx + first * C, params_grad(p, w, n / 2), params_grad(p, w + 1, n / 2), bias, dnorm, g->x[n] + first * C,
-                       params_weight(p, w, n / 2), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch, steps * g->pass.B, C,
-                       stream);
+    accum *bias = n > 0 ? params_grad(p, (n % 2 ? &g->attproj : &g->fcproj)->bias, (n - 1) / 2) : NULL;
+    layernorm_backward(g->dx + first * C, params_grad(p, w, n / 2), params_grad(p, params_bias(&p->shape, w), n / 2), bias, dnorm,
+                       g->x[n] + first * C, params_weight(p, w, n / 2), g->mean[n] + first, g->rstd[n] + first, g->norm_scratch,
+                       steps * g->pass.B, C, stream);
 }
 
 // --- computed inside operations: time steps [t0, t0 + n) ---

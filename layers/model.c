@@ -88,21 +88,21 @@ static void alloc_activations(gpt *g) {
     g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
     g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
     g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
-    g->acts.qkv = alloc_each(g, L, L, rows * 3 * C / N, sizeof(real));
-    g->acts.heads = alloc_each(g, L, L, rows * C / N, sizeof(real));
+    g->acts.qkv = alloc_each(g, L, L, rows * g->Ql, sizeof(real));
+    g->acts.heads = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(accum));
-    g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
-    g->acts.hidden = alloc_each(g, L, again ? 1 : L, shard_rows * 4 * C, sizeof(real));
+    g->acts.fch = alloc_each(g, L, L, S * shard_rows * g->Gl, sizeof(real));
+    g->acts.hidden = alloc_each(g, L, again ? 1 : L, S * shard_rows * g->Fl, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
     g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
-    g->dhidden = gpt_alloc(g, shard_rows * 4 * C, sizeof(real), shared);
-    g->dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
-    g->dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
+    g->dhidden = gpt_alloc(g, S * shard_rows * g->Gl, sizeof(real), shared);
+    g->dheads = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
+    g->dqkv = gpt_alloc(g, rows * g->Ql, sizeof(real), shared);
     if (is_up(g)) {
-        g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
-        g->up.qkv = shared_with(g, g->dqkv, rows * 3 * C / N);
-        g->up.dheads = gpt_alloc(g, rows * C / N, sizeof(real), shared);
-        g->up.dqkv = gpt_alloc(g, rows * 3 * C / N, sizeof(real), shared);
+        g->acts.groups = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
+        g->up.qkv = shared_with(g, g->dqkv, rows * g->Ql);
+        g->up.dheads = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
+        g->up.dqkv = gpt_alloc(g, rows * g->Ql, sizeof(real), shared);
         g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
         g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
         g->up.arrived = host_table(g, N, sizeof *g->up.arrived);
@@ -126,7 +126,8 @@ static void alloc_ends(gpt *g) {
     g->host_targets = g->host_inputs + g->setup.T * g->setup.B;
 }
 
-static parallel_linear linear_of(const gpt *g, const cf_group *group, int w, int bias) {
+static parallel_linear linear_of(const gpt *g, const cf_group *group, int w) {
+    const int bias = params_bias(&g->params.shape, w);
     return (parallel_linear){.pass = &g->pass, .group = group, .w = w, .bias = bias, .prepared = g->prepared};
 }
 
@@ -134,26 +135,25 @@ static void create_layers(gpt *g) {
     const overlap *how = &g->setup.how;
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
-    const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->setup.T * g->setup.B / N * C;
-    const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->setup.T, g->setup.B, s->H / N, C / s->H);
-    const int64_t attention_weights =
-        larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (is_up(g) ? N : 1);
-    const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
+    const int64_t C = s->C, N = tp->size, shard = g->setup.T * g->setup.B / N * C;
+    const double attention = attention_flops(g->setup.T, g->setup.B, s->H / N, C / s->H);
+    const int64_t attention_weights = larger(linear_prepared_size(C, g->Ql), linear_prepared_size(g->Cl, C)) * (is_up(g) ? N : 1);
+    const int64_t weights = larger(linear_prepared_size(C, g->Gl), linear_prepared_size(g->Fl, C));
     const int64_t prepared = larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl));
     g->prepared = gpt_alloc(g, prepared, sizeof(real), "weights, prepared");
-    g->fc = linear_of(g, g->split, FCW, FCB);
-    g->fcproj = linear_of(g, g->split, FCPROJW, FCPROJB);
-    g->qkv = linear_of(g, tp, QKVW, QKVB);
-    g->attproj = linear_of(g, tp, ATTPROJW, ATTPROJB);
-    g->head = linear_of(g, g->split, WTE, -1);
+    g->fc = linear_of(g, g->split, FCW);
+    g->fcproj = linear_of(g, g->split, FCPROJW);
+    g->qkv = linear_of(g, tp, QKVW);
+    g->attproj = linear_of(g, tp, ATTPROJW);
+    g->head = linear_of(g, g->split, WTE);
     column_create(&g->fc, "mlp.fc1", shard, how, g->setup.recompute);
-    row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
+    row_create(&g->fcproj, "mlp.fc2", shard, how, 0, 0);
     if (is_up(g)) {
         up_create(g);
     } else {
         column_create(&g->qkv, "att.qkv", shard, how, g->setup.recompute);
         const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
-        row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + ranges);
+        row_create(&g->attproj, "att.proj", shard, how, attention, ranges);
     }
     column_create(&g->head, "head", shard, how, false);
 }
@@ -191,6 +191,8 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));
     if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
+    g->Ql = params_local_rows(&g->params, QKVW) / g->params.parts, g->Cl = params_local_columns(&g->params, ATTPROJW);
+    g->Gl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
@@ -248,6 +250,7 @@ static void embed(gpt *g) {
     g->lookup_begun = false;
     zero_prefetch(z, 0);
     zero_wait(z, ZERO_VECTORS);
+    if (!params_block(&g->params.shape)->positions) return;
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                      g->context->stream);
 }
@@ -266,8 +269,9 @@ static bool table_gradient_travels(const gpt *g) {
 static void embed_backward(gpt *g) {
     int64_t Ts = g->pass.Ts, B = g->pass.B;
     lookup_backward(&g->embedding, g->dx, g->inputs + gpt_first_row(g), g->zero.last, g->sums);
-    position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
-                      g->context->stream);
+    if (params_block(&g->params.shape)->positions)
+        position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
+                          g->context->stream);
     if (table_gradient_travels(g)) finish_table(g);
     zero_reduce(&g->zero, ZERO_VECTORS);
 }
@@ -305,7 +309,7 @@ void gpt_forward(gpt *g, double scale) {
         real *norm = gpt_norm_forward(g, attention);
         if (is_up(g)) {
             const real *sum = up_forward(g, l, norm); // (Ts, B, C)
-            residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, ATTPROJB, l), rows, C, stream);
+            residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, g->attproj.bias, l), rows, C, stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
             row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.heads[l], gpt_attend, g);

@@ -5,7 +5,8 @@
 // rank holds time steps [rank · Ts, (rank + 1) · Ts).
 //
 // N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
-// UP. Hl = H / N local heads, Cl = C / N, Fl = 4C / S, Vl = local rows of the vocabulary, padding included.
+// UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, Gl those
+// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S.
 #pragma once
 
 #include "../commfuse/tune.h"
@@ -31,6 +32,7 @@ typedef struct gpt {
     const cf_group *split; // the S ranks
     zero_shards zero;
     model_pass pass;          // in progress
+    int64_t Cl, Ql, Fl, Gl;   // see above
     int64_t first, Vl, valid; // local rows of the vocabulary: the first, how many, how many without padding
     lookup embedding;
     parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
@@ -40,17 +42,17 @@ typedef struct gpt {
     accum **mean, **rstd; // [2 L + 1] (Ts, B)
     real **norm;          // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
     struct {              // [L] what forward keeps for backward
-        real **qkv;       // (T, B, 3 Cl)
+        real **qkv;       // (T, B, Ql)
         real **heads;     // (T, B, Cl)
         accum **lse;      // (B, Hl, T)
         real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
-        real **fch;       // (S · Ts, B, Fl) before GELU
+        real **fch;       // (S · Ts, B, Gl) before GELU
         real **hidden;    // (S · Ts, B, Fl) after GELU; with recompute one for all layers
     } acts;
     struct {                           // UP alone
-        real *qkv;                     // (N, Ts, B, 3 Cl) by destination
+        real *qkv;                     // (N, Ts, B, Ql) by destination
         real *dheads;                  // (N, Ts, B, Cl) by destination
-        real *dqkv;                    // (N, Ts, B, 3 Cl) arrived, by head group
+        real *dqkv;                    // (N, Ts, B, Ql) arrived, by head group
         const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
         int64_t *arrived;              // [N] rows of dqkv
     } up;
@@ -58,9 +60,9 @@ typedef struct gpt {
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
     real *dx;                    // (Ts, B, C) gradient of the residual stream
     real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
-    real *dhidden;               // (S · Ts, B, Fl) gradient of the GELU's input
+    real *dhidden;               // (S · Ts, B, Gl) gradient of the GELU's input
     real *dheads;                // (T, B, Cl)
-    real *dqkv;                  // (T, B, 3 Cl)
+    real *dqkv;                  // (T, B, Ql)
     bool dqkv_begun;             // dqkv holds the gradient of some time steps
     real *prepared;              // (largest linear_prepared_size()) weights of the product in progress
     accum *norm_scratch, *attention_scratch;

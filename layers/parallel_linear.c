@@ -39,8 +39,9 @@ void column_create(parallel_linear *l, const char *name, int64_t capacity, const
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops) {
     l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
-    l->forward = create(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);
-    l->arrives = l->backward = create(l, name, CF_ALLGATHER, capacity, how, backward_flops, false, true);
+    const double product = 2.0 * (double)(l->group->size * capacity * l->IC);
+    l->forward = create(l, name, CF_REDUCE_SCATTER, capacity, how, product + forward_flops, false, true);
+    l->arrives = l->backward = create(l, name, CF_ALLGATHER, capacity, how, 2 * product + backward_flops, false, true);
 }
 
 void parallel_linear_free(parallel_linear *l) {
@@ -62,7 +63,7 @@ static linear_rows rows_of(const parallel_linear *l, const cf_span *span, int64_
 static void column_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_forward_job *j = (const linear_forward_job *)argument;
     const parallel_linear *l = j->linear;
-    const real *bias = l->bias >= 0 ? params_weight(l->pass->params, l->bias, j->layer) : NULL;
+    const real *bias = params_weight(l->pass->params, l->bias, j->layer);
     int64_t first = span->row * l->pass->B * l->OC;
     linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, NULL,
                    rows_of(l, span, l->IC), l->IC, l->OC, stream);
@@ -149,8 +150,7 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
     if (!l->gather) return; // x is still here
-    l->gather_job =
-        (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .dw = *zero_gradient(l->pass->zero, l->w, layer)};
+    l->gather_job = (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .dw = *zero_gradient(l->pass->zero, l->w, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
 }
 

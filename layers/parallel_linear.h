@@ -61,15 +61,15 @@ typedef struct parallel_linear {
     real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
     int w, bias;    // tensors; bias −1: none
     cf_fuse *forward, *backward;
-    cf_fuse *gather;                     // column: of the saved input; NULL: backward still has all of it
-    cf_fuse *arrives;                    // in backward: brings one factor of the weight gradient; NULL: none does
-    int64_t IC, OC;                      // of this rank's part of w (OC, IC)
-    const real *ready;                   // w as products read it: in prepared, or w itself
+    cf_fuse *gather;   // column: of the saved input; NULL: backward still has all of it
+    cf_fuse *arrives;  // in backward: brings one factor of the weight gradient; NULL: none does
+    int64_t IC, OC;    // of this rank's part of w (OC, IC)
+    const real *ready; // w as products read it: in prepared, or w itself
     linear_backward_job backward_job, gather_job;
 } parallel_linear;
 
-// The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of a row-parallel
-// layer's operation, whatever its time_steps compute included.
+// The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of what a
+// row-parallel layer's time_steps compute, beside its products.
 void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers);
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,
                 double backward_flops);

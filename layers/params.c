@@ -8,34 +8,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { WHOLE, ROWS, COLUMNS, HEADS } split;
+const block_row block_rows[] = {{.name = "gpt2", .biases = true, .positions = true, .gates = 1, .units = 4}};
+
+typedef enum { WHOLE, ROWS, COLUMNS } split;
+// Rows or columns: of queries, keys and values; of attention's output; of the MLP's first products; of its units.
+typedef enum { ONE, VOCABULARY, POSITIONS, CHANNELS, QKV, HEADS, GATED, UNITS } extent;
+typedef enum { ALWAYS, IF_BIASES, IF_POSITIONS } presence;
 
 typedef struct kind {
     const char *name;
     split split;
     bool per_layer;
-    int rows, columns; // in channels; rows 0: the vocabulary or positions; columns 0: a vector
-    double init;       // standard deviation, scaled down further for residual projections; <= 0: the constant −init
-    int bias;          // of the product with this matrix; 0: none
+    extent rows, columns; // ONE column: a vector
+    double init;          // standard deviation, scaled down further for residual projections; <= 0: the constant −init
+    int bias;             // added to the product with these weights; 0: none
+    presence there;
 } kind;
 
 static const kind kinds[TENSORS] = {
-    [WTE] = {"wte", ROWS, false, 0, 1, 0.02},
-    [WPE] = {"wpe", WHOLE, false, 0, 1, 0.02},
-    [LN1W] = {"ln1w", WHOLE, true, 1, 0, -1},
-    [LN1B] = {"ln1b", WHOLE, true, 1, 0, 0},
-    [QKVW] = {"qkvw", HEADS, true, 3, 1, 0.02, QKVB},
-    [QKVB] = {"qkvb", HEADS, true, 3, 0, 0},
-    [ATTPROJW] = {"attprojw", COLUMNS, true, 1, 1, 0.02, ATTPROJB},
-    [ATTPROJB] = {"attprojb", WHOLE, true, 1, 0, 0},
-    [LN2W] = {"ln2w", WHOLE, true, 1, 0, -1},
-    [LN2B] = {"ln2b", WHOLE, true, 1, 0, 0},
-    [FCW] = {"fcw", ROWS, true, 4, 1, 0.02, FCB},
-    [FCB] = {"fcb", ROWS, true, 4, 0, 0},
-    [FCPROJW] = {"fcprojw", COLUMNS, true, 1, 4, 0.02, FCPROJB},
-    [FCPROJB] = {"fcprojb", WHOLE, true, 1, 0, 0},
-    [LNFW] = {"lnfw", WHOLE, false, 1, 0, -1},
-    [LNFB] = {"lnfb", WHOLE, false, 1, 0, 0},
+    [WTE] = {"wte", ROWS, false, VOCABULARY, CHANNELS, 0.02},
+    [WPE] = {"wpe", WHOLE, false, POSITIONS, CHANNELS, 0.02, 0, IF_POSITIONS},
+    [LN1W] = {"ln1w", WHOLE, true, CHANNELS, ONE, -1, LN1B},
+    [LN1B] = {"ln1b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [QKVW] = {"qkvw", ROWS, true, QKV, CHANNELS, 0.02, QKVB},
+    [QKVB] = {"qkvb", ROWS, true, QKV, ONE, 0, 0, IF_BIASES},
+    [ATTPROJW] = {"attprojw", COLUMNS, true, CHANNELS, HEADS, 0.02, ATTPROJB},
+    [ATTPROJB] = {"attprojb", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [LN2W] = {"ln2w", WHOLE, true, CHANNELS, ONE, -1, LN2B},
+    [LN2B] = {"ln2b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [FCW] = {"fcw", ROWS, true, GATED, CHANNELS, 0.02, FCB},
+    [FCB] = {"fcb", ROWS, true, GATED, ONE, 0, 0, IF_BIASES},
+    [FCPROJW] = {"fcprojw", COLUMNS, true, CHANNELS, UNITS, 0.02, FCPROJB},
+    [FCPROJB] = {"fcprojb", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [LNFW] = {"lnfw", WHOLE, false, CHANNELS, ONE, -1, LNFB},
+    [LNFB] = {"lnfb", WHOLE, false, CHANNELS, ONE, 0, 0, IF_BIASES},
 };
 
 // --- whole tensors ---
@@ -43,23 +49,41 @@ static const kind kinds[TENSORS] = {
 const char *params_name(int tensor) {
     return kinds[tensor].name;
 }
+const block_row *params_block(const gpt_shape *s) {
+    return s->block ? s->block : block_rows;
+}
 bool params_decays(int tensor) {
-    return kinds[tensor].columns > 0;
+    return kinds[tensor].columns != ONE;
 }
 bool params_is_split(int tensor) {
     return kinds[tensor].split != WHOLE;
 }
-int params_bias(int tensor) {
-    return kinds[tensor].bias > 0 ? kinds[tensor].bias : -1;
+int params_bias(const gpt_shape *s, int tensor) {
+    const int bias = kinds[tensor].bias;
+    return bias > 0 && params_layers(s, bias) > 0 ? bias : -1;
 }
 int64_t params_layers(const gpt_shape *s, int tensor) {
+    const block_row *block = params_block(s);
+    const presence there = kinds[tensor].there;
+    if ((there == IF_BIASES && !block->biases) || (there == IF_POSITIONS && !block->positions)) return 0;
     return kinds[tensor].per_layer ? s->L : 1;
 }
+
+// Rows are split section by section: queries, keys, values; each of the MLP's products.
+static int sections(const gpt_shape *s, int tensor) {
+    return kinds[tensor].rows == QKV ? 3 : kinds[tensor].rows == GATED ? params_block(s)->gates : 1;
+}
+
+static int64_t length(const gpt_shape *s, extent e) { // of one section
+    const int64_t lengths[] = {1, s->Vp, s->maxT, s->C, s->C, s->C, params_block(s)->units * s->C, params_block(s)->units * s->C};
+    return lengths[e];
+}
+
 int64_t params_rows(const gpt_shape *s, int tensor) {
-    return tensor == WTE ? s->Vp : tensor == WPE ? s->maxT : kinds[tensor].rows * s->C;
+    return sections(s, tensor) * length(s, kinds[tensor].rows);
 }
 int64_t params_columns(const gpt_shape *s, int tensor) {
-    return kinds[tensor].columns > 0 ? kinds[tensor].columns * s->C : 1;
+    return length(s, kinds[tensor].columns);
 }
 
 int64_t params_count(const gpt_shape *s) {
@@ -97,17 +121,20 @@ static int64_t round_up(int64_t n, int64_t to) {
 
 // The number of parts of a tensor that this rank holds, and that there are.
 static int held(const parameters *p, int tensor) {
-    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW ? p->parts : 1;
+    return kinds[tensor].rows == QKV || kinds[tensor].columns == HEADS ? p->parts : 1;
 }
 static int cuts(const parameters *p, int tensor) {
     return p->splits * held(p, tensor);
 }
 
-static int64_t part_rows(const parameters *p, int tensor) {
-    int64_t rows = params_rows(&p->shape, tensor);
-    bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
-    if (cut) rows = ceil_div(rows, cuts(p, tensor));
+static int64_t part_of_section(const parameters *p, int tensor) { // rows
+    int64_t rows = length(&p->shape, kinds[tensor].rows);
+    if (kinds[tensor].split == ROWS) rows = ceil_div(rows, cuts(p, tensor));
     return tensor == WTE ? round_up(rows, PACK) : rows; // this is the length of a row of logits
+}
+
+static int64_t part_rows(const parameters *p, int tensor) {
+    return sections(&p->shape, tensor) * part_of_section(p, tensor);
 }
 
 int64_t params_local_rows(const parameters *p, int tensor) {
@@ -128,11 +155,11 @@ const param_tensor *params_find(const parameters *p, int tensor, int64_t layer) 
 }
 
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
-    return p->weight + params_find(p, tensor, layer)->first;
+    return tensor < 0 ? NULL : p->weight + params_find(p, tensor, layer)->first;
 }
 
 accum *params_grad(const parameters *p, int tensor, int64_t layer) {
-    return p->grad + params_find(p, tensor, layer)->first;
+    return tensor < 0 ? NULL : p->grad + params_find(p, tensor, layer)->first;
 }
 
 void params_zero_grad(const parameters *p, cf_stream *stream) {
@@ -141,8 +168,7 @@ void params_zero_grad(const parameters *p, cf_stream *stream) {
 }
 
 static int64_t runs_of_part(const parameters *p, int tensor) {
-    split s = kinds[tensor].split;
-    return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1; // HEADS: queries, keys, values
+    return kinds[tensor].split == COLUMNS ? params_rows(&p->shape, tensor) : sections(&p->shape, tensor);
 }
 
 int64_t params_runs(const parameters *p, int tensor) {
@@ -180,11 +206,12 @@ static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *
 static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh *mesh) {
     const cf_group *group = group_of(p, tensor, mesh);
     if (tensor == WTE) return BUCKET_TABLE;
-    if (kinds[tensor].per_layer && kinds[tensor].columns > 0) {
+    if (kinds[tensor].per_layer && params_decays(tensor)) {
         int64_t rows = params_local_rows(p, tensor) / group->size;
         return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
     }
-    return mesh->tp == 1 || group == &mesh->world_group ? BUCKET_VECTORS : BUCKET_VECTORS_DP; // without tp the replicas are the world
+    return mesh->tp == 1 || group == &mesh->world_group ? BUCKET_VECTORS
+                                                        : BUCKET_VECTORS_DP; // without tp the replicas are the world
 }
 
 // Adds a bucket of all tensors of one kind, or of the one given, of layers [first, end); no bucket if there are none.
@@ -220,7 +247,7 @@ static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) 
     const cf_group *matrices = group_of(p, FCW, mesh); // the same for all matrices of layers
     int64_t thin = 0, enough = matrices->size * (int64_t)fmax(shard_bytes, SHARD_BYTES_MIN) / (int64_t)sizeof(accum);
     for (int i = 0; i < TENSORS; i++)
-        if (bucket_kind_of(p, i, mesh) == BUCKET_THIN) thin += params_local_count(p, i);
+        if (params_layers(&p->shape, i) > 0 && bucket_kind_of(p, i, mesh) == BUCKET_THIN) thin += params_local_count(p, i);
     const int64_t most = thin > 0 ? ceil_div(enough, thin) : L; // layers whose thin matrices share a bucket
     for (int64_t l = 0, end = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
@@ -309,7 +336,7 @@ typedef struct initial {
 // GPT-2 divides the deviation of residual projections by sqrt(2L), because L layers add to the residual 2L times.
 static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const initial *of = argument;
-    const bool residual = tensor == ATTPROJW || tensor == FCPROJW;
+    const bool residual = kinds[tensor].split == COLUMNS;
     const double init = kinds[tensor].init, deviation = residual ? init / sqrt(2.0 * (double)of->layers) : init;
     const uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)layer;
 #pragma omp parallel for

@@ -1,15 +1,17 @@
-// The parameters of a GPT: sixteen tensors (in the order of llm.c's model files), how each is split over the tp group,
-// the place of the local part, and the buckets in which gradients and weights travel.
+// The parameters of a GPT: the kind of its blocks, its tensors (in the order of llm.c's model files), how each is split over the tp
+// group, the place of the local part, and the buckets in which gradients and weights travel.
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
 // wte         (Vp, C)        rows (vocabulary), padded with zeros to 8·n          whole, padded likewise
-// qkvw        (3C, C)        by heads: the same rows of q, k and v               the tp parts, one after another
-// qkvb        (3C)           likewise                                            likewise
+// qkvw        (Q, C)         by heads: the same rows of q, k and v               the tp parts, one after another
+// qkvb        (Q)            likewise                                            likewise
 // attprojw    (C, C)         columns                                             the tp parts, one after another
-// fcprojw     (C, 4C)        columns                                             whole
-// fcw         (4C, C)        rows                                                whole
-// fcb         (4C)           likewise                                            whole
+// fcprojw     (C, F)         columns                                             whole
+// fcw         (G·F, C)       the same rows of each of the G products             whole
+// fcb         (G·F)          likewise                                            whole
 // all others                 whole on every rank                                 whole
+//
+// Q: the width of queries, keys and values, 3C in GPT-2; F: the units of the MLP, 4C; G = 1.
 //
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp travel among the
 // replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
@@ -25,8 +27,20 @@
 
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 
+// What blocks are made of, a row each. Tensors and all that follows from them read the row: sizes, splits, files, FLOP, memory.
+// layers/README.md says where else a row is read.
+typedef struct block_row {
+    const char *name;
+    bool biases;    // norms and linear layers have them
+    bool positions; // learned ones: wpe
+    int gates;      // products side by side in the MLP's first layer
+    int units;      // of the MLP, in channels
+} block_row;
+extern const block_row block_rows[]; // the first is GPT-2's
+
 typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
+    const block_row *block;       // NULL: the first
 } gpt_shape;
 
 enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
@@ -80,13 +94,14 @@ typedef struct parameters {
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);
 
+const block_row *params_block(const gpt_shape *shape);
 const char *params_name(int tensor);
-int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L or 1
+int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L or 1; 0: such blocks have none
 int64_t params_rows(const gpt_shape *shape, int tensor);     // whole tensor, one layer
 int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
 bool params_decays(int tensor);                              // weight decay: matrices and embeddings
 bool params_is_split(int tensor);                            // over tp, in TPSP
-int params_bias(int tensor);                                 // of the product with this matrix; −1: none
+int params_bias(const gpt_shape *shape, int tensor);         // added to the product with these weights; −1: none
 int64_t params_count(const gpt_shape *shape);                // all tensors, whole, without the vocabulary's padding
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
 // Floating-point operations of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P
@@ -100,7 +115,7 @@ int64_t params_local_columns(const parameters *p, int tensor);
 // The place of a layer's tensor, one of p->placed. wte, wpe and the final norm have one layer, whatever is asked for.
 const param_tensor *params_find(const parameters *p, int tensor, int64_t layer);
 
-// Local part of one layer's tensor, in device memory.
+// Local part of one layer's tensor, in device memory; NULL: tensor is −1, which is none.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
 accum *params_grad(const parameters *p, int tensor, int64_t layer);
 

@@ -92,6 +92,7 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
     real *pieces = cf_host_alloc(g->split->size * COLLECT, sizeof *pieces, "pieces of the model");
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
+        if (params_layers(shape, tensor) == 0) continue;
         float *whole = g->mesh->tp_group.rank == 0 ? cf_host_alloc(count, sizeof *whole, params_name(tensor)) : NULL;
         for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
             collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);

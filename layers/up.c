@@ -71,9 +71,9 @@ static void prepare_groups(gpt *g, linear_prepare *prepare, int tensor, int laye
 // The queries, keys and values of one head group for some rows of this rank's shard.
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
-    const real *bias = params_weight(&j->g->params, QKVB, j->layer) + group * j->width;
-    linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias, NULL, linear_all(rows * B), C, j->width,
-                   stream);
+    const real *bias = params_weight(&j->g->params, j->g->qkv.bias, j->layer);
+    linear_forward(out, NULL, j->in + first * B * C, j->g->up.ready[group], bias ? bias + group * j->width : NULL, NULL,
+                   linear_all(rows * B), C, j->width, stream);
 }
 
 static void qkv_rows(void *argument, const cf_span *span, cf_stream *stream) {
@@ -98,17 +98,17 @@ static void attend_and_project_rows(void *argument, const cf_span *span, cf_stre
 
 const real *up_forward(gpt *g, int layer, real *norm) {
     const model_pass *pass = &g->pass;
-    int64_t C = g->params.shape.C, Cl = C / g->mesh->tp, rows = pass->Ts * pass->B, own = g->mesh->tp_group.rank * rows * Cl;
-    job j = {.g = g, .layer = layer, .width = 3 * Cl, .in = norm};
-    prepare_groups(g, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
+    const int64_t C = g->params.shape.C, Cl = g->Cl, Ql = g->Ql, rows = pass->Ts * pass->B;
+    job j = {.g = g, .layer = layer, .width = Ql, .in = norm};
+    prepare_groups(g, linear_prepare_forward, QKVW, layer, C, Ql);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
-    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * 3 * Cl, qkv_rows, &j, layer);
+    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * Ql, qkv_rows, &j, layer);
     j = (job){.g = g, .layer = layer, .width = Cl};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
-    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j,
-                  layer);
+    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j, layer);
     prepare_groups(g, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
+    const int64_t own = g->mesh->tp_group.rank * rows * Cl;
     // In commfuse mode this rank's rows were computed in place among the arrivals, but backward reads them in heads.
     cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
     return g->sums;
@@ -166,28 +166,28 @@ void up_gradient_after(gpt *g, int layer) {
 const real *up_backward(gpt *g, int layer, real *dx) {
     const model_pass *pass = &g->pass;
     const parameters *p = &g->params;
-    int64_t N = g->mesh->tp, C = p->shape.C, Cl = C / N, rows = pass->Ts * pass->B;
+    const int64_t N = g->mesh->tp, C = p->shape.C, Cl = g->Cl, Ql = g->Ql, rows = pass->Ts * pass->B;
     job j = {.g = g, .layer = layer, .width = Cl, .in = dx};
     prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     cf_fuse_set_result(g->attproj.backward, g->dheads);
-    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl,
-                  attend_and_project_backward_rows, &j, layer);
+    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl, attend_and_project_backward_rows, &j, layer);
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_whole(g, layer);
 
-    j = (job){.g = g, .layer = layer, .width = 3 * Cl, .dw = *zero_gradient(&g->zero, QKVW, layer)};
+    j = (job){.g = g, .layer = layer, .width = Ql, .dw = *zero_gradient(&g->zero, QKVW, layer)};
     for (int64_t i = 0; i < N; i++) g->up.arrived[i] = 0;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
-    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * 3 * Cl, qkv_backward_rows, &j, layer);
+    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * Ql, qkv_backward_rows, &j, layer);
     j.in = gpt_norm_again(g, 2 * layer);
-    prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, 3 * Cl);
+    prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, Ql);
     cf_fuse_finish(g->qkv.backward);
     const bool later = j.dw.place >= GRADIENT_AFTER;
     for (int64_t i = 0; i < N; i++) {
         g->up.x[i] = j.in;
-        if (later) linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, g->up.dy[i], rows, 3 * Cl, g->context->stream);
+        if (later && g->qkv.bias >= 0)
+            linear_bias_grad(params_grad(p, g->qkv.bias, layer) + i * Ql, g->up.dy[i], rows, Ql, g->context->stream);
     }
     if (!later) weight_gradients(g, &g->qkv, layer);
     return g->sums;
@@ -203,12 +203,12 @@ static cf_fuse *create_alltoall(const gpt *g, const char *name, cf_side side, in
 
 void up_create(gpt *g) {
     const gpt_shape *shape = &g->params.shape;
-    const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->setup.T * g->setup.B / N;
-    const double product = 2.0 * (double)(shard_rows * C * C),
+    const int64_t N = g->mesh->tp, C = shape->C, shard_rows = g->setup.T * g->setup.B / N;
+    const double qkv_flops = 2.0 * (double)(shard_rows * C * N * g->Ql), product = 2.0 * (double)(shard_rows * C * N * g->Cl),
                  attention = attention_flops(g->setup.T, g->setup.B, shape->H / N, C / shape->H);
     const double ranges = attention_backward_by_ranges() ? 2.5 * attention : 0;
-    g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product);
-    g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention);
-    g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + ranges);
-    g->qkv.arrives = g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 6 * product);
+    g->qkv.forward = create_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * g->Ql, qkv_flops);
+    g->attproj.forward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * g->Cl, product + attention);
+    g->attproj.backward = create_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * g->Cl, product + ranges);
+    g->qkv.arrives = g->qkv.backward = create_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * g->Ql, 2 * qkv_flops);
 }

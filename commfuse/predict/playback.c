@@ -1,4 +1,4 @@
-// See playback.h.
+// See playback.h. Why this is not replay.c, and that not this: see there.
 #include "playback.h"
 #include "../base/die.h"
 #include <stdlib.h>

@@ -212,7 +212,8 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
     for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
     for (int i = 0; i < p->tensors; i++) {
         const param_tensor *t = &p->placed[i];
-        const int bias = params_bias(t->tensor); // that of a row-parallel layer is whole on every rank: layer norm's backward
+        const int bias =
+            params_bias(&p->shape, t->tensor); // that of a row-parallel layer is whole on every rank: layer norm's backward
         if (p->bucket[t->bucket].kind > BUCKET_TABLE) continue;
         matrix_gradient to = {.place = choose_place(z, t), .at = p->grad + t->first, .add = !first};
         if (bias >= 0 && params_is_split(bias) && to.place < GRADIENT_AFTER) to.db = params_grad(p, bias, t->layer);
