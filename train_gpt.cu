@@ -20,7 +20,10 @@ extern "C" { // these headers are for C
 #include "data/run/predict.h"
 #include "data/run/derived.h"
 #include "data/run/report.h"
-#include "layers/step.h"
+#include "layers/evaluate.h"
+#include "layers/generate.h"
+#include "layers/operations.h"
+#include "layers/state.h"
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,6 @@
-// See model.h. When fewer than B sequences are left for each replica, passes are smaller; in the last one some replicas repeat
+// See evaluate.h. When fewer than B sequences are left for each replica, passes are smaller; in the last one some replicas repeat
 // sequences, which are not counted. So the result depends neither on the mesh nor on B.
-#include "model.h"
+#include "evaluate.h"
 #include <stdlib.h>
 
 // The sum of the losses of sequences [0, counted) of the pass in this rank's shard. losses (Ts, B): scratch.

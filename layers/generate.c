@@ -1,5 +1,5 @@
-// See model.h.
-#include "model.h"
+// See generate.h.
+#include "generate.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,6 @@
 // of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S.
 #pragma once
 
-#include "../commfuse/tune.h"
 #include "optimizer/lookup.h"
 #include "parallel_linear.h"
 
@@ -103,34 +102,3 @@ int64_t gpt_first_row(const gpt *g);
 // Tokens of a pass over a text of `length` tokens: rounded up, because each number of tokens needs plans for its products, which
 // take a GPU's library up to a second. No token sees those after it.
 int64_t gpt_pass_tokens(const gpt *g, int64_t length);
-
-// --- uses of a model ---
-
-// The loss of given sequences, without training: validation (evaluate.c).
-// Writes sequence `number` into column b of inputs and targets (T, B).
-typedef void evaluate_load(void *argument, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
-
-// Collective over all ranks. Returns the mean loss of sequences 0 … count − 1, the same on every rank. A replica evaluates at most
-// B at a time.
-double gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t B);
-
-// Text (generate.c).
-typedef struct sampling {
-    double temperature; // logits are divided by it; 0: always the largest logit
-    int64_t top_k;      // draw among the top_k largest logits, and all that equal the last of these; 0: among all
-    uint64_t seed, stream;
-} sampling;
-
-// Collective over a replica: the tokens (count) that follow `first`. Random numbers are a function of (seed, stream) alone, so every
-// rank draws the same. When the window of T tokens is full, its older half is dropped.
-void gpt_generate(gpt *g, sampling how, int32_t first, int32_t *tokens, int64_t count);
-
-// The whole model in the order of llm.c's files: every rank of the replica calls this, and `append` of its first rank gets the
-// elements.
-void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
-
-// --- its operations (operations.c) ---
-
-// Calls visit for each operation of a training step, except those of zero.h and the step.
-void gpt_operations(gpt *g, visit_operation *visit, void *argument);
-cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)

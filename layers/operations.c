@@ -1,5 +1,5 @@
-// All operations of a step, for the tuner and for --dry-run, which prints memory, how gradients and weights travel, and schedules.
-#include "step.h"
+// See operations.h. --dry-run prints memory, how gradients and weights travel, and schedules.
+#include "operations.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -36,29 +36,13 @@ void gpt_step_create(gpt_step *s, gpt *model);
 void gpt_step_free(gpt_step *s);
 
 // Takes a step: gradients of the mean loss over all replicas' tokens, their global norm clipped to `clip` (0: no clipping), the
-// optimizer's step with these settings. It leaves the matrices of the layers to the next pass, which updates them during the transfers of its
-// lookup. Collective. The result is valid until the next call.
+// optimizer's step with these settings. It leaves the matrices of the layers to the next pass, which updates them during the
+// transfers of its lookup. Collective. The result is valid until the next call.
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimizer_settings settings, double clip);
 // Updates them now: before state is read, or so that the time of the update counts to this step.
 void gpt_finish_step(gpt_step *s);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
 CF_NORETURN void gpt_step_die(gpt_step *s);
 
-// Would the model, and its optimizer, take at most three quarters of the free memory on every rank? Collective. Allocates nothing;
-// call it before gpt_create.
-bool gpt_may_keep(cf_context *context, const cf_mesh *mesh, const gpt_setup *setup);
-
 // Calls visit for the operations that carry gradients, weights and figures.
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument);
-// --dry-run: memory per purpose, every schedule of rank 0, and how much a step posts.
-void dry_run(gpt_step *s, FILE *out);
-
-// state_copy: copies the state that this rank owns (params.h), between two steps, after gpt_finish_step(); not collective. The
-// first time it makes room (state_create). state_restore: the reverse, on
-// any mesh: `read` returns elements of the whole model; all weights that this rank holds are filled, owned or not. kinds: the first
-// so many are read, the others stay zero.
-void state_create(rank_state *s, const zero_shards *z);
-void state_free(rank_state *s);
-void state_copy(rank_state *s, const zero_shards *z);
-typedef void state_reader(void *argument, int kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out);
-void state_restore(zero_shards *z, int kinds, state_reader *read, void *argument);

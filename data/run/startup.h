@@ -61,7 +61,7 @@ manifest *startup_checkpoint(const options *opt, cf_transport *transport, bool *
 // damaged checkpoints, so that they do not count when older ones are removed.
 void startup_resume(const options *opt, const run_facts *facts, const manifest *m, bool damage);
 
-// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/step.h. Both die on an error. *kinds: how many of its
+// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/state.h. Both die on an error. *kinds: how many of its
 // values serve --optimizer: the weights alone if it is another one's.
 saved_state *startup_open_state(const options *opt, const manifest *m, int *kinds);
 void startup_read_state(void *state, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);

@@ -25,7 +25,7 @@
 #include "../../data/run/options.h"
 #include "../../data/run/plan.h"
 #include "../../layers/model.h"
-#include "../../layers/step.h"
+#include "../../layers/operations.h"
 #include "../../layers/kernels/peak.h"
 #include "../../layers/random.h"
 #include <math.h>

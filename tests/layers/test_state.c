@@ -7,7 +7,7 @@
 #include "data/atomic_file.h"
 #include "data/checkpoint.h"
 #include "../data/kinds.h"
-#include "layers/step.h"
+#include "layers/state.h"
 #include <sys/stat.h>
 
 enum { STEP = 7, MESHES_MAX = 24 };
