@@ -7,6 +7,7 @@
 #include "../../commfuse/base/die.h"
 #include "../../data/model_file.h"
 #include "../../data/tokens.h"
+#include "../../layers/state.h"
 #include "../../layers/step.h"
 #include <stdio.h>
 #include <stdlib.h>
