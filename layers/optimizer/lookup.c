@@ -33,12 +33,13 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
 }
 
 // Rows are more bytes, and their lists take time. In exchange nothing waits for the table's transfers, as far as the layers hide
-// them: beside the products' time, in which on CPUs the layers' own transfers come first; on GPUs these have a layer's other kernels.
+// them: beside the products' time, in which the layers' own transfers come first; on GPUs these have a layer's other kernels, too.
+// Where activations travel for longer than products take (eight times, README.md), the layers take as long as they do.
 // Many tokens name a large part of an owner's rows: an eighth with as many tokens as it has rows, a third with eight times as many
 // (counted in tiny Shakespeare). The ranks of a host each fetch theirs from other hosts, where a collective fetches each row once.
 static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
     const cf_transport *t = l->context->transport;
-    const double lists = 0.02; // of a step's products
+    const double lists = 0.02, others = t && t->costs.serial ? 0.5 : 0; // of a step's products: other kernels, too
     const int places = l->owners->hierarchy ? l->owners->size / l->owners->hosts : 1;
     const param_bucket *table = &l->p->bucket[l->p->table];
     if (!t || (!t->costs.spare && t->local_size == t->size)) return false; // no core is left to move bytes meanwhile
@@ -48,10 +49,13 @@ static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
     double layers_s = 0, left_s = 0;
     for (const param_bucket *b = l->p->bucket; b < table; b++) {
         layers_s += products_s * (double)b->count;
-        left_s += products_s * (double)b->count - (t->costs.serial ? 0 : transfers_s * (double)(b->count - b->shard));
+        const double before_s = transfers_s * (double)(b->count - b->shard) - others * products_s * (double)b->count;
+        left_s += products_s * (double)b->count - (t->costs.serial ? fmax(0, before_s) : before_s);
     }
+    const double moved = 8 * (1 - 1.0 / l->split->size) * (double)tokens * (double)(l->p->shape.C * l->p->shape.L);
+    left_s += fmax(0, moved * sizeof(real) / cf_bytes_per_s(&t->costs, l->split) - layers_s);
     const double table_s = transfers_s * (double)(table->count - table->shard);
-    const double named = fmin(1, 0.125 * sqrt((double)tokens / (double)l->owned)); // share of the rows
+    const double named = 1 - exp(-0.135 * sqrt((double)tokens / (double)l->owned)); // share of the rows
     return fmin(table_s, left_s) > named * places * table_s + lists * (layers_s + products_s * (double)table->count);
 }
 

@@ -113,7 +113,7 @@ class Predict(harness.Case):
             machine = described("h100x8")
             machine["links"][link]["latency_us"] = 3000
             machine["links"][0]["copied"] = copied
-            found = self.predicted(self.written(machine), tp=1, dp=ranks, **FEW)
+            found = self.predicted(self.written(machine), tp=1, dp=ranks, embedding="rows", **FEW)
             with self.subTest(ranks=ranks, copied=copied):
                 ratio = found["auto"]["step"] / found["ring"]["step"]
                 native = self.assertGreater if ranks == 8 and copied else self.assertLess
