@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MUTATE, B = ROOT / "build/venv/bin/mutate", "build/release"
 # What notices faults in a file, the fastest first: as tests/run.py --only has it.
 TESTS = {
-    "commfuse/schedule.c": ["test_schedule", "test_fuse"],
+    "commfuse/schedule.c": ["test_schedule", "test_errors", "test_fuse"],
     "commfuse/fuse.c": ["test_fuse", "test_errors", "test_tune", "test_emulated.Emulated.test_once", "test_timeout"],
     "commfuse/choice.c": ["test_choice", "test_replay", "test_tune"],
     "commfuse/replay.c": ["test_replay", "test_choice", "test_playback"],
@@ -97,6 +97,8 @@ class Tree:
             return None, process.communicate()[0]
         finally:
             running.discard(process)
+        if ended.is_set():  # this says nothing of the fault
+            sys.exit()
         return process.returncode, output
 
     def code(self, file):
@@ -142,9 +144,9 @@ def mutants(file, seed, folder):
     return found
 
 
-def change(file, mutant):
+def change(file, original, mutant):
     """'FILE:LINE: the line as it was → as it is now'"""
-    old, new = ((path).read_text(encoding="utf-8").splitlines() for path in (ROOT / file, mutant))
+    old, new = (text.splitlines() for text in (original, mutant.read_text(encoding="utf-8")))
     for tag, i, end, j, last in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
         if tag != "equal":
             was, now = (" ".join(line.strip() for line in lines) or "nothing" for lines in (old[i:end], new[j:last]))
@@ -154,12 +156,12 @@ def change(file, mutant):
 
 def examine(file, trees, lock, o, folder):
     """Draws until `count` mutants of a file have been judged: [(change, verdict)]."""
-    judged = []
+    judged, original = [], (ROOT / file).read_text(encoding="utf-8")  # which may be edited meanwhile
     for mutant in mutants(file, o.seed, folder / file.replace("/", "-")):
         if len(judged) == o.count:
             break
         if o.show:
-            judged.append((change(file, mutant), None))
+            judged.append((change(file, original, mutant), None))
             print(judged[-1][0])
             continue
         with lock:
@@ -169,7 +171,7 @@ def examine(file, trees, lock, o, folder):
         finally:
             trees.append(tree)
         if verdict is not None:
-            judged.append((change(file, mutant), verdict))
+            judged.append((change(file, original, mutant), verdict))
             print(f"{'noticed by ' + verdict if verdict else 'SURVIVES':<40} {judged[-1][0]}", flush=True)
     return judged
 

@@ -113,6 +113,7 @@ static void check_all_rows(kind of, int ranks, int hosts, int slices) {
         assert_int_equal(s->side, of.side);
         assert_int_equal(s->ranks, ranks);
         assert_int_equal(s->slices, cut ? slices : 1);
+        if (ranks == 1) assert_int_equal(s->stage_slots, 0);
         check_row(s, of, row);
         assert_property(&all, NULL, NULL);
         if (row->bound) check_bound(of, &all, row, slices);

@@ -46,17 +46,23 @@ class Transient(checkpoints.Case):
         subprocess.run(["mpicc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", cls.shim,
                         os.path.join(harness.ROOT, "tests/train/preload_wire.c")], check=True)
 
-    def run_over(self, wire, **values):
+    def run_over(self, wire, tp=2, **values):
         wire = dict(LD_PRELOAD=self.shim, WIRE_RANK=1, WIRE_BYTES=256, WIRE_BIT=32 * 17, WIRE_NAN=1) | wire
         values = dict(schedule="constant", val=None) | values
         wrapper = ["env", *(f"{name}={value}" for name, value in wire.items())]
-        started = self.start(tp=2, wrapper=wrapper, **values)
+        started = self.start(tp=tp, wrapper=wrapper, **values)
         return started.wait()
 
     def spoiled_send(self):
         """The number of an early send of step AT: those of the steps before, and the second."""
         result = self.run_over({}, steps=self.AT)
         return int(re.search(r"wire: (\d+) sends", result.err)[1]) + 2
+
+    def test_names_the_rank(self):
+        """That owns the part of the gradient which was spoiled on its way."""
+        result = self.run_over(dict(WIRE_RANK=0, WIRE_NTH=1), tp=1, dp=2)
+        self.assertFails(result, "step 0: ", "--lr")
+        self.assertRegex(result.err, r"the gradient of \w+ of layer 1 on rank 1 is not finite")
 
     def test_ends_the_run(self):
         nth, out = self.spoiled_send(), self.fresh("out")

@@ -427,6 +427,26 @@ class DryRun(harness.Case):
         for operation in ("all-gather", "reduce-scatter"):
             self.assertIn(operation, text)
 
+    def test_gradients_travel_whole(self):
+        """In whatever slices the other operations travel: one product for each owner."""
+        text = self.dry(dp=2, micro_batch=4, overlap="ring:3")
+        found = re.findall(r"^\w+ \(gradient computed owner by owner.*\n(reduce-scatter, .*)\n((?:    .*\n)*)", text, re.M)
+        self.assertGreater(len(found), 0, text)
+        for head, steps in found:
+            self.assertTrue(head.endswith(" 1 slice per shard"), head)
+            self.assertEqual(steps.count(" compute "), 2, steps)
+
+    def test_reductions_share_memory(self):
+        """Of each kind as many have their own as are begun during the table's: 2 and the table's size in layers."""
+        for vocab, window in (200, 3), (6000, 4), (12000, 6):
+            staging = []
+            for layers in range(window - 1, window + 3):
+                text = self.dry(init_from=None, layers=layers, channels=256, heads=4, vocab=vocab, dp=2, micro_batch=4, overlap="ring",
+                                gradients="ready", embedding="table")
+                staging.append(float(re.search(r"^communication staging +([\d.]+)", text, re.M)[1]))
+            self.assertLess(staging[0], staging[1], vocab)
+            self.assertEqual(len(set(staging[1:])), 1, staging)
+
     def test_threads_are_what_is_allowed(self):
         """And the banner says what allows fewer; --threads may ask for more."""
         here, cores = sorted(os.sched_getaffinity(0)), os.cpu_count()
