@@ -6,8 +6,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <time.h>
 
 #define FIRST_PLANNED ((intptr_t)1 << 54) // in no address space of x86-64 or arm64: an access faults
 #define END_PLANNED   ((intptr_t)1 << 55)
@@ -63,18 +61,6 @@ static void *reserve(int64_t bytes) {
     return bytes > END_PLANNED - PAGE - next ? NULL : (void *)next;
 }
 
-const char *cf_memory_hint = "work on less at a time, use more ranks, or raise a limit that is named";
-
-// "; ulimit -v or -d allows 976.6 MiB in all", if one of them does.
-static const char *limit_text(void) {
-    static __thread char text[64];
-    struct rlimit addresses, data;
-    if (getrlimit(RLIMIT_AS, &addresses) != 0 || getrlimit(RLIMIT_DATA, &data) != 0) return "";
-    const rlim_t least = addresses.rlim_cur < data.rlim_cur ? addresses.rlim_cur : data.rlim_cur;
-    if (least == RLIM_INFINITY) return "";
-    snprintf(text, sizeof text, "; ulimit -v or -d allows %.1f MiB in all", (double)least / 1048576);
-    return text;
-}
 
 void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
@@ -83,7 +69,7 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     void *address = b == NULL ? NULL : allocated.reserve_only ? reserve(bytes) : cf_device_malloc(bytes);
     if (!address)
         cf_die(cf_memory_hint, "no memory: %.1f MiB for %s; %.1f MiB are allocated already%s", (double)bytes / 1048576, purpose,
-               (double)cf_memory_bytes() / 1048576, limit_text());
+               (double)cf_memory_bytes() / 1048576, cf_memory_limit());
     *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.reserve_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
     pthread_mutex_lock(&allocated.lock);
@@ -114,28 +100,6 @@ void *cf_memory_lend(const void *address, int64_t *bytes) {
     if (b) b->lent = true, *bytes = b->bytes;
     pthread_mutex_unlock(&allocated.lock);
     return b ? b->memory : NULL;
-}
-
-static void *checked(void *memory, int64_t count, size_t size, const char *purpose) {
-    if (!memory)
-        cf_die(cf_memory_hint, "out of memory: %lld times %zu bytes for %s%s", (long long)count, size, purpose, limit_text());
-    return memory;
-}
-
-void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {
-    return checked(calloc((size_t)count + !count, size + !size), count, size, purpose);
-}
-
-void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose) {
-    if (wanted <= *capacity) return array;
-    *capacity = wanted < 32 ? 64 : 2 * wanted;
-    return checked(realloc(array, (size_t)*capacity * size), *capacity, size, purpose);
-}
-
-double cf_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 // purpose NULL: all. The lock is held.

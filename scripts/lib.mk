@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib
 # The other headers of commfuse/ are internal.
 public_headers := $(addsuffix .h,$(addprefix commfuse/,choice context device fuse memory mesh replay schedule schedule_check trace \
-                                                       transport tune base/die base/extern_c))
+                                                       transport tune base/die base/host base/extern_c))
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
 lib_objects := $(patsubst %.c,$(L)/%.o,$(core))
