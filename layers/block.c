@@ -39,23 +39,23 @@ void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, 
 
 // --- computed inside operations: time steps [t0, t0 + n) ---
 
-void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
+void gpt_attend(void *model, int layer, real *attended, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
-    attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
+    attention_forward(attended, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
                       stream);
 }
 
-void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
+void gpt_attend_backward(void *model, int layer, real *dattended, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
-    attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
-                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, stream);
+    attention_backward(g->dqkv, dattended, g->acts.attended[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch,
+                       t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, stream);
     g->dqkv_begun = true;
 }
 
 void gpt_attend_backward_whole(gpt *g, int layer) {
-    if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dheads, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
+    if (!g->dqkv_begun) gpt_attend_backward(g, layer, g->dattended, 0, g->mesh->tp * g->pass.Ts, g->context->stream);
 }

@@ -15,8 +15,8 @@ typedef struct norm_use {
 } norm_use;
 void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream);
 
-// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl); and its gradient from
-// dheads, which is added to dqkv if g->dqkv_begun. model: a gpt. They are time_steps.
-void gpt_attend(void *model, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward(void *model, int layer, real *dheads, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward_whole(gpt *g, int layer); // of g->dheads, if attention_backward_by_ranges() is false
+// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into attended (T, B, Cl); and its gradient from
+// dattended, which is added to dqkv if g->dqkv_begun. model: a gpt. They are time_steps.
+void gpt_attend(void *model, int layer, real *attended, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward(void *model, int layer, real *dattended, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward_whole(gpt *g, int layer); // of g->dattended, if attention_backward_by_ranges() is false

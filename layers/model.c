@@ -89,19 +89,19 @@ static void alloc_activations(gpt *g) {
     g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
     g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(accum));
     g->acts.qkv = alloc_each(g, L, L, rows * g->Ql, sizeof(real));
-    g->acts.heads = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
+    g->acts.attended = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(accum));
     g->acts.fch = alloc_each(g, L, L, S * shard_rows * g->Gl, sizeof(real));
     g->acts.hidden = alloc_each(g, L, again ? 1 : L, S * shard_rows * g->Fl, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
     g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
     g->dhidden = gpt_alloc(g, S * shard_rows * g->Gl, sizeof(real), shared);
-    g->dheads = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
+    g->dattended = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
     g->dqkv = gpt_alloc(g, rows * g->Ql, sizeof(real), shared);
     if (is_up(g)) {
         g->acts.groups = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
         g->up.qkv = shared_with(g, g->dqkv, rows * g->Ql);
-        g->up.dheads = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
+        g->up.dattended = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
         g->up.dqkv = gpt_alloc(g, rows * g->Ql, sizeof(real), shared);
         g->up.ready = host_table(g, 3 * N, sizeof *g->up.ready);
         g->up.dy = g->up.ready + N, g->up.x = g->up.dy + N;
@@ -312,7 +312,7 @@ void gpt_forward(gpt *g, double scale) {
             residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, g->attproj.bias, l), rows, C, stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
-            row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.heads[l], gpt_attend, g);
+            row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.attended[l], gpt_attend, g);
         }
         column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp));
         row_forward(&g->fcproj, l, g->x[mlp + 1], g->x[mlp], g->sums, g->acts.hidden[l], NULL, NULL);
@@ -352,7 +352,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         if (is_up(g)) {
             gpt_norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
         } else {
-            job = (linear_backward_job){.dx = g->dheads, .x = g->acts.heads[l], .argument = g};
+            job = (linear_backward_job){.dx = g->dattended, .x = g->acts.attended[l], .argument = g};
             if (attention_backward_by_ranges()) job.use_dx = gpt_attend_backward;
             row_begin_backward(&g->attproj, l, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);

@@ -42,7 +42,7 @@ typedef struct gpt {
     real **norm;          // [2 L + 1] (S · Ts, B, C) gathered; with recompute two for all layers
     struct {              // [L] what forward keeps for backward
         real **qkv;       // (T, B, Ql)
-        real **heads;     // (T, B, Cl)
+        real **attended;  // (T, B, Cl) attention's output
         accum **lse;      // (B, Hl, T)
         real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
         real **fch;       // (S · Ts, B, Gl) before GELU
@@ -50,7 +50,7 @@ typedef struct gpt {
     } acts;
     struct {                           // UP alone
         real *qkv;                     // (N, Ts, B, Ql) by destination
-        real *dheads;                  // (N, Ts, B, Cl) by destination
+        real *dattended;               // (N, Ts, B, Cl) by destination
         real *dqkv;                    // (N, Ts, B, Ql) arrived, by head group
         const real **ready, **dy, **x; // [N] by head group: prepared weights; factors of weight gradients
         int64_t *arrived;              // [N] rows of dqkv
@@ -60,7 +60,7 @@ typedef struct gpt {
     real *dx;                    // (Ts, B, C) gradient of the residual stream
     real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
     real *dhidden;               // (S · Ts, B, Gl) gradient of the GELU's input
-    real *dheads;                // (T, B, Cl)
+    real *dattended;             // (T, B, Cl)
     real *dqkv;                  // (T, B, Ql)
     bool dqkv_begun;             // dqkv holds the gradient of some time steps
     real *prepared;              // (largest linear_prepared_size()) weights of the product in progress

@@ -81,10 +81,10 @@ static void qkv_rows(void *argument, const cf_span *span, cf_stream *stream) {
 }
 
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
-static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *heads, cf_stream *stream) {
+static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *attended, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
     real *sum = j->g->sums + first * B * C;
-    linear_forward(sum, NULL, heads, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank ? sum : NULL,
+    linear_forward(sum, NULL, attended, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank ? sum : NULL,
                    linear_all(rows * B), j->width, C, stream);
 }
 
@@ -105,21 +105,21 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * Ql, qkv_rows, &j, layer);
     j = (job){.g = g, .layer = layer, .width = Cl};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
-    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j, layer);
+    cf_fuse_begin(g->attproj.forward, g->acts.attended[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j, layer);
     prepare_groups(g, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     const int64_t own = g->mesh->tp_group.rank * rows * Cl;
-    // In commfuse mode this rank's rows were computed in place among the arrivals, but backward reads them in heads.
-    cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
+    // This rank's rows may have been computed in place among the arrivals, but backward reads them in attended.
+    cf_copy(g->acts.attended[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
     return g->sums;
 }
 
 // --- backward ---
 
 // The gradient of one head group's output for some rows of this rank's shard.
-static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads, cf_stream *stream) {
+static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dattended, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
-    linear_dgrad(dheads, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, stream);
+    linear_dgrad(dattended, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, stream);
 }
 
 // The gradient of attention adds to those of keys and values of earlier time steps.
@@ -169,8 +169,8 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const int64_t N = g->mesh->tp, C = p->shape.C, Cl = g->Cl, Ql = g->Ql, rows = pass->Ts * pass->B;
     job j = {.g = g, .layer = layer, .width = Cl, .in = dx};
     prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
-    cf_fuse_set_result(g->attproj.backward, g->dheads);
-    cf_fuse_begin(g->attproj.backward, g->up.dheads, pass->Ts, pass->B * Cl, attend_and_project_backward_rows, &j, layer);
+    cf_fuse_set_result(g->attproj.backward, g->dattended);
+    cf_fuse_begin(g->attproj.backward, g->up.dattended, pass->Ts, pass->B * Cl, attend_and_project_backward_rows, &j, layer);
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
