@@ -77,7 +77,7 @@ static struct {
 
 static void report_reason(const char *why) {
     if (cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %zu: %s\n", cudnnGetVersion(), why);
+        fprintf(stderr, SLOWER_NOTE "attention by this program's kernels, not by cuDNN %zu: %s\n", cudnnGetVersion(), why);
 }
 
 // A reason known beforehand.

@@ -196,7 +196,7 @@ static void report_refusal(const product *of) {
     static bool reported[2];
     const bool batch = of->blocks > 1;
     if (!reported[batch] && cf_die_rank() == 0)
-        fprintf(stderr, "note: %s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
+        fprintf(stderr, SLOWER_NOTE "%s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
                 batch ? "several products of one shape one by one, not at once"
                       : "bias or GELU by kernels of this program, not in the product's epilogue",
                 cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);

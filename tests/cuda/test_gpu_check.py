@@ -9,6 +9,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -512,6 +513,32 @@ print(json.dumps(words))
             self.assertEqual(row["tokens_per_s"], 8 * step.accumulation * 1024)
             self.assertEqual((row["mfu"], row["spread"]), (0.5, 0))  # of the timed steps alone
             self.assertEqual(row["memory_mib"], 1536)
+
+    def test_a_step_that_is_not_the_libraries_fails(self):
+        """By the notes as the sources have them."""
+        folder, notes, prefix = os.path.join(ROOT, "layers", "kernels"), [], ""
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                text = file.read()
+            value = re.search(r'#define SLOWER_NOTE (".*?")', text)
+            self.assertEqual(value is not None, name == "kernel.h")
+            self.assertNotRegex(text.replace(value[0], "") if value else text, '"note:')
+            notes += re.findall(r'fprintf\(stderr, SLOWER_NOTE "(.*)\\n"', text)
+            prefix = json.loads(value[1]) if value else prefix
+        self.assertEqual(len(notes), 2)
+        for note in [prefix + note for note in notes]:
+            self.program(f"""#!{sys.executable}
+import json, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print({note!r}, file=sys.stderr)
+with open(words["--log"], "w") as log:
+    for step in range(int(words["--steps"])):
+        print(json.dumps(dict(event="step", step=step, loss=11 - 0.1 * step, step_ms=1, mfu=0.5)), file=log)
+""")
+            row, _ = times.measure(self.check, times.MODELS[0], times.Step(8), "tokens")
+            self.assertTrue(row)
+            self.assertEqual((self.verdicts()[-1:], self.check.rows[-1][3] if self.check.rows else ""), ([FAIL], note))
+            self.check.rows.clear()
 
     def test_steps_that_compute_nonsense_are_no_figure(self):
         self.assertEqual(times.implausible([11.1, 12.0, 9.5]), "")
