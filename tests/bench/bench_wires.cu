@@ -1,9 +1,9 @@
-// What the transports between GPUs rely on and no emulator can tell, on one GPU, within half a minute. A line for each
+// What the transports between GPUs rely on and no emulator can tell, on one GPU or two, within half a minute. A line for each
 // figure says what is good; each section decides something in commfuse/gpu/transport_cuda.cu or transport_ipc.cu:
 //
 //   the device      whether CUDA IPC can be used at all
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way, each way once a
-//                   message. (Two take turns on one GPU: two GPUs do better, not worse.)
+//                   message; on GPU 0 and 1. (Where there is one, they take turns: two do better, not worse.)
 //   copies          how fast; across the link one should end while a kernel holds every multiprocessor. Within the GPU
 //                   the driver takes a kernel, which waits for them
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
@@ -198,7 +198,7 @@ static void first_times(bench *b) {
 
 static void open_bench(bench *b, int rank, int processes) {
     b->rank = rank;
-    cf_device_open(0);
+    cf_device_open(rank); // the pair: on two GPUs, if there are two
     b->wait_value = driver_function("cuStreamWaitValue32");
     b->write_value = driver_function("cuStreamWriteValue32");
     b->flush = attribute(cudaDevAttrCanFlushRemoteWrites) ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
@@ -318,6 +318,9 @@ static int early_words(bench *b, char *peer, int64_t bytes) {
 static void measure_pair(bench *b) {
     static const int64_t sizes[] = {0, KIB, 256 * KIB, MIB, 4 * MIB};
     char *peer = map_peer(b);
+    int devices = 0;
+    CF_CUDA(cudaGetDeviceCount(&devices));
+    if (b->rank == 0) figure(devices < PAIR ? 1 : PAIR, 0, "", "2: the link between them is measured; 1: none is", "GPUs of the pair");
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
         const char *good = bytes ? "" : "below 9 between two GPUs; processes on one take turns";
