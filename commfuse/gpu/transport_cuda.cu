@@ -403,6 +403,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     // it. Connections are hardware queues: streams must not share one, where a stream that waits would block the others.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // before the first call of CUDA
     setenv("NCCL_RUNTIME_CONNECT", "0", 0);         // 1: collectives connect in the step that is first to need them
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);   // 0: kernels of two groups that do not fit together may wait for each other
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)

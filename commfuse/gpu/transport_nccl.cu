@@ -9,9 +9,11 @@
 // NCCL's kernels need multiprocessors that matrix products need, too, and a running block is never moved away. A product whose
 // kernel keeps all multiprocessors until it ends would delay the exchange, or find its place taken and need as long again for the
 // rest. So exchanges have a communicator of their own with few blocks, and products beside them leave these their
-// multiprocessors (cf_cuda_left), and for native collectives that share it. The baseline's keep the blocks that NCCL chooses. Each group has its
-// own communicators; with so few blocks, the kernels of all groups fit beside each other, in whatever order they start. The
-// field CTAPolicy of ncclConfig_t stays unset: it changes collectives on registered memory, not sends and receives.
+// multiprocessors (cf_cuda_left), and for native collectives that share it. Clusters would need several free ones side by side, hence
+// cgaClusterSize 1 (bench_beside shows the difference). The baseline's keep the blocks that NCCL chooses. Each group has its own
+// communicators. Kernels of two that do not fit beside each other could wait for each other for ever, so all start in the order of
+// the calls, which is that of all ranks (NCCL_LAUNCH_ORDER_IMPLICIT). The field CTAPolicy of ncclConfig_t stays unset: it changes
+// collectives on registered memory, not sends and receives.
 //
 // Communicators are blocking. A non-blocking one starts a thread for every call, and would only make calls at start interruptible;
 // deadlines guard these. In the steps nothing waits inside NCCL, because all pairs are connected by then.
@@ -131,7 +133,8 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     if (!wanted) return NULL;
     nccl_wire *w = (nccl_wire *)cf_host_alloc(1, sizeof *w, "a group");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (blocks > 0) config.maxCTAs = w->most = blocks;
+    while (blocks & (blocks - 1)) blocks += blocks & -blocks; // as NCCL does: to a power of two
+    if (blocks > 0) config.maxCTAs = w->most = blocks, config.cgaClusterSize = 1;
     cf_deadline_begin("NCCL connects the ranks", bootstrap->timeout_s);
     check(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), "ncclCommInitRankConfig", NULL);
     cf_deadline_end();

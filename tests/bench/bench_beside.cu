@@ -1,11 +1,14 @@
 // What the clock of imagined GPUs (tests/emulator/clock.cc) assumes about one GPU, measured on one:
 //
 //     bench_beside                 all tables, about ten seconds
+//     bench_beside clusters        the last one
 //
 //   a queue     what a launch, an event and a wait cost the stream, and the host that enqueues them
 //   products    a product whole, in slices one after another, and in slices on two streams
 //   beside      the same product while a kernel holds some multiprocessors, as NCCL's do: as it is; with fewer to take
 //               (SM_COUNT_TARGET) from the choice of the algorithm on; and with fewer, but the algorithm that it has alone
+//   clusters    a kernel that comes while a product runs, which leaves it as many multiprocessors as it has blocks: its
+//               blocks each for itself, and in clusters of four, as NCCL has them unless cgaClusterSize is 1
 //
 // A time is between two events around the work, enqueued behind a kernel that spins until the host has enqueued all of it:
 // the median of REPETITIONS. Inputs are random. `bits` compares results with the whole product's.
@@ -20,6 +23,7 @@
 enum { REPETITIONS = 9, ROW = 100, SLICES = 4, STREAMS = 2, HOLDERS_MAX = 32, WORKSPACE = 32 << 20 };
 static const int64_t OPERAND_MAX = 32768LL * 4096;
 static const long long HOLD_NS = 8 * 1000 * 1000; // longer than any product here and its enqueuing
+static const long long LATER_NS = 20 * 1000;
 
 typedef __nv_bfloat16 bf16;
 
@@ -260,13 +264,45 @@ static void beside() {
         }
 }
 
+// Ends at once, but blocks take a multiprocessor each.
+static void come(int blocks, unsigned cluster) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {(unsigned)blocks, 1, 1}, config.blockDim = {1, 1, 1}, config.dynamicSmemBytes = 200 << 10;
+    config.stream = g.stream[0], config.attrs = &attribute, config.numAttrs = 1;
+    CF_CUDA(cudaLaunchKernelEx(&config, hold, 0LL));
+}
+
+static void clusters() {
+    printf("a kernel that comes %lld us after a product that leaves its multiprocessors: us until it has ended\n", LATER_NS / 1000);
+    printf("  %-24s %6s %9s %9s %9s\n", "", "blocks", "product", "single", "clusters");
+    for (const shape &s : shapes)
+        for (int blocks = 4; blocks <= HOLDERS_MAX; blocks *= 2) {
+            const product left = product_of(&s, s.m, 0, cf_cuda_properties()->multiProcessorCount - blocks);
+            double us[2], alone = median_us(0, NULL, [&] { multiply(&left, &s, 0, 0); });
+            for (int i = 0; i < 2; i++)
+                us[i] = median_us(0, NULL, [&] {
+                    CF_CUDA(cudaEventRecord(g.plain, g.stream[0]));
+                    CF_CUDA(cudaStreamWaitEvent(g.stream[1], g.plain, 0));
+                    multiply(&left, &s, 0, 1);
+                    hold<<<1, 1, 0, g.stream[0]>>>(LATER_NS);
+                    come(blocks, i == 0 ? 1 : 4);
+                });
+            printf("  %-24s %6d %9.1f %9.1f %9.1f\n", s.name, blocks, alone, us[0], us[1]);
+        }
+}
+
 static void *take(int64_t bytes) {
     void *memory;
     CF_CUDA(cudaMalloc(&memory, (size_t)bytes));
     return memory;
 }
 
-int main() {
+int main(int count, char **words) {
+    const bool only = count == 2 && strcmp(words[1], "clusters") == 0;
+    if (count > 1 && !only) cf_die("it takes nothing, or: clusters", "bench_beside: what is %s?", words[1]);
     cf_device_open(0);
     for (int i = 0; i < STREAMS; i++) {
         CF_CUDA(cudaStreamCreateWithFlags(&g.stream[i], cudaStreamNonBlocking));
@@ -287,8 +323,7 @@ int main() {
         randomize<<<1024, 256>>>(*operands[i], OPERAND_MAX, i + 1);
     }
     CF_CUDA(cudaDeviceSynchronize());
-    queue();
-    products();
-    beside();
+    if (!only) queue(), products(), beside();
+    if (cf_cuda_properties()->major >= 9) clusters(); // Hopper
     return 0;
 }

@@ -9,6 +9,11 @@
 // The stream's thread does the work when the stream comes to it. Operations of one communicator run in the order issued, also those
 // on different streams, as in NCCL.
 //
+// All communicators of a process share the multiprocessors of a GPU, one for each block of a kernel. An operation begins
+// when there is room for all of its blocks, and keeps it until the other ranks' parts have come. So operations of several
+// communicators that begin in another order on another rank may wait for each other for ever, as on a GPU. With
+// NCCL_LAUNCH_ORDER_IMPLICIT=1, as with NCCL, they begin in the order issued.
+//
 // Reductions add in the order of ranks, starting with rank 0; bf16 is rounded after each addition. NCCL has another order, so sums
 // differ in their last bits.
 //
@@ -72,6 +77,36 @@ struct Call { // one call of the API, remembered until the group ends
     cudaStream_t stream;
 };
 
+struct Places {
+    std::mutex lock;
+    std::condition_variable changed;
+    uint64_t issued = 0, begun = 0;
+    int taken = 0;
+    const int all = multiprocessors();
+    const bool ordered = setting("NCCL_LAUNCH_ORDER_IMPLICIT", 0) != 0;
+
+    uint64_t issue() {
+        std::lock_guard<std::mutex> hold(lock);
+        return issued++;
+    }
+    void take(uint64_t turn, int blocks) {
+        std::unique_lock<std::mutex> hold(lock);
+        changed.wait(hold, [&] { return (!ordered || begun >= turn) && (taken == 0 || taken + blocks <= all); });
+        begun++, taken += blocks;
+        changed.notify_all();
+    }
+    void give_back(int blocks) {
+        std::lock_guard<std::mutex> hold(lock);
+        taken -= blocks;
+        changed.notify_all();
+    }
+};
+
+Places &places() {
+    static Places p;
+    return p;
+}
+
 size_t size_of(ncclDataType_t type) {
     static const size_t size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
     return type <= ncclBfloat16 ? size[type] : 0;
@@ -103,6 +138,10 @@ struct ncclComm {
     void run(const std::vector<Call> &calls);
     void collective(const Call &call);
     std::vector<Half> halves_of(const std::vector<Call> &calls), halves_of_collective(const Call &call, char *parts);
+    struct Blocks {
+        int of_kernel, of_message;
+    };
+    Blocks blocks_of(const std::vector<Call> &calls) const;
     void note(const std::vector<Call> &calls, cudaStream_t stream);
     void lost() { result = ncclRemoteError; }
     void drain() {
@@ -273,32 +312,42 @@ void ncclComm::run(const std::vector<Call> &calls) {
     move(halves);
 }
 
-// For the clock. A peer has channels, which are halved until those of all peers fit into the blocks of a kernel; a group's send and
-// receive over one channel share a block. Collectives, and broadcasts, have as many blocks as NCCL chooses, unless the
-// configuration sets fewer.
-void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
-    int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS;
-    while (channels > 1 && channels * ranks > most) channels /= 2;
-    std::vector<Half> halves = halves_of(calls);
+// The blocks of a kernel, and of one message. A peer has channels, which are halved until those of all peers fit into the blocks of
+// a kernel, of which there are as many as the configuration sets, rounded up to a power of two; a group's send and receive over one
+// channel share a block. Collectives, and broadcasts, have as many blocks as NCCL chooses, unless the configuration sets fewer.
+ncclComm::Blocks ncclComm::blocks_of(const std::vector<Call> &calls) const {
+    int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS, places = 1;
     bool collective = true;
+    int sends = 0, receives = 0;
     for (const Call &call : calls) {
         collective &= call.operation != SENDRECV;
+        if (call.peer != rank) (call.send ? sends : receives)++;
+    }
+    if (collective) return {std::min(most, (int)COLLECTIVE_CHANNELS), std::min(most, (int)COLLECTIVE_CHANNELS)};
+    while (places < most) places *= 2;
+    while (channels > 1 && channels * ranks > places) channels /= 2;
+    return {std::min(places, channels * std::max(sends, receives)), channels};
+}
+
+// For the clock.
+void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
+    const Blocks blocks = blocks_of(calls);
+    std::vector<Half> halves = halves_of(calls);
+    for (const Call &call : calls) {
         if (call.operation == SENDRECV || call.operation == BROADCAST) continue;
         for (Half &half : halves_of_collective(call, nullptr)) halves.push_back(half);
     }
     std::vector<Message> messages;
     uint64_t id = strtoull(name + strlen("emulated-nccl-"), nullptr, 16);
-    int sends = 0, receives = 0;
     for (const Half &half : halves) {
         if (half.peer == rank) continue;
         uint64_t number = (half.sends ? noted_sent : noted_received)[(size_t)half.peer]++;
         uint64_t pair = half.sends ? (uint64_t)rank << 16 | (uint64_t)half.peer : (uint64_t)half.peer << 16 | (uint64_t)rank;
-        (half.sends ? sends : receives)++;
         messages.push_back({id ^ (pair << 32 | number) * 0x9e3779b97f4a7c15u, (double)half.bytes,
-                            collective ? std::min(most, (int)COLLECTIVE_CHANNELS) : channels, half.sends});
+                            blocks.of_message, half.sends});
     }
     Note kernel = emulator::note(GROUP, 0, 0, EXCHANGE);
-    kernel.blocks[0] = {std::min(most, collective ? (int)COLLECTIVE_CHANNELS : channels * std::max(sends, receives)), 0};
+    kernel.blocks[0] = {blocks.of_kernel, 0};
     enqueue(stream, "a NCCL operation", kernel, {}, messages);
 }
 
@@ -309,16 +358,20 @@ static thread_local std::vector<Call> group;
 
 static void begin(ncclComm_t comm, cudaStream_t stream, std::vector<Call> calls) {
     if (clock_runs()) return comm->note(calls, stream);
+    const uint64_t place = places().issue();
     uint64_t turn;
     {
         std::lock_guard<std::mutex> hold(comm->lock);
         turn = comm->issued++;
     }
-    enqueue(stream, "a NCCL operation", {}, [comm, turn, calls = std::move(calls)] {
+    enqueue(stream, "a NCCL operation", {}, [comm, turn, place, calls = std::move(calls)] {
+        const int blocks = comm->blocks_of(calls).of_kernel;
         std::unique_lock<std::mutex> hold(comm->lock);
         comm->changed.wait(hold, [&] { return comm->served == turn; });
         hold.unlock();
+        places().take(place, blocks);
         if (!comm->aborted) comm->run(calls);
+        places().give_back(blocks);
         hold.lock();
         comm->served++;
         comm->changed.notify_all();

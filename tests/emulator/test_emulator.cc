@@ -644,6 +644,40 @@ static void test_nccl_two_streams() {
     fork_ranks(2, two_streams_rank, shared_memory());
 }
 
+static unsigned patience_s = 60;
+// Three communicators whose kernels do not fit beside each other; streams delayed at random, so on each rank another begins first.
+static void crowded_rank(int rank, int ranks, char *shared) {
+    enum { COMMS = 3, ROUNDS = 40 };
+    char seed[16];
+    snprintf(seed, sizeof seed, "%d", rank + 1);
+    setenv("EMULATOR_JITTER", "2000", 1);
+    setenv("EMULATOR_SEED", seed, 1);
+    ncclComm_t comm[COMMS];
+    cudaStream_t stream[COMMS];
+    int *x = on_device<int>(COMMS * 2);
+    for (int i = 0; i < COMMS; i++) comm[i] = connect(rank, ranks, shared + i * 256), stream[i] = new_stream();
+    alarm(patience_s);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < COMMS; i++) {
+            NCCL(ncclGroupStart());
+            for (int part = 0; part < 2; part++) { // two messages of 32 channels
+                NCCL(ncclSend(x + i, 1, ncclInt32, 1 - rank, comm[i], stream[i]));
+                NCCL(ncclRecv(x + COMMS + i, 1, ncclInt32, 1 - rank, comm[i], stream[i]));
+            }
+            NCCL(ncclGroupEnd());
+        }
+    CUDA(cudaDeviceSynchronize());
+    for (ncclComm_t one : comm) NCCL(ncclCommDestroy(one));
+}
+static void test_nccl_in_one_order() {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    fork_ranks(2, crowded_rank, shared_memory());
+}
+static void dies_in_any_order() {
+    patience_s = 5;
+    fork_ranks(2, crowded_rank, shared_memory());
+}
+
 static void patient_rank(int rank, int ranks, char *shared) {
     ncclComm_t comm = connect(rank, ranks, shared, false);
     auto finish = [comm] {
@@ -741,6 +775,8 @@ static const struct {
     {"no workspace", dies_workspace, "a workspace of 64 bytes at (nil)"},
     {"nccl", test_nccl, nullptr},
     {"nccl on two streams", test_nccl_two_streams, nullptr},
+    {"nccl of several groups in one order", test_nccl_in_one_order, nullptr},
+    {"nccl of several groups in any order", dies_in_any_order, ""}, // they wait for each other
     {"nccl non-blocking", test_nccl_nonblocking, nullptr},
     {"nccl lost peer", test_nccl_lost_peer, nullptr},
     {"nccl mismatch", dies_mismatch, "sends 28 bytes (send and receive) to rank 1, which expects 32 bytes"},

@@ -71,6 +71,13 @@ class Imagined(unittest.TestCase):
                     self.assertLess(steps.over(mode, "nowire"), 1.4, steps)
                     self.assertLess(steps.over(mode, "slice"), 0.97, steps)
 
+    def test_products_leave_what_exchanges_of_three_ranks_take(self):
+        """NCCL rounds a communicator's blocks up to a power of two."""
+        steps = measure(3, "none", "ring", "direct", tp=3, micro_batch=32, transport="nccl", **dict(WIDE, channels=2304, heads=18, seq=768))
+        exposed = {mode: row["exposed_comm_ms"] for mode, row in steps.items()}
+        self.assertLess(exposed["ring"], 0.5 * exposed["none"], steps)
+        self.assertLess(exposed["direct"], 0.25 * exposed["none"], steps)
+
     def test_auto_is_not_beaten(self):
         """Exchanges by NCCL take multiprocessors from products: there baselines may be the best that is fixed."""
         wide = dict(WIDE, channels=4096, heads=32, micro_batch=8, transport="nccl")
