@@ -114,6 +114,13 @@ class Emulated(meshes.Training):
             with self.subTest(**overlap):
                 self.bits(2, 2, transport="auto", **overlap)
 
+    def test_kernels_of_two_groups_that_do_not_fit_together(self):
+        """They begin in one order on all ranks, or wait for each other."""
+        self.environment(EMULATOR_MULTIPROCESSORS="24", **dict(DELAYS, EMULATOR_JITTER="2000"))
+        for overlap in "slice:3", "none":
+            with self.subTest(overlap=overlap):
+                self.bits(2, 2, transport="nccl", overlap=overlap)
+
     def test_native_collectives_by_ipc(self):
         self.environment(**DELAYS)
         for strategy, mesh in (("tpsp", (4, 1)), ("tpsp", (1, 4)), ("up", (2, 2))):
