@@ -17,10 +17,9 @@ typedef struct span {
     cf_event posted, begin, end;
 } span;
 
-typedef struct figures {                   // of a step
-    cf_trace_total total[CF_TRACE_TOTALS]; // the first, without a name: of all operations
-    double reached[CF_TRACE_TOTALS];       // the end of the union of communication so far, on the cf_now_ms clock
-    int count;
+typedef struct figures {             // of a step
+    cf_trace_sums sums;              // the first, without a name: of all operations
+    double reached[CF_TRACE_TOTALS]; // the end of the union of communication so far, on the cf_now_ms clock
 } figures;
 
 struct cf_trace {
@@ -34,9 +33,7 @@ struct cf_trace {
     figures last, now;                              // of the step before and of the current one: spans that have left the list
     cf_trace_list recorded;
     int full_step; // the first of which recorded has not all events
-    cf_trace_total total[CF_TRACE_TOTALS];
-    int totals;
-    int64_t total_steps;
+    cf_trace_sums sums;
 };
 
 cf_trace *cf_trace_create(void) {
@@ -105,16 +102,16 @@ static int ascending(const void *a, const void *b) {
 }
 
 // The total of an operation; NULL: there is no room for more.
-static cf_trace_total *total_of(cf_trace_total *list, int *count, const char *name) {
+static cf_trace_total *total_of(cf_trace_sums *sums, const char *name) {
     int i = 0;
-    while (i < *count && strcmp(list[i].name, name) != 0) i++;
+    while (i < sums->count && strcmp(sums->total[i].name, name) != 0) i++;
     if (i == CF_TRACE_TOTALS) return NULL;
-    if (i == *count) snprintf(list[(*count)++].name, sizeof list->name, "%s", name);
-    return &list[i];
+    if (i == sums->count) snprintf(sums->total[sums->count++].name, CF_TRACE_NAME, "%s", name);
+    return &sums->total[i];
 }
 
-void cf_trace_add(cf_trace_total *list, int *count, const cf_trace_total *more) {
-    cf_trace_total *to = total_of(list, count, more->name);
+void cf_trace_add(cf_trace_sums *sums, const cf_trace_total *more) {
+    cf_trace_total *to = total_of(sums, more->name);
     if (!to) return;
     to->comm_ms += more->comm_ms, to->exposed_ms += more->exposed_ms;
     to->bytes += more->bytes, to->transfers += more->transfers;
@@ -122,10 +119,10 @@ void cf_trace_add(cf_trace_total *list, int *count, const cf_trace_total *more) 
 
 // Events come in the order in which they begin. One that began before others that were taken earlier counts from their end.
 static void add_event(figures *f, const char *name, const cf_trace_event *e) {
-    cf_trace_total *to = total_of(f->total, &f->count, name);
+    cf_trace_total *to = total_of(&f->sums, name);
     if (to && e->row == CF_TRACE_WAIT) to->exposed_ms += e->end_ms - e->begin_ms;
     if (!to || e->row != CF_TRACE_COMM) return;
-    double *reached = &f->reached[to - f->total];
+    double *reached = &f->reached[to - f->sums.total];
     to->comm_ms += fmax(0, e->end_ms - fmax(e->begin_ms, *reached));
     *reached = fmax(*reached, e->end_ms);
     to->bytes += e->bytes, to->transfers++;
@@ -199,7 +196,7 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     resolve_last(trace);
     remove_spans(trace, 0, trace->before);
     trace->before = trace->spans;
-    trace->last = trace->now, trace->now = (figures){.count = 0};
+    trace->last = trace->now, trace->now = (figures){.sums = {.count = 0}};
     trace->began = cf_event_record(stream), trace->stream = stream;
     trace->step = step;
 }
@@ -214,17 +211,16 @@ cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
     take(trace, &trace->last, 0, trace->before, 0);
     trace->before = 0;
-    return (cf_trace_figures){trace->last.total->comm_ms, trace->last.total->exposed_ms};
+    return (cf_trace_figures){trace->last.sums.total->comm_ms, trace->last.sums.total->exposed_ms};
 }
 
 void cf_trace_add_totals(cf_trace *trace) {
-    for (int i = 1; i < trace->last.count; i++) cf_trace_add(trace->total, &trace->totals, &trace->last.total[i]);
-    trace->total_steps++;
+    for (int i = 1; i < trace->last.sums.count; i++) cf_trace_add(&trace->sums, &trace->last.sums.total[i]);
+    trace->sums.steps++;
 }
 
-const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps) {
-    *count = trace->totals, *steps = trace->total_steps;
-    return trace->total;
+const cf_trace_sums *cf_trace_totals(const cf_trace *trace) {
+    return &trace->sums;
 }
 
 const cf_trace_list *cf_trace_events(cf_trace *trace) {
@@ -242,19 +238,17 @@ static void write_text(FILE *file, const char *text) {
 }
 
 static void write_event(FILE *file, int rank, const cf_trace_event *e) {
-    const bool comm = e->row >= CF_TRACE_COMM && !e->second;
+    static const char *const category[] = {"compute", "wait", "comm"};
+    const int kind = e->second ? CF_TRACE_COMPUTE : e->row < CF_TRACE_COMM ? e->row : CF_TRACE_COMM;
     fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, e->row,
-            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3,
-            comm                      ? "comm"
-            : e->row == CF_TRACE_WAIT ? "wait"
-                                      : "compute");
+            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[kind]);
     write_text(file, e->name);
     fprintf(file, "\",\"args\":{\"step\":%d", e->step);
     if (e->layer >= 0) fprintf(file, ",\"layer\":%d", e->layer);
     if (e->slice >= 0) fprintf(file, ",\"slice\":%d", e->slice);
     if (e->peer >= 0) fprintf(file, ",\"peer\":%d", e->peer);
     if (e->bytes > 0) fprintf(file, ",\"bytes\":%lld", (long long)e->bytes);
-    if (comm) fprintf(file, ",\"posted\":%.3f", e->posted_ms * 1e3);
+    if (kind == CF_TRACE_COMM) fprintf(file, ",\"posted\":%.3f", e->posted_ms * 1e3);
     fprintf(file, "}}");
 }
 

@@ -69,10 +69,15 @@ typedef struct cf_trace_total {
     double comm_ms, exposed_ms; // as above
     int64_t bytes, transfers;
 } cf_trace_total;
+typedef struct cf_trace_sums {
+    cf_trace_total total[CF_TRACE_TOTALS];
+    int count;
+    int64_t steps;
+} cf_trace_sums;
 void cf_trace_add_totals(cf_trace *trace); // adds the step of the last cf_trace_last()
-// Adds `more` to the total of its name, if CF_TRACE_TOTALS have room.
-void cf_trace_add(cf_trace_total *list, int *count, const cf_trace_total *more);
-const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps);
+// Adds `more` to the total of its name, if there is room.
+void cf_trace_add(cf_trace_sums *sums, const cf_trace_total *more);
+const cf_trace_sums *cf_trace_totals(const cf_trace *trace);
 
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none
 

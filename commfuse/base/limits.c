@@ -106,30 +106,27 @@ static long long threads_of_full(const char *folder, bool old) {
     return number_in(folder, "pids.current", "", 0) < limit ? LLONG_MAX : limit;
 }
 
-enum { LIMITS_TEXT = 192 };
-static int start(pthread_t *thread, void *(*run)(void *), void *argument, char limits_text[LIMITS_TEXT]) {
-    const int error = pthread_create(thread, NULL, run, argument);
-    if (error == 0) return 0;
+// held: what the threads wait for; they end with this call. NULL: they go on.
+static void start(pthread_t *thread, int threads, void *(*run)(void *), void *argument, pthread_mutex_t *held, const char *what) {
+    char user_text[96] = "", group_text[64] = "";
     struct rlimit user;
-    const long long most = least_left("pids", threads_of_full, LLONG_MAX);
-    int length = 0;
+    int started = 0, error = 0;
+    if (held) pthread_mutex_lock(held);
+    while (started < threads && (error = pthread_create(&thread[started], NULL, run, argument)) == 0) started++;
+    const long long most = error ? least_left("pids", threads_of_full, LLONG_MAX) : LLONG_MAX;
+    if (held) pthread_mutex_unlock(held);
+    while (held && started > 0) pthread_join(thread[--started], NULL);
+    if (!error) return;
     if (getrlimit(RLIMIT_NPROC, &user) == 0 && user.rlim_cur != RLIM_INFINITY)
-        length = snprintf(limits_text, LIMITS_TEXT, "; ulimit -u allows all programs of this user %lld threads",
-                          (long long)user.rlim_cur);
-    if (most < LLONG_MAX)
-        snprintf(limits_text + length, (size_t)(LIMITS_TEXT - length), "; pids.max of a control group allows %lld", most);
-    return error;
-}
-
-static void check(int error, const char *what, const char *limits_text) {
-    if (error != 0)
-        cf_die("raise that limit, end other programs, or use fewer threads or ranks; stacks of 8 MiB count for ulimit -v",
-               "cannot start %s: %s%s", what, strerror(error), limits_text);
+        snprintf(user_text, sizeof user_text, "; ulimit -u allows all programs of this user %lld threads",
+                 (long long)user.rlim_cur);
+    if (most < LLONG_MAX) snprintf(group_text, sizeof group_text, "; pids.max of a control group allows %lld", most);
+    cf_die("raise that limit, end other programs, or use fewer threads or ranks; stacks of 8 MiB count for ulimit -v",
+           "cannot start %s: %s%s%s", what, strerror(error), user_text, group_text);
 }
 
 void cf_limits_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what) {
-    char text[LIMITS_TEXT] = "";
-    check(start(thread, run, argument, text), what, text);
+    start(thread, 1, run, argument, NULL, what);
 }
 
 static void *wait_for(void *lock) {
@@ -139,15 +136,9 @@ static void *wait_for(void *lock) {
 }
 
 void cf_limits_try_threads(int threads, const char *what) {
-    char text[LIMITS_TEXT] = "";
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_t thread[CPU_SETSIZE];
-    int started = 0, error = 0;
-    pthread_mutex_lock(&lock);
-    while (started < threads && started < CPU_SETSIZE && (error = start(&thread[started], wait_for, &lock, text)) == 0) started++;
-    pthread_mutex_unlock(&lock);
-    while (started > 0) pthread_join(thread[--started], NULL);
-    check(error, what, text);
+    start(thread, threads < CPU_SETSIZE ? threads : CPU_SETSIZE, wait_for, &lock, &lock, what);
 }
 
 // --- cores ---

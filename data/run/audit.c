@@ -5,22 +5,16 @@
 enum { SHOWN = 8 };
 static const double HIDDEN = 0.95;
 
-typedef struct rank_totals {
-    int count;
-    int64_t steps;
-    cf_trace_total total[CF_TRACE_TOTALS];
-} rank_totals;
-
 static int by_exposed(const void *a, const void *b) {
     const double x = ((const cf_trace_total *)a)->exposed_ms, y = ((const cf_trace_total *)b)->exposed_ms;
     return (x < y) - (x > y);
 }
 
 // Sums operations over ranks by name: the lists differ, because a rank that has nothing to send lacks an operation.
-static rank_totals merge(const rank_totals *all, int ranks) {
-    rank_totals sum = {.steps = all->steps};
+static cf_trace_sums merge(const cf_trace_sums *all, int ranks) {
+    cf_trace_sums sum = {.steps = all->steps};
     for (int rank = 0; rank < ranks; rank++)
-        for (int i = 0; i < all[rank].count; i++) cf_trace_add(sum.total, &sum.count, &all[rank].total[i]);
+        for (int i = 0; i < all[rank].count; i++) cf_trace_add(&sum, &all[rank].total[i]);
     qsort(sum.total, (size_t)sum.count, sizeof *sum.total, by_exposed);
     return sum;
 }
@@ -50,11 +44,8 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
 }
 
 void audit(const cf_trace *trace, cf_transport *transport, const options *opt, logfile *log) {
-    rank_totals mine = {0};
-    const cf_trace_total *totals = cf_trace_totals(trace, &mine.count, &mine.steps);
-    memcpy(mine.total, totals, (size_t)mine.count * sizeof *totals);
-    rank_totals *all = cf_allgather_alloc(transport, &mine, sizeof mine);
-    const rank_totals sum = merge(all, transport->size);
+    cf_trace_sums *all = cf_allgather_alloc(transport, cf_trace_totals(trace), sizeof *all);
+    const cf_trace_sums sum = merge(all, transport->size);
     free(all);
     if (transport->rank != 0 || sum.steps == 0 || sum.count == 0) return;
     const double share = 1 / ((double)sum.steps * transport->size);

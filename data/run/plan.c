@@ -90,10 +90,9 @@ static char *read_shared(const char *path, cf_transport *transport, bool alone, 
 void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport *transport, const char *version,
                  const char *saved) {
     problem why;
-    *p = (run_plan){.tuner = tuner,
-                    .root = transport->rank == 0 && !*opt->predict,
-                    .search_again = strcmp(opt->plan, "new") == 0,
-                    .predicted = opt->reproducible};
+    const bool search_again = strcmp(opt->plan, "new") == 0, interrupted = saved && !*saved && !*opt->plan; // saved in trials
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again};
+    p->worth = p->given || opt->reproducible ? INT64_MAX : search_again || interrupted ? INT64_MIN : PLAN_WORTH_STEPS;
     snprintf(p->shape, sizeof p->shape,
              "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s%s",
              opt->tp, opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
@@ -107,8 +106,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
              transport->name, transport->size, transport->local_size, transport->local_cores, opt->threads, cf_device_name(),
              version);
     if (!*opt->out || snprintf(p->path, sizeof p->path, "%s/plan.json", opt->out) >= (int)sizeof p->path) *p->path = 0;
-    p->given = *opt->plan && !p->search_again;
-    if (saved && !*opt->plan) p->interrupted = !*saved, p->text = *saved ? strdup(saved) : NULL, p->bytes = (int64_t)strlen(saved);
+    if (saved && *saved && !*opt->plan) p->text = strdup(saved), p->bytes = (int64_t)strlen(saved);
     const char *from = p->given ? opt->plan : *opt->plan || saved ? "" : p->path;
     if (*from) p->text = read_shared(from, transport, *opt->predict, &p->bytes, &why);
     if (*from && !p->text && (p->given || why.unread)) cf_die_together(why.hint, "--%s: %s", p->given ? "plan" : "out", why.what);
@@ -125,8 +123,7 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
     const bool known = p->text && apply(p, p->given ? "--plan" : "--out", !p->given && !resumes, &why);
     if (p->given && !known) cf_die_together(why.hint, "%s", why.what);
     if (p->root && p->text && !known) cf_print(stdout, "plan      %s: not used\n", why.what);
-    cf_tuner_start(p->tuner, !p->given && !p->predicted && !(resumes && known) &&
-                                 (p->search_again || p->interrupted || steps >= PLAN_WORTH_STEPS));
+    cf_tuner_start(p->tuner, steps >= p->worth && !(resumes && known));
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
@@ -135,7 +132,7 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
 }
 
 bool plan_start_whole(run_plan *p, int plan) {
-    const bool there = plan == 0 || (p->tuner && !p->given && !p->predicted && cf_tuner_take(p->tuner, plan));
+    const bool there = plan == 0 || (p->tuner && p->worth < INT64_MAX && cf_tuner_take(p->tuner, plan));
     plan_start(p, false, 0);
     return there;
 }

@@ -17,9 +17,7 @@ typedef struct run_plan {
     char *text;                    // of --plan (given), else of the checkpoint, else of DIR/plan.json; NULL: none
     int64_t bytes;                 // of text
     bool given, root, trying;
-    bool interrupted;  // the checkpoint was saved in trials
-    bool search_again; // --plan new
-    bool predicted;    // --reproducible: no trials
+    int64_t worth; // trials follow if at least so many steps are left; INT64_MAX: none (--plan FILE, --reproducible)
 } run_plan;
 
 // Rank 0 reads the files for all ranks. Dies together if --plan cannot be read. saved: plan_text() of the checkpoint from which the

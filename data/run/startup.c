@@ -130,13 +130,14 @@ static const char *const must_stay[] = {"layers",       "channels",     "heads",
                                         "decay-steps",  "weight-decay", "beta1", "beta2",        "eps",          "clip",
                                         "seed",         "dtype",        "steps", "reduce-dtype", "optimizer",    "train-tokens",
                                         "train-blocks", "define"};
-static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
-                                             {"positions", "--seq, the model's positions"},
-                                             {"train-tokens", "tokens of --train"},
-                                             {"train-blocks", "content of --train"},
-                                             {"define", "make DEFINE="}};
-// What a checkpoint that does not say it had.
-static const char *const since[][2] = {{"define", "none"}, {"reduce-dtype", "fp32"}, {"optimizer", "adamw"}};
+// What some are, if not an option, and what a checkpoint that does not say it had.
+static const char *const described[][3] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
+                                           {"positions", "--seq, the model's positions", NULL},
+                                           {"train-tokens", "tokens of --train", NULL},
+                                           {"train-blocks", "content of --train", NULL},
+                                           {"define", "make DEFINE=", "none"},
+                                           {"reduce-dtype", NULL, "fp32"},
+                                           {"optimizer", NULL, "adamw"}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
@@ -168,19 +169,18 @@ bool startup_keep(options *opt, const manifest *m, int ranks) {
                                OPTION_embedding,    OPTION_recompute,   OPTION_ranks_per_host, OPTION_reproducible,
                                OPTION_network_gbit, OPTION_reduce_dtype};
     enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
-    const char *saved[KEPT];
     bool same = m && m->ranks == ranks;
-    for (int i = 0; i < KEPT && same; i++) {
-        char value[PATH_MAX];
-        options_value(opt, &options_table[kept[i]], value, sizeof value);
-        saved[i] = json_text(m->options, options_table[kept[i]].name);
-        same = i >= MESH || (saved[i] && (!opt->given[kept[i]] || strcmp(saved[i], value) == 0));
-    }
     options all = *opt;
     problem why;
     for (int i = 0; i < KEPT && same; i++) {
-        if (!saved[i] || opt->given[kept[i]] || (kept[i] == OPTION_overlap && *opt->plan)) continue;
-        same = options_set(&all, &options_table[kept[i]], saved[i], &why);
+        char value[PATH_MAX];
+        const option_row *row = &options_table[kept[i]];
+        const char *saved = json_text(m->options, row->name);
+        const bool given = opt->given[kept[i]];
+        options_value(opt, row, value, sizeof value);
+        same = i >= MESH || (saved && (!given || strcmp(saved, value) == 0));
+        if (!same || !saved || given || (kept[i] == OPTION_overlap && *opt->plan)) continue;
+        same = options_set(&all, row, saved, &why);
         if (!same && cf_die_rank() == 0) cf_print(stdout, "note      the checkpoint's choices are not kept: %s\n", why.what);
     }
     if (same) *opt = all;
@@ -205,12 +205,10 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
         const char *name = must_stay[i], *now = json_text(mine, name), *saved = json_text(m->options, name), *words = NULL;
         char *list = i < OF_MODEL ? model : run;
         const size_t length = strlen(list);
-        for (size_t j = 0; j < sizeof since / sizeof *since && !saved; j++)
-            if (strcmp(since[j][0], name) == 0) saved = since[j][1];
+        for (size_t j = 0; j < sizeof described / sizeof *described; j++)
+            if (strcmp(described[j][0], name) == 0) words = described[j][1], saved = saved ? saved : described[j][2];
         if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
-        for (size_t j = 0; j < sizeof description / sizeof *description; j++)
-            if (strcmp(description[j][0], name) == 0) words = description[j][1];
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
                  words ? words : name, now, saved);
     }

@@ -37,14 +37,15 @@ static double core_flops(int64_t n, bool fp32, const void *a, void *b, void *c, 
     return 2.0 * (double)(n * n * n) * (double)products / (spent_ms * 1e-3);
 }
 
-// alone: whether no other work took these cores.
-static double measured(bool fp32, double cores, bool *alone, cf_transport *transport, cf_stream *stream) {
+static double measured(bool fp32, double cores, const char **source, cf_transport *transport, cf_stream *stream) {
+#define PRODUCTS "all cores, best of matrix products of 512, 1024 and 1536 cubed on each"
     static const int64_t shapes[SHAPES] = {512, 1024, LARGEST};
     const int64_t elements = (int64_t)LARGEST * LARGEST, size = fp32 ? sizeof(accum) : sizeof(real), square = size * elements;
     const int threads = (int)ceil(cores);
     const int64_t packed = size * (fp32 ? elements : gemm_packed_size(LARGEST, LARGEST)), of_thread = packed + square;
     char *a = cf_alloc(square + threads * of_thread, "peak measurement");
     double best = 0;
+    bool alone = true; // no other work took these cores
     for (int i = 0; i < SHAPES; i++) {
         double mine = 0, ran = 1;
         cf_allreduce_sum(transport, 0); // all begin together
@@ -60,18 +61,15 @@ static double measured(bool fp32, double cores, bool *alone, cf_transport *trans
             }
         }
         best = fmax(best, cf_allreduce_sum(transport, mine / threads * cores));
-        *alone &= ran > SHARE_MIN * fmin(1, cores / threads);
+        alone &= ran > SHARE_MIN * fmin(1, cores / threads);
     }
     cf_free(a);
+    *source = alone ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
     return best;
 }
 
 double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
-#define PRODUCTS "all cores, best of matrix products of 512, 1024 and 1536 cubed on each"
-    bool alone = true;
-    const double best = measured(false, cores, &alone, transport, stream);
-    *source = alone ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
-    return best;
+    return measured(false, cores, source, transport, stream);
 }
 
 bool peak_emulated(void) {
@@ -79,6 +77,6 @@ bool peak_emulated(void) {
 }
 
 double peak_flops_fp32(double cores, cf_transport *transport, cf_stream *stream) {
-    bool alone = true;
-    return cf_allreduce_sum(transport, peak_emulated()) > 0 ? measured(true, cores, &alone, transport, stream) : 0;
+    const char *source;
+    return cf_allreduce_sum(transport, peak_emulated()) > 0 ? measured(true, cores, &source, transport, stream) : 0;
 }

@@ -154,13 +154,11 @@ static void runs_do_not_grow(void **state) {
         if (step > 0) cf_trace_add_totals(trace);
     }
     assert_int_equal(allocated(), before);
-    int count = 0;
-    int64_t steps = 0;
-    const cf_trace_total *total = cf_trace_totals(trace, &count, &steps);
-    assert_int_equal(count, 2);
-    assert_int_equal(steps, 2);
-    assert_int_equal(total[0].transfers + total[1].transfers, 2 * TRANSFERS);
-    assert_near(total[0].exposed_ms + total[1].exposed_ms, TRANSFERS / 2.0);
+    const cf_trace_sums *sums = cf_trace_totals(trace);
+    assert_int_equal(sums->count, 2);
+    assert_int_equal(sums->steps, 2);
+    assert_int_equal(sums->total[0].transfers + sums->total[1].transfers, 2 * TRANSFERS);
+    assert_near(sums->total[0].exposed_ms + sums->total[1].exposed_ms, TRANSFERS / 2.0);
     cf_stream_free(stream);
     cf_trace_free(trace);
 }
