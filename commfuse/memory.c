@@ -61,7 +61,6 @@ static void *reserve(int64_t bytes) {
     return bytes > END_PLANNED - PAGE - next ? NULL : (void *)next;
 }
 
-
 void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);

@@ -187,7 +187,8 @@ static double left_ms(const run_report *r, int64_t done) {
                                       words * fmin(1, (double)opt->sample_tokens / 2 / (double)opt->seq), 0};
     double left = step * (double)(steps - done);
     for (int i = 0; i < PAUSES; i++) {
-        const int64_t times = every[i] > 0 ? steps / every[i] - (done - 1) / every[i] + (steps % every[i] != 0) : 0;
+        if (every[i] <= 0) continue;
+        const int64_t times = steps / every[i] - (done - 1) / every[i] + (steps % every[i] != 0);
         left += (double)times *
                 (r->pauses[i] > 0 ? r->paused_ms[i] / (double)r->pauses[i] : step / 3 * sequences[i] / (double)opt->batch);
     }

@@ -64,7 +64,8 @@ static double measured(bool fp32, double cores, const char **source, cf_transpor
         alone &= ran > SHARE_MIN * fmin(1, cores / threads);
     }
     cf_free(a);
-    *source = alone ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
+    *source =
+        cf_allreduce_sum(transport, !alone) == 0 ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
     return best;
 }
 
