@@ -3,7 +3,7 @@
 // whose sum they use (where one rank has all of a row-parallel layer, its product adds both). Their weight gradients are partial
 // sums, which the optimizer adds up over the tp group.
 //
-// The gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
+// With recompute in TPSP, the gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
 // left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
 // A weight gradient that is sent owner by owner (zero.h) is computed after these. QKV's comes last, after the gradient of the
 // block's input; in the first block it always does, to hide the transfers of the embedding's backward (all-gather ▸ scatter-add,
@@ -302,20 +302,21 @@ void gpt_forward(gpt *g, double scale) {
     embed(g);
     trace_end(g, "embedding forward", -1, g->begun);
     for (int l = 0; l < L; l++) {
-        const int64_t attention = 2 * l, mlp = 2 * l + 1;
+        const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
         cf_event begin = trace_begin(g);
-        real *norm = gpt_norm_forward(g, attention);
+        real *norm = gpt_norm_forward(g, attention_norm);
         if (is_up(g)) {
             const real *sum = up_forward(g, l, norm); // (Ts, B, C)
-            residual_forward(g->x[mlp], g->x[attention], whole_sum(sum), params_weight(p, g->attproj.bias, l), rows, C, stream);
+            residual_forward(g->x[mlp_norm], g->x[attention_norm], whole_sum(sum), params_weight(p, g->attproj.bias, l), rows, C,
+                             stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
-            row_forward(&g->attproj, l, g->x[mlp], g->x[attention], g->sums, g->acts.attended[l], gpt_attend, g);
+            row_forward(&g->attproj, l, g->x[mlp_norm], g->x[attention_norm], g->sums, g->acts.attended[l], gpt_attend, g);
         }
-        column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp));
-        row_forward(&g->fcproj, l, g->x[mlp + 1], g->x[mlp], g->sums, g->acts.hidden[l], NULL, NULL);
+        column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp_norm));
+        row_forward(&g->fcproj, l, g->x[mlp_norm + 1], g->x[mlp_norm], g->sums, g->acts.hidden[l], NULL, NULL);
         trace_end(g, "block forward", l, begin);
     }
     cf_event begin = trace_begin(g);
@@ -337,18 +338,18 @@ void gpt_backward(gpt *g, bool first, bool last) {
     if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
-        const int64_t attention = 2 * l, mlp = 2 * l + 1;
+        const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;
         begin = trace_begin(g);
         linear_backward_job job = {.dx = g->dhidden, .pre = g->acts.fch[l], .x = g->acts.hidden[l], .again = g->setup.recompute};
         row_begin_backward(&g->fcproj, l, dx, g->mlp_dy, job);
-        norm = gpt_norm_again(g, mlp);
+        norm = gpt_norm_again(g, mlp_norm);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
         row_finish_backward(&g->fcproj, l);
-        if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
-        column_backward(&g->fc, l, g->sums, g->dhidden, norm, gpt_norm_backward, &(norm_use){g, mlp});
+        if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention_norm), g->dqkv);
+        column_backward(&g->fc, l, g->sums, g->dhidden, norm, gpt_norm_backward, &(norm_use){g, mlp_norm});
         column_gradient_after(&g->fc, l, g->dhidden, norm); // unless column_backward() has computed it
         g->dqkv_begun = false;
-        norm_use before = {g, attention};
+        norm_use before = {g, attention_norm};
         if (is_up(g)) {
             gpt_norm_backward(&before, whole_sum(up_backward(g, l, dx)), 0, g->pass.Ts, g->context->stream);
         } else {
@@ -357,14 +358,14 @@ void gpt_backward(gpt *g, bool first, bool last) {
             row_begin_backward(&g->attproj, l, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             gpt_attend_backward_whole(g, l);
-            column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention], gpt_norm_backward, &before);
+            column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention_norm], gpt_norm_backward, &before);
         }
         zero_reduce(&g->zero, l); // what is complete so far
         if (l == 0) embed_backward(g);
         if (is_up(g))
             up_gradient_after(g, l);
         else
-            column_gradient_after(&g->qkv, l, g->dqkv, g->norm[attention]);
+            column_gradient_after(&g->qkv, l, g->dqkv, g->norm[attention_norm]);
         zero_reduce(&g->zero, l); // QKV's, whose gradient may have come last
         trace_end(g, "block backward", l, begin);
     }

@@ -1,7 +1,7 @@
 // See parallel_linear.h. Each callback does with the rows of one span what the layer does with all of them.
 //
 // A column layer's backward has two operations, and each can compute while the other's data travels:
-//     begin gather     all-gather of the saved input                        (travels during earlier operations)
+//     begin gather     all-gather of the saved input, with --recompute 1    (travels during earlier operations)
 //     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums travel during dgrad and wgrad)
 //     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
 //     finish backward  the last additions, in the computation that uses the result
@@ -150,7 +150,7 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
     if (!l->gather) return; // x is still here
-    l->gather_job = (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .dw = *zero_gradient(l->pass->zero, l->w, layer)};
+    l->gather_job = (linear_backward_job){.linear = l, .layer = layer, .dy = dy, .dw = *zero_decided(l->pass->zero, l->w, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
 }
 
@@ -160,13 +160,13 @@ static void column_gradient(parallel_linear *l, int layer, const real *dy, const
 }
 
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x) {
-    if (zero_gradient(l->pass->zero, l->w, layer)->place >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
+    if (zero_decided(l->pass->zero, l->w, layer)->place >= GRADIENT_AFTER) column_gradient(l, layer, dy, x);
 }
 
 void column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x, sum_steps *use_sum, void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
-    const bool after = zero_gradient(pass->zero, l->w, layer)->place >= GRADIENT_AFTER;
+    const bool after = zero_decided(pass->zero, l->w, layer)->place >= GRADIENT_AFTER;
     if (l->bias >= 0 && after)
         linear_bias_grad(params_grad(pass->params, l->bias, layer), dy, l->group->size * pass->Ts * pass->B, l->OC,
                          pass->context->stream);
@@ -197,7 +197,7 @@ void row_begin_backward(parallel_linear *l, int layer, real *shard, real *whole,
     real *dy = l->group->size == 1 ? shard : whole;
     if (dy != shard)
         cf_copy(dy + l->group->rank * rows * l->OC, shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
-    job.linear = l, job.layer = layer, job.dy = dy, job.dw = *zero_gradient(pass->zero, l->w, layer);
+    job.linear = l, job.layer = layer, job.dy = dy, job.dw = *zero_decided(pass->zero, l->w, layer);
     l->backward_job = job;
     cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);
 }

@@ -74,16 +74,21 @@ static int sections(const gpt_shape *s, int tensor) {
     return kinds[tensor].rows == QKV ? 3 : kinds[tensor].rows == GATED ? params_block(s)->gates : 1;
 }
 
-static int64_t length(const gpt_shape *s, extent e) { // of one section
-    const int64_t lengths[] = {1, s->Vp, s->maxT, s->C, s->C, s->C, params_block(s)->units * s->C, params_block(s)->units * s->C};
+static int64_t length(const gpt_shape *s, extent e, int section) {
+    const int64_t keys = s->C / s->H * (s->KV > 0 ? s->KV : s->H), units = s->F > 0 ? s->F : params_block(s)->units * s->C;
+    const int64_t lengths[] = {[ONE] = 1,         [VOCABULARY] = s->Vp, [POSITIONS] = s->maxT,
+                               [CHANNELS] = s->C, [HEADS] = s->C,       [QKV] = section == 0 ? s->C : keys,
+                               [GATED] = units,   [UNITS] = units};
     return lengths[e];
 }
 
 int64_t params_rows(const gpt_shape *s, int tensor) {
-    return sections(s, tensor) * length(s, kinds[tensor].rows);
+    int64_t rows = 0;
+    for (int i = 0; i < sections(s, tensor); i++) rows += length(s, kinds[tensor].rows, i);
+    return rows;
 }
 int64_t params_columns(const gpt_shape *s, int tensor) {
-    return length(s, kinds[tensor].columns);
+    return length(s, kinds[tensor].columns, 0);
 }
 
 int64_t params_count(const gpt_shape *s) {
@@ -93,7 +98,7 @@ int64_t params_count(const gpt_shape *s) {
 }
 
 double params_flops(const gpt_shape *s, int64_t T) {
-    double P = (double)(params_count(s) - s->maxT * s->C);
+    double P = (double)(params_count(s) - params_layers(s, WPE) * s->maxT * s->C);
     return 6 * P + 6 * (double)(s->L * s->C * T);
 }
 
@@ -127,14 +132,16 @@ static int cuts(const parameters *p, int tensor) {
     return p->splits * held(p, tensor);
 }
 
-static int64_t part_of_section(const parameters *p, int tensor) { // rows
-    int64_t rows = length(&p->shape, kinds[tensor].rows);
+static int64_t part_of_section(const parameters *p, int tensor, int section) { // rows
+    int64_t rows = length(&p->shape, kinds[tensor].rows, section);
     if (kinds[tensor].split == ROWS) rows = ceil_div(rows, cuts(p, tensor));
     return tensor == WTE ? round_up(rows, PACK) : rows; // this is the length of a row of logits
 }
 
 static int64_t part_rows(const parameters *p, int tensor) {
-    return sections(&p->shape, tensor) * part_of_section(p, tensor);
+    int64_t rows = 0;
+    for (int i = 0; i < sections(&p->shape, tensor); i++) rows += part_of_section(p, tensor, i);
+    return rows;
 }
 
 int64_t params_local_rows(const parameters *p, int tensor) {
@@ -175,15 +182,18 @@ int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
 
-// The whole tensor has a section for each run of a part, and a section has the runs of all parts side by side. Local memory has
-// the runs of a part side by side, part after part.
+// Of columns a run is a row of the part. Otherwise the whole tensor has a section for each run of a part, and a section has the runs
+// of all parts side by side. Local memory has the runs of a part side by side, part after part.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
-    const int64_t all = params_rows(&p->shape, tensor) * params_columns(&p->shape, tensor);
-    const int64_t runs = runs_of_part(p, tensor);
-    const int64_t size = part_rows(p, tensor) * params_local_columns(p, tensor) / runs; // padding that the whole lacks included
+    const int64_t all = params_columns(&p->shape, tensor), width = params_local_columns(p, tensor), runs = runs_of_part(p, tensor);
     const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->splits > 1 ? tp_rank : run / runs;
-    const int64_t whole = smaller(run % runs * (all / runs) + part * size, all); // the last parts may have fewer rows
-    return (param_run){whole, run * size, smaller(size, all - whole)};
+    const int section = (int)(run % runs);
+    if (kinds[tensor].split == COLUMNS) return (param_run){section * all + part * width, run * width, width};
+    int64_t whole = 0, local = run / runs * part_rows(p, tensor); // rows before this one
+    for (int i = 0; i < section; i++) whole += length(&p->shape, kinds[tensor].rows, i), local += part_of_section(p, tensor, i);
+    const int64_t size = part_of_section(p, tensor, section), rows = length(&p->shape, kinds[tensor].rows, section);
+    const int64_t first = smaller(part * size, rows); // the last parts may have fewer rows, and padding that the whole lacks
+    return (param_run){(whole + first) * all, local * all, smaller(size, rows - first) * all};
 }
 
 int64_t params_first_owned(const param_bucket *b) {

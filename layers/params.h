@@ -34,12 +34,13 @@ typedef struct block_row {
     bool biases;    // norms and linear layers have them
     bool positions; // learned ones: wpe
     int gates;      // products side by side in the MLP's first layer
-    int units;      // of the MLP, in channels
+    int units;      // of the MLP, in channels, unless the shape says
 } block_row;
 extern const block_row block_rows[]; // the first is GPT-2's
 
 typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
+    int64_t KV, F;                // heads of keys and values; units of the MLP; 0: as many as heads; the block's
     const block_row *block;       // NULL: the first
 } gpt_shape;
 
@@ -50,7 +51,8 @@ gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
-// A matrix of a layer; thin matrices of one or more layers; the token table; vectors (and positions), over dp or the world.
+// A matrix of a layer; thin matrices of one or more layers; the token table; vectors (and positions), over dp or the world. The
+// first three have matrices.
 typedef enum { BUCKET_MATRIX, BUCKET_THIN, BUCKET_TABLE, BUCKET_VECTORS_DP, BUCKET_VECTORS } bucket_kind;
 
 typedef struct param_bucket {

@@ -29,7 +29,7 @@ void gpt_step_free(gpt_step *s) {
 // --- reduce ---
 
 // Finishes the reduction of all gradients. Fills loss, norm and values of the result, from those of all ranks.
-static void reduce(gpt_step *s, const step_batch *batch, double tokens) {
+static void finish_gradients(gpt_step *s, const step_batch *batch, double tokens) {
     gpt *g = s->model;
     const cf_group *world = &g->mesh->world_group;
     cf_stream *stream = g->context->stream;
@@ -74,11 +74,11 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimize
     cf_zero(g->loss, (int64_t)sizeof *g->loss, g->context->stream);
     for (int64_t micro = 0; micro < batch->micro_batches; micro++) {
         batch->load(batch->loader, micro, g->host_inputs, g->host_targets);
-        gpt_begin_forward(g, g->host_inputs, g->host_targets, batch->T, batch->B);
+        gpt_begin_forward(g, g->host_inputs, g->host_targets, batch->T, batch->B); // and updates the layers, of the step before
         gpt_forward(g, 1 / tokens);
         gpt_backward(g, micro == 0, micro == batch->micro_batches - 1);
     }
-    reduce(s, batch, tokens);
+    finish_gradients(s, batch, tokens);
     settings.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
     if (r->finite) zero_update_embeddings_and_vectors(&g->zero, settings);
     return r;

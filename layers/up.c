@@ -58,7 +58,7 @@ static void each_group(const job *j, const cf_span *span, group_rows *linear, cf
         }
 }
 
-// Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
+// Weights (OC, IC) of each head group for products group by group: QKV (N, Ql, C), projection (N, C, Cl).
 static void prepare_groups(gpt *g, linear_prepare *prepare, int tensor, int layer, int64_t IC, int64_t OC) {
     const real *w = params_weight(&g->params, tensor, layer);
     int64_t size = linear_prepared_size(IC, OC);
@@ -160,7 +160,7 @@ static void weight_gradients(gpt *g, const parallel_linear *l, int layer) {
 }
 
 void up_gradient_after(gpt *g, int layer) {
-    if (zero_gradient(&g->zero, QKVW, layer)->place >= GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
+    if (zero_decided(&g->zero, QKVW, layer)->place >= GRADIENT_AFTER) weight_gradients(g, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
@@ -176,7 +176,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_whole(g, layer);
 
-    j = (job){.g = g, .layer = layer, .width = Ql, .dw = *zero_gradient(&g->zero, QKVW, layer)};
+    j = (job){.g = g, .layer = layer, .width = Ql, .dw = *zero_decided(&g->zero, QKVW, layer)};
     for (int64_t i = 0; i < N; i++) g->up.arrived[i] = 0;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
     cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * Ql, qkv_backward_rows, &j, layer);

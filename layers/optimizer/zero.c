@@ -222,7 +222,7 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
     }
 }
 
-const matrix_gradient *zero_gradient(const zero_shards *z, int tensor, int64_t layer) {
+const matrix_gradient *zero_decided(const zero_shards *z, int tensor, int64_t layer) {
     return &z->gradient[params_find(z->params, tensor, layer) - z->params->placed];
 }
 
@@ -274,7 +274,7 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
     const int bucket = params_find(z->params, tensor, layer)->bucket;
     cf_fuse *arrives = z->arrives[tensor];
-    g.to = *zero_gradient(z, tensor, layer);
+    g.to = *zero_decided(z, tensor, layer);
     g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
     if (g.to.place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);

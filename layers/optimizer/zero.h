@@ -1,15 +1,16 @@
 // ZeRO-1: the life of a bucket of parameters (params.h), from its gradient to its weights.
 //
 //                what happens                                                          called by
-//   computed     zero_weight_gradient(): in place, or owner by owner ▸                 the linear layers, in backward
-//                reduce-scatter, this rank's rows last
+//   computed     by the operation that brings a factor, slice by slice; or             the linear layers, in backward
+//                zero_weight_gradient(): whole, or owner by owner ▸ reduce-scatter
 //   reduced      zero_reduce(layer): reduce-scatters of what is complete               the loop over layers, in backward
 //   its norm     zero_finish_gradients(): finishes them, sums the squares of this      the step, after backward
 //                rank's shards
 //   updated      zero_update_embeddings_and_vectors(): this rank's shards of what      the step
 //                forward needs first; zero_update_layers(): all others                 the next pass, during its lookup
-//   gathered     zero_prefetch(layer) begins the all-gathers of the next layers,       the loop over layers, in forward
-//                zero_wait(layer) finishes those that this layer needs
+//   gathered     zero_prefetch(layer) begins the all-gathers of the next layers        the loop over layers, in forward
+//                (the first begin with the update), zero_wait(layer) finishes those
+//                that this layer needs
 //
 // A bucket with one owner never travels. When gradients are reduced, and how far ahead weights are gathered, is the policy of
 // overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages
@@ -20,12 +21,15 @@
 #include "lookup.h"
 #include "update.h"
 
-// Where the gradient of a weight matrix is computed, in this layer and micro-batch.
+// Where the gradient of a weight matrix is computed, in this layer and micro-batch. What is decided when: whether a matrix has a
+// bucket alone, when parameters are placed (params.c); which buckets are computed by owners, at creation (choose_owners());
+// which place that leaves a matrix, when backward begins (choose_place()). From GRADIENT_AFTER on it follows the gradient of the
+// layer's input.
 typedef enum gradient_place {
     GRADIENT_BY_SLICES, // slice by slice, inside the operation that brings one factor
     GRADIENT_WHOLE,     // when both factors are complete
     GRADIENT_AFTER,     // whole, after the gradient of the layer's input, to hide the transfers of the embedding
-    GRADIENT_OWNERS     // after it, too: inside the reduce-scatter of its bucket
+    GRADIENT_OWNERS     // then, too: inside the reduce-scatter of its bucket
 } gradient_place;
 
 // The gradient of a weight matrix: decided once for a micro-batch, when backward begins (zero_begin_backward()).
@@ -90,7 +94,7 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 
 // Decides where all weight gradients of this micro-batch are computed. first, last: of the step.
 void zero_begin_backward(zero_shards *z, bool first, bool last);
-const matrix_gradient *zero_gradient(const zero_shards *z, int tensor, int64_t layer); // what was decided
+const matrix_gradient *zero_decided(const zero_shards *z, int tensor, int64_t layer); // what was decided
 // Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
 typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]

@@ -300,7 +300,7 @@ static void check_small(const world *w, int rank) {
 
 static void small_tensors_share_buckets(void **state) {
     (void)state;
-    on_every_rank(shapes, SHAPES, check_small);
+    on_every_rank(shapes, SHAPES - 1, check_small); // the last one has no such vectors
 }
 
 // --- owned elements ---

@@ -17,12 +17,16 @@ typedef struct world {
     parameters rank[RANKS_MAX];
 } world;
 
+// Of no model: without biases and learned positions, two products side by side, keys narrower than queries.
+static const block_row other_block = {.name = "other", .gates = 2, .units = 4};
+
 // Vocabularies that do not divide, one of them so small that only the first ranks have some of it; matrices
 // that are buckets of their own on all meshes, on some, and on hardly any.
 static const gpt_shape shapes[] = {
     {.maxT = 6, .V = 131, .Vp = 133, .L = 3, .H = 12, .C = 24},
     {.maxT = 7, .V = 5, .Vp = 5, .L = 2, .H = 12, .C = 96},
     {.maxT = 5, .V = 127, .Vp = 128, .L = 1, .H = 12, .C = 204},
+    {.maxT = 5, .V = 30, .Vp = 32, .L = 2, .H = 24, .C = 48, .KV = 12, .F = 60, .block = &other_block},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -81,15 +85,19 @@ static inline int64_t whole_count(const gpt_shape *s, int tensor) {
 
 // Size of part `part` of `parts` and, for each of its elements, the element of the whole tensor; −1: padding.
 static inline int64_t part_of(const gpt_shape *s, int tensor, int64_t part, int64_t parts, int64_t *whole) {
-    int64_t rows = params_rows(s, tensor), columns = params_columns(s, tensor), C = s->C, n = 0;
-    bool by_columns = tensor == ATTPROJW || tensor == FCPROJW, by_heads = tensor == QKVW || tensor == QKVB;
-    int64_t mine = by_columns || !is_split(tensor) ? rows : (rows + parts - 1) / parts;
-    while (tensor == WTE && mine % 8 != 0) mine++;
+    int64_t columns = params_columns(s, tensor), keys = s->C / s->H * (s->KV ? s->KV : s->H), n = 0, before = 0;
+    int64_t section[] = {params_rows(s, tensor), 0, 0};
+    bool by_columns = tensor == ATTPROJW || tensor == FCPROJW, by_rows = is_split(tensor) && !by_columns;
+    if (tensor == QKVW || tensor == QKVB) section[0] = s->C, section[1] = section[2] = keys;
+    if ((tensor == FCW || tensor == FCB) && s->F) section[0] = section[1] = s->F;
     int64_t width = by_columns ? columns / parts : columns, left = by_columns ? part * width : 0;
-    for (int64_t i = 0; i < mine; i++) {
-        int64_t row = !is_split(tensor) || by_columns ? i : part * mine + i;
-        if (by_heads) row = i / (C / parts) * C + part * (C / parts) + i % (C / parts);
-        for (int64_t j = 0; j < width; j++) whole[n++] = row < rows ? row * columns + left + j : -1;
+    for (int k = 0; k < 3; before += section[k++]) {
+        int64_t mine = by_rows ? (section[k] + parts - 1) / parts : section[k];
+        while (tensor == WTE && mine % 8 != 0) mine++;
+        for (int64_t i = 0; i < mine; i++) {
+            int64_t row = by_rows ? part * mine + i : i;
+            for (int64_t j = 0; j < width; j++) whole[n++] = row < section[k] ? (before + row) * columns + left + j : -1;
+        }
     }
     return n;
 }

@@ -275,10 +275,10 @@ static void place_of_a_weight_gradient(void **state) {
         p.strategy = may_wait ? STRATEGY_TPSP : STRATEGY_UP;
         for (int last = 0; last <= 1; last++) {
             zero_begin_backward(&z, true, last);
-            assert_int_equal(zero_gradient(&z, QKVW, 1)->place, last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
-            assert_int_equal(zero_gradient(&z, QKVW, 0)->place, may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
-            assert_int_equal(zero_gradient(&z, ATTPROJW, 0)->place, GRADIENT_WHOLE);                         // others wait for it
-            assert_int_equal(zero_gradient(&z, ATTPROJW, 1)->place, GRADIENT_WHOLE);
+            assert_int_equal(zero_decided(&z, QKVW, 1)->place, last ? GRADIENT_OWNERS : GRADIENT_WHOLE);
+            assert_int_equal(zero_decided(&z, QKVW, 0)->place, may_wait ? GRADIENT_AFTER : GRADIENT_WHOLE); // the first may wait
+            assert_int_equal(zero_decided(&z, ATTPROJW, 0)->place, GRADIENT_WHOLE);                         // others wait for it
+            assert_int_equal(zero_decided(&z, ATTPROJW, 1)->place, GRADIENT_WHOLE);
         }
     }
     free_parts(&p, &mesh);
