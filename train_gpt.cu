@@ -257,8 +257,10 @@ static int train_model(trainer *t) {
     if (*opt->out) r->checkpoints = saver_create(t->transport, opt, r->log, startup_describe(opt, &facts));
     const double cores = (double)t->transport->local_cores / t->transport->local_size;
     r->peak = opt->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
-    if (opt->peak_tflops <= 0) r->peak = peak_flops(&r->peak_source, cores, t->transport, t->context.stream);
-    if (opt->peak_tflops <= 0) r->peak_fp32 = peak_flops_fp32(cores, t->transport, t->context.stream);
+    if (opt->peak_tflops <= 0) { // the source is that of the second
+        r->peak_fp32 = peak_flops(true, &r->peak_source, cores, t->transport, t->context.stream);
+        r->peak = peak_flops(false, &r->peak_source, cores, t->transport, t->context.stream);
+    }
     report_config(r);
     report_banner(r);
     cf_stop_listen(); // not earlier: until here every rank finds the same errors, and rank 0 reports them

@@ -246,8 +246,8 @@ void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *all = cf_allgather_alloc(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         for (int n = 0; n < NUMBERS; n++) {
-            const double mine = *number(c, n), other = *number(&all[i], n);
-            *number(c, n) = n < SECONDS ? fmax(mine, other) : fmin(mine, other);
+            double *mine = number(c, n), other = *number(&all[i], n);
+            *mine = n < SECONDS ? fmax(*mine, other) : fmin(*mine, other);
         }
         c->spare &= all[i].spare;
     }

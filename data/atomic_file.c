@@ -145,8 +145,7 @@ bool atomic_file_create(atomic_file *file, const char *path, int64_t bytes, prob
         remove_temporaries(file->directory, basename(file->path));
         file->fd = openat(file->directory, file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
-    if (file->fd < 0) atomic_file_problem(why, "cannot create", path, bytes);
-    if (file->fd < 0) atomic_file_abandon(file);
+    if (file->fd < 0) atomic_file_problem(why, "cannot create", path, bytes), atomic_file_abandon(file);
     if (file->fd >= 0 && exists && fchmod(file->fd, old.st_mode & 0777) != 0) errno = 0; // a file system without modes
     return file->fd >= 0;
 }

@@ -74,8 +74,8 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 // Writes one rank's file, which appears whole (atomic_file.h), and reports its size and XXH64.
 bool saved_state_write(const char *path, const rank_state *state, file_hash *written, problem *why);
 
-// Opens all files of a checkpoint, which hold these kinds of values. NULL: see why. Every run is checked against the size of its file, and no two may hold the same
-// element.
+// Opens all files of a checkpoint, which hold these kinds of values. NULL: see why. Every run is checked against the size of its
+// file, and no two may hold the same element.
 typedef struct saved_state saved_state;
 saved_state *saved_state_open(const char *out, const manifest *m, state_kinds kinds, problem *why);
 void saved_state_close(saved_state *s);

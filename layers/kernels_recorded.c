@@ -103,8 +103,7 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_optimizer_update           moves(o->name, n, E + (1 + 2 * o->states) * P + (master ? 2 * P : E))
 #define RECORDED_sum_of_squares             moves("norm", n, P)
 
-#define RECORDED_peak_flops                 (*source = "the machine's description", cf_record_hardware()->peak)
+#define RECORDED_peak_flops                 (*source = "the machine's description", fp32 ? 0 : cf_record_hardware()->peak)
 #define RECORDED_peak_emulated              false
-#define RECORDED_peak_flops_fp32            0
 // clang-format on
 #include <kernels_functions.h> // made by the Makefile

@@ -37,8 +37,7 @@ static void open_file(logfile *log, const char *path) {
     if (log->fd >= 0) close(log->fd); // the old file has been renamed
     // A pipe that nobody reads must hold up nothing.
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (log->fd < 0) die_unwritable(path);
-    if (fstat(log->fd, &status) != 0) die_unwritable(path);
+    if (log->fd < 0 || fstat(log->fd, &status) != 0) die_unwritable(path);
     log->regular = S_ISREG(status.st_mode), log->shown = atomic_file_inherited(&status, STDERR_FILENO);
     if (log->regular && atomic_file_inherited(&status, ATOMIC_FILE_FDS))
         cf_die("name a file of its own; a pipe may be shared: --log /dev/stdout | tee FILE",

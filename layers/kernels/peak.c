@@ -37,11 +37,16 @@ static double core_flops(int64_t n, bool fp32, const void *a, void *b, void *c, 
     return 2.0 * (double)(n * n * n) * (double)products / (spent_ms * 1e-3);
 }
 
-static double measured(bool fp32, double cores, const char **source, cf_transport *transport, cf_stream *stream) {
+bool peak_emulated(void) {
+    return gemm_emulated();
+}
+
+double peak_flops(bool fp32, const char **source, double cores, cf_transport *transport, cf_stream *stream) {
 #define PRODUCTS "all cores, best of matrix products of 512, 1024 and 1536 cubed on each"
     static const int64_t shapes[SHAPES] = {512, 1024, LARGEST};
     const int64_t elements = (int64_t)LARGEST * LARGEST, size = fp32 ? sizeof(accum) : sizeof(real), square = size * elements;
     const int threads = (int)ceil(cores);
+    if (fp32 && cf_allreduce_sum(transport, peak_emulated()) == 0) return 0;
     const int64_t packed = size * (fp32 ? elements : gemm_packed_size(LARGEST, LARGEST)), of_thread = packed + square;
     char *a = cf_alloc(square + threads * of_thread, "peak measurement");
     double best = 0;
@@ -67,17 +72,4 @@ static double measured(bool fp32, double cores, const char **source, cf_transpor
     *source =
         cf_allreduce_sum(transport, !alone) == 0 ? PRODUCTS : PRODUCTS "; other work took them meanwhile, so it may be too low";
     return best;
-}
-
-double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
-    return measured(false, cores, source, transport, stream);
-}
-
-bool peak_emulated(void) {
-    return gemm_emulated();
-}
-
-double peak_flops_fp32(double cores, cf_transport *transport, cf_stream *stream) {
-    const char *source;
-    return cf_allreduce_sum(transport, peak_emulated()) > 0 ? measured(true, cores, &source, transport, stream) : 0;
 }

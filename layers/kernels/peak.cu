@@ -33,21 +33,18 @@ static const struct {
     {"NVIDIA GeForce RTX 3090", 71, 35.6},
 };
 
-double peak_flops(const char **source, double, cf_transport *transport, cf_stream *) {
+bool peak_emulated(void) {
+    return false;
+}
+
+double peak_flops(bool fp32, const char **source, double, cf_transport *transport, cf_stream *) {
     static char unknown[160];
     const bool bf16 = REAL_DTYPE == CF_BF16;
     double tflops = 0;
+    if (fp32) return 0; // bf16 is not emulated
     snprintf(unknown, sizeof unknown, "unknown device %s: give --peak-tflops", cf_device_name());
     for (const auto &device : devices)
         if (strcmp(device.name, cf_device_name()) == 0) tflops = bf16 ? device.bf16 : device.fp32;
     *source = tflops == 0 ? unknown : bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
     return cf_allreduce_sum(transport, tflops * 1e12);
-}
-
-bool peak_emulated(void) {
-    return false;
-}
-
-double peak_flops_fp32(double, cf_transport *, cf_stream *) {
-    return 0;
 }

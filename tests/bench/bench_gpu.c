@@ -703,7 +703,7 @@ int main(int count, char **words) {
         cf_stream_free(b.stream);
         return 0;
     }
-    b.peak = peak_flops(&source, 1, NULL, b.stream);
+    b.peak = peak_flops(false, &source, 1, NULL, b.stream);
     make_buffers(&b);
     b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(accum)) / time_of(&b, large_copy, NULL).ms * 1e-6;
     printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n", cf_device_name(),

@@ -245,7 +245,7 @@ static void measure_peak(bench *b) {
         return;
     }
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, b->transport, b->context.stream));
+    b->peak = fmax(b->peak, peak_flops(false, &b->peak_source, cores, b->transport, b->context.stream));
 }
 
 // --- measuring ---

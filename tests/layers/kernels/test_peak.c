@@ -52,18 +52,18 @@ static void peak_does_not_depend_on_the_ranks(void **state) {
             used_ms = readings = meetings = 0;
             turns = (double)ranks / cores;
             cf_transport transport = {.size = ranks, .gather = gather};
-            double found = peak_flops(&source, (double)cores / ranks, &transport, stream);
+            double found = peak_flops(false, &source, (double)cores / ranks, &transport, stream);
             double expected = cores * 2.0 * LARGEST * LARGEST * LARGEST / 9e-3;
             if (fabs(found / expected - 1) > 0.03)
                 fail_msg("%d ranks on %d cores: %.3f of their peak", ranks, cores, found / expected);
             assert_int_equal(meetings, 2 * SHAPES + 1); // before each shape all wait for each other
             assert_string_equal(source, "all cores, best of matrix products of 512, 1024 and 1536 cubed on each");
             last_disturbed = true, meetings = 0;
-            peak_flops(&source, (double)cores / ranks, &transport, stream);
+            peak_flops(false, &source, (double)cores / ranks, &transport, stream);
             assert_non_null(strstr(source, "; other work took them meanwhile, so it may be too low"));
             last_disturbed = false;
             turns *= 1.3; // with other work
-            peak_flops(&source, (double)cores / ranks, &transport, stream);
+            peak_flops(false, &source, (double)cores / ranks, &transport, stream);
             assert_non_null(strstr(source, "; other work took them meanwhile, so it may be too low"));
         }
     cf_stream_free(stream);
