@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from functools import partial
 
 from command import Problem
 
@@ -65,10 +66,13 @@ class Late(Exception):
 
 class Runner:
     """gently: send SIGTERM first, so that a launcher can end its processes on other hosts. bound: a command ends when this script
-    ends, even by SIGKILL. Nothing runs past `deadline`. Threads may share a runner."""
+    ends, even by SIGKILL. Nothing runs past `deadline`. Threads may share a runner. log: a file for all commands and outputs.
+    What a command prints is in files beside it, running-…, until it is there. env: of all commands."""
 
     def __init__(self, log=None, gently=False, bound=False, cwd=ROOT):
-        self.log, self.gently, self.cwd, self.deadline = log, gently, cwd, float("inf")
+        self.log, self.gently, self.cwd, self.deadline, self.env = log, gently, cwd, float("inf"), {}
+        self.file = tempfile.TemporaryFile if not log else partial(tempfile.NamedTemporaryFile, prefix="running-",
+                                                                   dir=os.path.dirname(log.name))
         self.prefix = ["setpriv", "--pdeathsig", "KILL", "--"] if bound and shutil.which("setpriv") else []
 
     def left(self):
@@ -105,16 +109,21 @@ class Runner:
             raise Late(Result(0, "", 0, True))
         begin, processes = time.monotonic(), []
         with contextlib.ExitStack() as stack:
-            files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in ("output", "errors")] for _ in commands]
+            files = [[stack.enter_context(self.file()) for _ in ("output", "errors")] for _ in commands]
             try:
                 for command, environment, (output, errors) in zip(commands, environments, files):
                     processes.append(subprocess.Popen(
-                        [*self.prefix, *map(str, command)], cwd=self.cwd, env={**os.environ, **environment},
+                        [*self.prefix, *map(str, command)], cwd=self.cwd, env={**os.environ, **self.env, **environment},
                         stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True))
                 first, late = self.wait(processes, begin + (limit or float("inf")))
             finally:
                 self.end(*processes)
-            texts = ["".join(map(text_of, pair)) for pair in files]
+                texts = ["".join(map(text_of, pair)) for pair in files]
+                if self.log:
+                    extra = "".join(f"{name}={value} " for name, value in {**self.env, **environments[0]}.items())
+                    print(f"$ {extra}{shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status "
+                          f"{', '.join(str(p.returncode) for p in processes)}, {time.monotonic() - begin:.1f} s]\n{''.join(texts)}",
+                          file=self.log, flush=True)
         seconds = time.monotonic() - begin
         if first is not None:
             texts.insert(0, texts.pop(first))
@@ -126,10 +135,6 @@ class Runner:
             result = Result(status, f"error: ended after {seconds:.0f} s\n" + "".join(texts), seconds, True)
         else:
             result = Result(0, "".join(texts), seconds)
-        if self.log:
-            extra = "".join(f"{name}={value} " for name, value in environments[0].items())
-            print(f"$ {extra}{shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
-                  f"{seconds:.1f} s]\n{result.output}", file=self.log, flush=True)
         if result.ended and self.left() <= 0:
             raise Late(result)
         return result

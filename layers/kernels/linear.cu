@@ -196,7 +196,8 @@ static void report_refusal(const product *of) {
     static bool reported[2];
     const bool batch = of->blocks > 1;
     if (!reported[batch] && cf_die_rank() == 0)
-        fprintf(stderr, SLOWER_NOTE "%s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
+        fprintf(stderr,
+                SLOWER_NOTE "%s: cuBLASLt %zu has no algorithm for (%ld, %ld) · (%ld, %ld), rows of %ld, %ld, %ld elements\n",
                 batch ? "several products of one shape one by one, not at once"
                       : "bias or GELU by kernels of this program, not in the product's epilogue",
                 cublasLtGetVersion(), of->m, of->k, of->k, of->n, of->lda, of->ldb, of->ldc);
@@ -263,6 +264,7 @@ static void time_algorithms(plan *p, const matrices *x) {
     double best[CANDIDATES], least = DBL_MAX;
     if (p->timed || blas.first_only || x->c == x->add || x->c == x->pre || p->left > 0) return;
     p->timed = true;
+    if (cf_getenv("COMMFUSE_FIRST_ALGORITHM")) return; // checks of many shapes, where timing would take most of the time
     if (!blas.sums) blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
     for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
         for (int i = 0; i < p->algorithms; i++) {

@@ -1,4 +1,5 @@
-"""The stages times (step times, MFU and memory of models) and kernels (of each: its time, its share of the peak).
+"""The stages steps (of d12 and d48), accumulation (with several micro-batches), times (step times, MFU and memory of all models),
+kernels (of each: its time, its share of the peak) and clusters (what a kernel in clusters waits for beside a product).
 
 Time may run out, so the most important comes first. This program comes before PyTorch: each model with one micro-batch a step, with
 larger ones until they do not pay; then the best of these with several a step, as in real training, where the update counts for
@@ -37,6 +38,7 @@ LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 class Step:
     batch: int  # sequences of a micro-batch
     accumulation: int = 1  # micro-batches, whose gradients are summed before the update
+    timed: int = 12
 
     @property
     def name(self):
@@ -49,7 +51,7 @@ class Step:
     @property
     def repeated(self):
         """The numbers of untimed and of timed steps; fewer of long ones."""
-        return (5, 12) if self.accumulation == 1 else (2, 5)
+        return (5, self.timed) if self.accumulation == 1 else (2, 5)
 
     def options(self, model):
         """The options of train_gpt."""
@@ -83,9 +85,9 @@ def measure(check, model, step, tokens):
     times, ms = [s["step_ms"] for s in timed], run_log.median(timed, "step_ms")
     memory = re.search(r"^memory +([\d.]+) MiB", result.output, re.M)
     return {"model": model.name, "program": "commfuse", "batch": step.batch,
-            "accumulation": step.accumulation, "step_ms": ms, "spread": (max(times) - min(times)) / ms,
-            "tokens_per_s": step.tokens / ms * 1e3, "mfu": run_log.median(timed, "mfu"),
-            "memory_mib": float(memory[1]) if memory else None,
+            "accumulation": step.accumulation, "steps": counted, "losses": [s["loss"] for s in steps],
+            "step_ms": ms, "spread": (max(times) - min(times)) / ms, "tokens_per_s": step.tokens / ms * 1e3,
+            "mfu": run_log.median(timed, "mfu"), "memory_mib": float(memory[1]) if memory else None,
             "peak_tflops": config.get("peak_tflops_all_ranks")}, result
 
 
@@ -99,8 +101,8 @@ def measure_torch(check, model, step, peak_tflops):
         return None, result
     row = run_log.printed(result.output)[-1]
     tflops = row["tokens_per_s"] * row["flops_per_token"] * 1e-12
-    return dict(row, model=model.name, program="torch", accumulation=step.accumulation, memory_mib=row["allocated_mib"],
-                mfu=tflops / peak_tflops if peak_tflops else None), result
+    return dict(row, model=model.name, program="torch", accumulation=step.accumulation, steps=counted,
+                memory_mib=row["allocated_mib"], mfu=tflops / peak_tflops if peak_tflops else None), result
 
 
 # --- the table ---
@@ -110,20 +112,18 @@ def cells(row):
     return {"model": row["model"], "program": row["program"], "batch": row["batch"], "accum": row["accumulation"],
             "step ms": f"{row['step_ms']:.1f}", "spread": f"{100 * row['spread']:.1f} %", "tokens/s": f"{row['tokens_per_s']:.0f}",
             "MFU": f"{100 * row['mfu']:.1f} %" if row["mfu"] else "n/a",
-            "mem GiB": f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] else "n/a"}
+            "mem GiB": f"{row['memory_mib'] / 1024:.1f}" if row["memory_mib"] else "n/a", "steps": row["steps"]}
 
 
 def table(check):
     """The table with the meaning of its columns; "" if there is none."""
     if not check.times:
         return ""
-    (before, counted), (before_long, counted_long) = Step(1).repeated, Step(1, ACCUMULATION).repeated
     torch = next((row for row in check.times if row["program"] == "torch"), None)
     return "\n".join([
         markdown(map(cells, check.times)),
-        f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of "
-        f"{counted} after {before}, of {counted_long} after {before_long} where accum is {ACCUMULATION}.",
-        "mem: what the program has allocated, PyTorch at most.",
+        f"T {SEQ}, bf16. batch: sequences of a micro-batch; accum: micro-batches of a step, with one update. step: median of so "
+        "many steps, after a few. mem: what the program has allocated, PyTorch at most.",
         *([f"torch: {torch['framework']}, compiled: {torch['compiled']}, flash attention (its backward gives other bits in "
            "every run, ours the same), fused AdamW."] if torch else []),
         *(f"PyTorch's step over ours{f', {many} micro-batches a step' * (many > 1)}: " +
@@ -173,9 +173,28 @@ def beside_torch(check, model, tokens, step):
         check.verdict(f"{model.name}: PyTorch's step over ours, {step.name}", OK, f"{ratio:.2f}")
 
 
+def tokens_of(check, most):
+    write_tokens(tokens := check.path("tokens.bin"), most * SEQ + 1, VOCABULARY)  # no sequence is twice in a step of so many
+    return tokens
+
+
+def steps(check):
+    """The steps that matter most; a second run of d12 must have the same losses to the last bit."""
+    d12, d48 = CLOSER
+    tokens = tokens_of(check, d12.torch_batch)
+    first, _, again = (one_more(check, model, tokens, Step(model.torch_batch, timed=timed), False)
+                       for model, timed in ((d12, 55), (d48, 15), (d12, 55)))
+    check.judge("d12: a second run has the same bits", bool(first and again and first["losses"] == again["losses"]))
+
+
+def accumulated(check):
+    tokens = tokens_of(check, ACCUMULATION * CLOSER[0].torch_batch)
+    for model in CLOSER:
+        one_more(check, model, tokens, Step(model.torch_batch, ACCUMULATION), False)
+
+
 def run(check):
-    tokens, most = check.path("tokens.bin"), max(max(model.batches) for model in MODELS)
-    write_tokens(tokens, Step(most, ACCUMULATION).tokens + 1, VOCABULARY)  # no sequence is twice in a step
+    tokens = tokens_of(check, ACCUMULATION * max(max(model.batches) for model in MODELS))
     best = {model: search(check, model, tokens) for model in MODELS}
     for model in filter(best.get, MODELS):
         one_more(check, model, tokens, Step(best[model], ACCUMULATION))
@@ -192,3 +211,9 @@ def kernels(check):
     for model in CLOSER:
         sizes = model.layers, model.channels, model.heads, model.torch_batch, SEQ, VOCABULARY_PADDED
         check.show_run(f"{model.name}: kernels timed", check.runner.run([bench, *sizes, 10]), f"micro-batch {model.torch_batch}")
+
+
+def clusters(check):
+    name = "tests/bench/bench_beside"
+    check.runner.run(["make", "WERROR=", f"{check.build['bf16']}/{name}"])
+    check.show_run("kernels in clusters beside products", check.runner.run([check.program("bf16", name), "clusters"]))

@@ -303,6 +303,7 @@ static void *take(int64_t bytes) {
 int main(int count, char **words) {
     const bool only = count == 2 && strcmp(words[1], "clusters") == 0;
     if (count > 1 && !only) cf_die("it takes nothing, or: clusters", "bench_beside: what is %s?", words[1]);
+    setvbuf(stdout, NULL, _IOLBF, 0); // whoever ends it finds the lines printed so far
     cf_device_open(0);
     for (int i = 0; i < STREAMS; i++) {
         CF_CUDA(cudaStreamCreateWithFlags(&g.stream[i], cudaStreamNonBlocking));

@@ -17,8 +17,11 @@
 // figure. Nothing is done for the first time while a gate is closed: loading a kernel may wait for streams that wait. (So
 // all are loaded at start, and copies of every size have been made: the driver has several kernels for them.)
 #include "commfuse/gpu/cuda.h"
+#include <cublasLt.h>
 #include <cuda.h>
+#include <cudnn.h>
 #include <errno.h>
+#include <nccl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -217,6 +220,11 @@ static void device_facts(void) {
     CF_CUDA(cudaDriverGetVersion(&driver));
     printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n", cf_device_name(), driver / 1000,
            driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    int nccl = 0;
+    ncclGetVersion(&nccl);
+    const char *const same = "the headers', in brackets: another version may be slower, or wrong";
+    printf("  cuBLASLt %zu (%d), cuDNN %zu (%d), NCCL %d (%d): %s\n", cublasLtGetVersion(), CUBLAS_VERSION, cudnnGetVersion(),
+           CUDNN_VERSION, nccl, NCCL_VERSION_CODE, same);
     figure(cf_cuda_properties()->multiProcessorCount, 0, "", "", "multiprocessors");
     figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once", "copy engines");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
@@ -320,7 +328,8 @@ static void measure_pair(bench *b) {
     char *peer = map_peer(b);
     int devices = 0;
     CF_CUDA(cudaGetDeviceCount(&devices));
-    if (b->rank == 0) figure(devices < PAIR ? 1 : PAIR, 0, "", "2: the link between them is measured; 1: none is", "GPUs of the pair");
+    if (b->rank == 0)
+        figure(devices < PAIR ? 1 : PAIR, 0, "", "2: the link between them is measured; 1: none is", "GPUs of the pair");
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
         const char *good = bytes ? "" : "below 9 between two GPUs; processes on one take turns";

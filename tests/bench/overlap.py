@@ -2,7 +2,7 @@
 """Steps of all modes where two or four ranks share one GPU side by side, beside the same steps by the imagined clock.
 
     scripts/gpu_check.sh --only overlap                         builds what this runs, and keeps its output
-    tests/bench/overlap.py --build build/cuda-bf16 [--seconds 500]
+    tests/bench/overlap.py --compare results/gpu/overlap.json   afterwards, without the GPU: beside the clock (make emulated-tests)
 
 Without MPS processes take turns on a GPU. Under MPS they run side by side, each with a share of the multiprocessors. A link is
 imitated by a kernel that copies within the GPU's memory at a given rate (COMMFUSE_LINK_GBPS). So products, attention, streams,
@@ -12,6 +12,7 @@ as bench_wires measures them, and the rate of products at which its `ideal` step
 `ideal`. The exit status is 1 if they differ by more than 3 %, if processes do not run side by side, or if there is no MPS.
 """
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -31,8 +32,8 @@ MODES = "none", "slice", "ring", "direct", "auto", "ideal"
 SHAPE = dict(channels=1280, heads=20, layers=2, vocab=8192, seq=1024, embedding="table", recompute=0, peak_tflops=989,
              rounds=20, timeout=50)
 # 32 sequences on a whole GPU: with a share of its multiprocessors, products have as many waves.
-MESHES = {"tp 2": (2, dict(tp=2, micro_batch=16)), "tp 4": (4, dict(tp=4, micro_batch=8)),
-          "UP 2": (2, dict(tp=2, strategy="up", micro_batch=16)), "dp 2": (2, dict(dp=2, micro_batch=16))}
+MESHES = {"tp 2": (2, dict(tp=2, micro_batch=16)), "dp 2": (2, dict(dp=2, micro_batch=16)),  # the most telling ones first
+          "tp 4": (4, dict(tp=4, micro_batch=8)), "UP 2": (2, dict(tp=2, strategy="up", micro_batch=16))}
 LINK_GBPS = 100
 ROUND_TRIP_US, BAND = 15, 0.03
 TFLOPS, MULTIPROCESSORS = 770, 132  # of products, as clock.cc has it: where the fit begins
@@ -85,15 +86,41 @@ def imagine(runner, ranks, words, multiprocessors, memory_gbps, ideal_ms):
     return steps(runner, CLOCK, ranks, words, dict(env, EMULATOR_TFLOPS=f"{fitted:.0f}"))
 
 
-def compare(runner, o, name, env, multiprocessors, memory_gbps):
+def shown(row):
+    """What was measured of a mesh."""
+    ideal = row["measured"]["ideal"]
+    return (f"{row['mesh']}: {row['multiprocessors']} multiprocessors a rank, ideal {ideal:.2f} ms; of ideal: " +
+            ", ".join(f"{mode} {ms / ideal:.3f}" for mode, ms in row["measured"].items()))
+
+
+def measure(runner, o):
+    """Rows, printed and on the disk as soon as they are measured."""
+    done = []
+    try:
+        with mps(runner) as env:
+            clients = {ranks: dict(env, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=str(100 // ranks)) for ranks in (1, 2, 4)}
+            shares = {ranks: wires(runner, o, client) for ranks, client in clients.items()}
+            trip = max(share[2] for share in shares.values())
+            if trip >= ROUND_TRIP_US:
+                raise Failed(f"a round trip takes {trip:.1f} us, not less than {ROUND_TRIP_US}: processes still take turns")
+            for name, (ranks, words) in MESHES.items():  # a copy reads and writes; all ranks share the memory
+                done.append(dict(mesh=name, multiprocessors=shares[ranks][0],
+                                 memory_gbps=2 * min(shares[ranks][1], shares[1][1] / ranks),
+                                 measured=steps(runner, o.build, ranks, words, clients[ranks])))
+                print(shown(done[-1]), flush=True)
+                pathlib.Path(o.measured).write_text(json.dumps(done), encoding="utf-8")
+    except Late:
+        raise Failed(f"time is over after {', '.join(row['mesh'] for row in done) or 'no mesh'}") from None
+
+
+def compare(runner, mesh, multiprocessors, memory_gbps, measured):
     """Prints a table. False: they disagree."""
-    ranks, words = MESHES[name]
-    measured = steps(runner, o.build, ranks, words, env)
+    ranks, words = MESHES[mesh]
     imagined = imagine(runner, ranks, words, multiprocessors, memory_gbps, measured["ideal"])
     pairs = {mode: (measured[mode] / measured["ideal"], imagined[mode] / imagined["ideal"]) for mode in MODES}
     far = max(abs(a / b - 1) for a, b in pairs.values())
     ideal = f"ideal {measured['ideal']:.2f} ms, by the clock {imagined['ideal']:.2f}"
-    print(f"{name}: {multiprocessors} multiprocessors a rank, {ideal}")
+    print(f"{mesh}: {multiprocessors} multiprocessors a rank, {ideal}")
     print(f"  {'of ideal':<12}{'measured':>10}{'the clock':>10}")
     for mode, (a, b) in pairs.items():
         print(f"  {mode:<12}{a:>10.3f}{b:>10.3f}")
@@ -105,23 +132,16 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--build", default="build/cuda-bf16")
     parser.add_argument("--seconds", type=float, default=540, help="for everything")
+    parser.add_argument("--measured", default="results/gpu/overlap.json", help="a file for what is measured")
+    parser.add_argument("--compare", metavar="FILE", help="measure nothing: compare what was measured with the clock")
     o = parser.parse_args()
-    runner, agree, done = Runner(bound=True), True, []
+    runner = Runner(bound=True)
     runner.deadline = time.monotonic() + o.seconds
     print(f"Ranks share one GPU under MPS; a link is a copy within it, at {LINK_GBPS} GB/s. This says nothing of NVLink.")
-    try:
-        with mps(runner) as env:
-            clients = {ranks: dict(env, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=str(100 // ranks)) for ranks in (1, 2, 4)}
-            shares = {ranks: wires(runner, o, client) for ranks, client in clients.items()}
-            trip = max(share[2] for share in shares.values())
-            if trip >= ROUND_TRIP_US:
-                raise Failed(f"a round trip takes {trip:.1f} us, not less than {ROUND_TRIP_US}: processes still take turns")
-            for name, (ranks, _) in MESHES.items():  # a copy reads and writes; all ranks share the memory
-                memory_gbps = 2 * min(shares[ranks][1], shares[1][1] / ranks)
-                agree &= compare(runner, o, name, clients[ranks], shares[ranks][0], memory_gbps)
-                done.append(name)
-    except Late:
-        raise Failed(f"time is over after {', '.join(done) or 'no mesh'}") from None
+    if not o.compare:
+        measure(runner, o)
+        return 0
+    agree = all([compare(runner, **row) for row in json.loads(pathlib.Path(o.compare).read_text(encoding="utf-8"))])
     if not agree:
         print("not all meshes agree: see DISAGREE above")
     return 0 if agree else 1

@@ -76,12 +76,18 @@ class Quiet(unittest.TestCase):
 
 class Plan(unittest.TestCase):
     def test_all_stages_end_within_the_budget(self):
-        stages, left = gpu_check.selected(list(gpu_check.STAGES)), 540
+        stages, left = gpu_check.selected(list(gpu_check.STAGES)), 590
         self.assertEqual(stages, list(gpu_check.STAGES))
         for i in range(len(stages)):
             self.assertGreater(gpu_check.first_share(stages[i:], left), 0)
             left -= gpu_check.first_share(stages[i:], left)
         self.assertAlmostEqual(left, 0)
+
+    def test_what_tells_most_comes_first(self):
+        plain = gpu_check.parse([])
+        self.assertEqual(gpu_check.selected(plain.only), ["build", "device", "twins", "steps", "kernels", "losses", "accumulation",
+                                                          "ranks", "others"])
+        self.assertLess(plain.budget, 600)
 
     def test_what_runs_programs_builds_them(self):
         self.assertEqual(gpu_check.selected(["times"]), ["build", "times"])
@@ -210,9 +216,35 @@ class Meshes(Quiet):
 
 class Running(unittest.TestCase):
     def setUp(self):
-        self.log = tempfile.TemporaryFile("w")
+        self.folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.log = open(os.path.join(self.folder, "commands.log"), "w+", encoding="utf-8")
         self.addCleanup(self.log.close)
         self.runner = Runner(self.log)
+
+    def read(self, name="commands.log"):
+        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+            return file.read()
+
+    def test_what_a_command_prints_is_on_the_disk_however_the_script_ends(self):
+        program = ("import sys; sys.path.insert(0, 'scripts'); from runner import Runner\n"
+                   "Runner(open(sys.argv[1], 'w'), bound=True).run(['sh', '-c', 'echo a finding; sleep 60'])")
+
+        def beside():
+            return [name for name in os.listdir(self.folder) if name.startswith("running-")]
+        script = subprocess.Popen([sys.executable, "-c", program, self.log.name], cwd=ROOT, stderr=subprocess.DEVNULL)
+        self.assertTrue(wait_until(lambda: "a finding\n" in map(self.read, beside())))
+        script.send_signal(signal.SIGKILL)
+        script.wait()
+        self.assertIn("a finding\n", map(self.read, beside()))
+        for name in beside():
+            os.remove(os.path.join(self.folder, name))
+        script = subprocess.Popen([sys.executable, "-c", program, self.log.name], cwd=ROOT, stderr=subprocess.DEVNULL)
+        self.assertTrue(wait_until(lambda: "a finding\n" in map(self.read, beside())))
+        script.send_signal(signal.SIGINT)
+        script.wait()
+        self.assertRegex(self.read(), r"(?m)^\$ sh -c .*sleep 60.*\[1 processes, status -9, .* s\]\na finding$")
+        self.assertEqual(beside(), [])
 
     def test_a_rank_that_fails_is_reported_and_the_others_are_ended(self):
         commands = [["sh", "-c", "echo error: no device; exit 3"], ["sleep", "60"]]
@@ -343,6 +375,22 @@ class Stages(Quiet):
             gpu_check.run_stage(self.check, name, 10)
         return self.verdicts()[-1]
 
+    def test_a_stage_that_is_late_leaves_its_partial_table(self):
+        def late(check):
+            check.runner.deadline = time.monotonic() + 2
+            check.show_run("a table", check.runner.run(["sh", "-c", "echo | a row |; sleep 60".replace("|", "'|'")]))
+        self.assertEqual(self.run_stage(late), LATE)
+        with open(self.check.report.name, encoding="utf-8") as file:
+            self.assertIn("        | a row |\n", file.read())
+
+    def test_products_of_many_shapes_take_the_first_algorithm(self):
+        for name in gpu_check.STAGES:
+            words = ["sh", "-c", "echo ${COMMFUSE_FIRST_ALGORITHM-all}"]
+            self.run_stage(lambda check, words=words: check.show_run("", check.runner.run(words)), name)
+            with open(self.check.report.name, encoding="utf-8") as file:
+                said = file.read().splitlines()[-2].strip()
+            self.assertEqual(said, "1" if name in ("ranks", "others", "sanitizer") else "all", name)
+
     def test_a_stage_that_is_late_is_no_failure_unless_all_others_need_it(self):
         def late(_):
             raise Late
@@ -442,14 +490,15 @@ class Times(Quiet):
         if (model.name, step.batch) in self.full:
             return None, Result(1, self.full[model.name, step.batch], 1)
         row = dict(model=model.name, program="commfuse", batch=step.batch,
-                   accumulation=step.accumulation, step_ms=10.0 * step.accumulation, spread=0,
+                   accumulation=step.accumulation, steps=step.repeated[1], losses=[11.0, 10.0],
+                   step_ms=10.0 * step.accumulation, spread=0,
                    tokens_per_s=1000.0 * min(step.batch, 32), mfu=0.4, memory_mib=None,
                    peak_tflops=1000)
         return row, Result(0, "", 1)
 
     def torch_time(self, check, model, step, peak):
         self.runs.append(("torch", model.name, step))
-        row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation,
+        row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation, steps=12,
                    step_ms=20.0 + 10 * step.accumulation, spread=0, tokens_per_s=1.0, mfu=0.2,
                    memory_mib=2048, framework="torch 2", compiled="blocks", graphs=2)
         return row, Result(0, "", 1)
@@ -464,6 +513,23 @@ class Times(Quiet):
 
     def names_of(self, runs):
         return list(dict.fromkeys(name for _, name, _ in runs))
+
+    def test_steps_of_d12_have_the_same_losses_twice(self):
+        def other_time(check, model, step, tokens):
+            row, result = self.our_time(check, model, step, tokens)
+            row["losses"].append(len(self.runs))
+            return row, result
+        for measure, verdict in (self.our_time, OK), (other_time, FAIL):
+            self.runs.clear()
+            with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=measure):
+                times.steps(self.check)
+            self.assertEqual([(name, step.batch, sum(step.repeated)) for _, name, step in self.runs],
+                             [("d12", 32, 60), ("d48", 8, 20), ("d12", 32, 60)])
+            self.assertEqual(self.verdicts()[-1], verdict)
+        self.full = {("d12", 32): "error: broken"}
+        with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time):
+            times.steps(self.check)
+        self.assertEqual(self.verdicts()[-1], FAIL)
 
     def test_pytorch_comes_after_all_of_ours_and_each_beside_one_of_ours(self):
         self.stage()
@@ -523,7 +589,7 @@ print(json.dumps(words))
             value = re.search(r'#define SLOWER_NOTE (".*?")', text)
             self.assertEqual(value is not None, name == "kernel.h")
             self.assertNotRegex(text.replace(value[0], "") if value else text, '"note:')
-            notes += re.findall(r'fprintf\(stderr, SLOWER_NOTE "(.*)\\n"', text)
+            notes += re.findall(r'fprintf\(stderr,\s+SLOWER_NOTE "(.*)\\n"', text)
             prefix = json.loads(value[1]) if value else prefix
         self.assertEqual(len(notes), 2)
         for note in [prefix + note for note in notes]:

@@ -51,12 +51,16 @@ class Overlap(unittest.TestCase):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), mock.patch.dict(os.environ, PATH=path, EMULATOR_DEVICES="1"), \
                 mock.patch.multiple(overlap, SHAPE=SMALL, MESHES=MESHES), \
-                mock.patch.object(sys, "argv", ["overlap.py", "--build", build]):
+                mock.patch.object(sys, "argv", ["overlap.py", "--build", build, "--measured", f"{build}/measured.json"]):
+            self.assertEqual(overlap.main(), 0)
+        with contextlib.redirect_stdout(out), mock.patch.multiple(overlap, SHAPE=SMALL, MESHES=MESHES), \
+                mock.patch.object(sys, "argv", ["overlap.py", "--compare", f"{build}/measured.json"]):
             return overlap.main(), out.getvalue()
 
     def test_every_mesh_and_mode_is_measured_and_imagined(self):
         status, text = self.stage(3.5)
-        found = re.findall(r"^(\S+ \d): 33 multiprocessors|^  (agree|DISAGREE) to", text, re.M)
+        self.assertEqual(re.findall(r"^(\S+ \d): 33 .*; of ideal: none .*, ideal 1.000$", text, re.M), [*overlap.MESHES], text)
+        found = re.findall(r"^(\S+ \d): 33 multiprocessors a rank, ideal [\d.]+ ms, by|^  (agree|DISAGREE) to", text, re.M)
         self.assertEqual([name for name, _ in found[::2]], [*overlap.MESHES], text)
         self.assertEqual(status, int("DISAGREE" in text))
         for mode in overlap.MODES:
@@ -80,8 +84,11 @@ class Overlap(unittest.TestCase):
                                "--builds", f"{folder}/emulated"], env={**os.environ, **gpu, "PATH": path}, capture_output=True,
                               text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^  ok +steps of ranks side by side$")
+        done = subprocess.run([os.path.join(ROOT, "tests", "bench", "overlap.py"), "--compare", f"{folder}/out/overlap.json"],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(len(re.findall(r"^ +agree to ", done.stdout, re.M)), len(overlap.MESHES), done.stdout)
-        self.assertRegex(done.stdout, r"(?m)^  ok +ratios to ideal agree with the imagined clock$")
 
     def test_processes_that_take_turns_are_not_measured(self):
         with self.assertRaisesRegex(Failed, "15.0 us, not less than 15"):

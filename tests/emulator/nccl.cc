@@ -343,8 +343,7 @@ void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
         if (half.peer == rank) continue;
         uint64_t number = (half.sends ? noted_sent : noted_received)[(size_t)half.peer]++;
         uint64_t pair = half.sends ? (uint64_t)rank << 16 | (uint64_t)half.peer : (uint64_t)half.peer << 16 | (uint64_t)rank;
-        messages.push_back({id ^ (pair << 32 | number) * 0x9e3779b97f4a7c15u, (double)half.bytes,
-                            blocks.of_message, half.sends});
+        messages.push_back({id ^ (pair << 32 | number) * 0x9e3779b97f4a7c15u, (double)half.bytes, blocks.of_message, half.sends});
     }
     Note kernel = emulator::note(GROUP, 0, 0, EXCHANGE);
     kernel.blocks[0] = {blocks.of_kernel, 0};
