@@ -117,6 +117,15 @@ void cf_trace_add(cf_trace_sums *sums, const cf_trace_total *more) {
     to->bytes += more->bytes, to->transfers += more->transfers;
 }
 
+static int by_exposed(const void *a, const void *b) {
+    const double x = ((const cf_trace_total *)a)->exposed_ms, y = ((const cf_trace_total *)b)->exposed_ms;
+    return (x < y) - (x > y);
+}
+
+void cf_trace_sort(cf_trace_sums *sums) {
+    qsort(sums->total, (size_t)sums->count, sizeof *sums->total, by_exposed);
+}
+
 // Events come in the order in which they begin. One that began before others that were taken earlier counts from their end.
 static void add_event(figures *f, const char *name, const cf_trace_event *e) {
     cf_trace_total *to = total_of(&f->sums, name);

@@ -77,6 +77,7 @@ typedef struct cf_trace_sums {
 void cf_trace_add_totals(cf_trace *trace); // adds the step of the last cf_trace_last()
 // Adds `more` to the total of its name, if there is room.
 void cf_trace_add(cf_trace_sums *sums, const cf_trace_total *more);
+void cf_trace_sort(cf_trace_sums *sums); // the longest exposed time first
 const cf_trace_sums *cf_trace_totals(const cf_trace *trace);
 
 double cf_median(double *values, int count); // sorts them; the upper one of two; NAN if there are none

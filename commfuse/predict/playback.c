@@ -134,11 +134,10 @@ static bool move_units(playback *b, player *p) {
 // --- the streams ---
 
 static void add_exposed(cf_played *sum, const char *label, double ms) {
-    int i = 0;
-    while (i < sum->operations && strcmp(sum->operation[i].label, label) != 0) i++;
-    if (i == CF_EXPOSED) i--;
-    if (i == sum->operations) snprintf(sum->operation[sum->operations++].label, sizeof sum->operation[0].label, "%s", label);
-    sum->operation[i].ms += ms, sum->part_ms[CF_PART_EXPOSED] += ms;
+    cf_trace_total more = {.exposed_ms = ms};
+    snprintf(more.name, sizeof more.name, "%.39s", label);
+    cf_trace_add(&sum->exposed, &more);
+    sum->part_ms[CF_PART_EXPOSED] += ms;
 }
 
 // The next entry of a stream; NULL: none.
@@ -316,11 +315,6 @@ static void start(playback *b, const cf_record *const *records) {
     }
 }
 
-static int longest_first(const void *x, const void *y) {
-    double a = ((const cf_exposed *)x)->ms, b = ((const cf_exposed *)y)->ms;
-    return (a < b) - (a > b);
-}
-
 static cf_played result_of(playback *b) {
     cf_played result = {0};
     double from = 0, to = 0;
@@ -336,7 +330,7 @@ static cf_played result_of(playback *b) {
         if (p == b->player || p->sum.part_ms[CF_PART_EXPOSED] > result.part_ms[CF_PART_EXPOSED]) result = p->sum;
     }
     result.step_ms = to - from;
-    qsort(result.operation, (size_t)result.operations, sizeof *result.operation, longest_first);
+    cf_trace_sort(&result.exposed);
     return result;
 }
 

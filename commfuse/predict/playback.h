@@ -18,12 +18,6 @@
 #include "record.h"
 #include "../trace.h"
 
-enum { CF_EXPOSED = 64 };
-typedef struct cf_exposed {
-    char label[48];
-    double ms;
-} cf_exposed;
-
 // Parts of a step: kernels of each kind, each alone; then waits for units; delays of kernels by other work, minus the time in which
 // both streams compute; waits for the host.
 enum { CF_PART_EXPOSED = CF_WORK_KINDS, CF_PART_SLOWED, CF_PART_HOST, CF_PARTS };
@@ -31,8 +25,7 @@ typedef struct cf_played { // of the last step that begins and ends
     double step_ms;        // from the last player's begin to the last player's end
     // Of the player that waited longest:
     double part_ms[CF_PARTS];
-    int operations;
-    cf_exposed operation[CF_EXPOSED]; // exposed, by operation; the longest first
+    cf_trace_sums exposed; // by operation; the longest first
 } cf_played;
 
 // records: of every player, the same steps. events: NULL, or a list for each player, to be freed by the caller. Dies on a deadlock,

@@ -5,20 +5,6 @@
 enum { SHOWN = 8 };
 static const double HIDDEN = 0.95;
 
-static int by_exposed(const void *a, const void *b) {
-    const double x = ((const cf_trace_total *)a)->exposed_ms, y = ((const cf_trace_total *)b)->exposed_ms;
-    return (x < y) - (x > y);
-}
-
-// Sums operations over ranks by name: the lists differ, because a rank that has nothing to send lacks an operation.
-static cf_trace_sums merge(const cf_trace_sums *all, int ranks) {
-    cf_trace_sums sum = {.steps = all->steps};
-    for (int rank = 0; rank < ranks; rank++)
-        for (int i = 0; i < all[rank].count; i++) cf_trace_add(&sum, &all[rank].total[i]);
-    qsort(sum.total, (size_t)sum.count, sizeof *sum.total, by_exposed);
-    return sum;
-}
-
 // The first limit that applies, by the costs of a transfer on this machine. option: what to try.
 static const char *bound_of(const cf_trace_total *t, double hidden, const cf_costs *costs, const options *opt, char *option,
                             size_t room) {
@@ -44,8 +30,10 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
 }
 
 void audit(const cf_trace *trace, cf_transport *transport, const options *opt, logfile *log) {
-    cf_trace_sums *all = cf_allgather_alloc(transport, cf_trace_totals(trace), sizeof *all);
-    const cf_trace_sums sum = merge(all, transport->size);
+    cf_trace_sums *all = cf_allgather_alloc(transport, cf_trace_totals(trace), sizeof *all), sum = {.steps = all->steps};
+    for (int rank = 0; rank < transport->size; rank++) // by name: a rank that has nothing to send lacks an operation
+        for (int i = 0; i < all[rank].count; i++) cf_trace_add(&sum, &all[rank].total[i]);
+    cf_trace_sort(&sum);
     free(all);
     if (transport->rank != 0 || sum.steps == 0 || sum.count == 0) return;
     const double share = 1 / ((double)sum.steps * transport->size);

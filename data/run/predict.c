@@ -279,9 +279,9 @@ static void print_modes(const forecast *f, FILE *out) {
     for (int mode = NONE; mode < MODES; mode++) {
         const cf_played *p = &f[mode].played;
         cf_print(out, "exposed, %-9s", modes[mode]);
-        for (int i = 0; i < p->operations && i < 5; i++)
-            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->operation[i].label, p->operation[i].ms);
-        cf_print(out, "%s\n", p->operations ? "" : " nothing");
+        for (int i = 0; i < p->exposed.count && i < 5; i++)
+            cf_print(out, "%s %s %.2f ms", i ? "," : "", p->exposed.total[i].name, p->exposed.total[i].exposed_ms);
+        cf_print(out, "%s\n", p->exposed.count ? "" : " nothing");
     }
 }
 

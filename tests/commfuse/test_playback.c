@@ -68,7 +68,7 @@ static void a_kernel_hides_a_transfer(void **state) {
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 11);
     assert_near(p.part_ms[CF_PART_EXPOSED], 3);
-    assert_string_equal(p.operation[0].label, "urgent");
+    assert_string_equal(p.exposed.total[0].name, "urgent");
 }
 
 static void taken_multiprocessors_slow_kernels(void **state) {
