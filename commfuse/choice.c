@@ -157,15 +157,15 @@ static bool is_candidate(const cf_algorithm *a, const cf_work *w, const cf_costs
     return a->blocking ? !early : early || slices > 1;
 }
 
-enum { ROUNDS, AT_ONCE, NATIVE, KINDS };
+enum { ROUNDS, AT_ONCE, NATIVE, KINDS, NATIVES = 3 /* choices: none, and slice with each number of slices but one */ };
 
-// The first is one slice in rounds.
+// The first is one slice in rounds. However many rows there are, native collectives have their places.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice *list, int most) {
     const cf_algorithm *first = cf_choice_rounds(w, c);
     int count = 0;
     for (int kind = ROUNDS; kind < KINDS; kind++)
         for (int m = 1; m <= SLICES_MOST; m *= 2)
-            for (int i = -1; i < cf_algorithm_count && count < most; i++) {
+            for (int i = -1; i < cf_algorithm_count && count < most - (kind < NATIVE ? NATIVES : 0); i++) {
                 const cf_algorithm *a = i < 0 ? first : &cf_algorithms[i];
                 const int is = a->native ? NATIVE : a->max_slices == 1 ? AT_ONCE : ROUNDS;
                 if (is == kind && (i < 0 || a != first) && is_candidate(a, w, c, m)) list[count++] = (cf_choice){a, m};

@@ -241,6 +241,12 @@ static void one_rank_needs_no_costs(void **state) {
     assert_false(cf_choose(&w, &nothing).algorithm->native);
 }
 
+static int natives_in(const cf_choice *list, int count) {
+    int natives = 0;
+    for (int i = 0; i < count; i++) natives += list[i].algorithm->native;
+    return natives;
+}
+
 // Of each row that serves, without being told of it: in a group that may call native collectives, begun early or not, some work has
 // it among its choices, and the first is one slice in the rounds that suit it.
 static void every_row_is_a_choice(void **state) {
@@ -249,9 +255,10 @@ static void every_row_is_a_choice(void **state) {
         bool listed = false;
         for (int of = 0; of < 12 * 2; of++) {
             cf_work w = {(cf_operation)(of % 3), (cf_side)(of / 3 % 4), 4, row_hosts(row, 4), 1e4, 1e9, of >= 12, true};
-            cf_choice list[CF_CHOICES];
+            cf_choice list[CF_CHOICES], all[64];
             if (!row_serves(row, w.operation, w.side)) continue;
             int count = cf_choices(&w, &cpu, list, CF_CHOICES - 1);
+            assert_int_equal(natives_in(list, count), natives_in(all, cf_choices(&w, &cpu, all, 64))); // rows do not push them out
             for (int i = 0; i < count; i++) {
                 listed |= list[i].algorithm == row;
                 assert_true(!list[i].algorithm->levels || row->levels); // not on one host
