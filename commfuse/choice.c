@@ -2,9 +2,6 @@
 #include "choice.h"
 #include "replay.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 // Slices tried; ranks up to which more than one is tried (schedules grow with both); ranks that are replayed one by one.
 enum { SLICES_MOST = 4, SLICES_RANKS = 64, REPLAYED_RANKS = 64 };

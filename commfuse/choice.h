@@ -8,7 +8,6 @@
 
 #include "schedule.h"
 #include "transport.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

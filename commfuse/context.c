@@ -2,7 +2,6 @@
 #include "context.h"
 #include "base/limits.h"
 #include "choice.h"
-#include <stdlib.h>
 
 const char *cf_version(void) {
     return CF_VERSION;

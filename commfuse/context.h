@@ -31,12 +31,7 @@
 // goes up, and with it the library's file name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
 #pragma once
 
-#include "device.h"
-#include "base/die.h"
-#include "mesh.h"
 #include "trace.h"
-#include "transport.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -6,10 +6,7 @@
 // cf_stream_sync(). A cf_copy from host memory has read it when it returns.
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
 #include "memory.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

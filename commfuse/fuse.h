@@ -9,8 +9,6 @@
 
 #include "choice.h"
 #include "context.h"
-#include "schedule.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

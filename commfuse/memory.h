@@ -4,9 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
-#include "base/extern_c.h"
 #include "base/host.h"
 
 CF_EXTERN_C_BEGIN

@@ -17,7 +17,6 @@
 #include "schedule_check.h"
 #include "base/die.h"
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -19,7 +19,6 @@
 #pragma once
 
 #include "schedule.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -9,11 +9,7 @@
 // synchronised.
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-#include "device.h"
 #include "transport.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

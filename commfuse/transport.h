@@ -10,14 +10,11 @@
 // the peer must post its receives in that order too, before it waits for any of them.
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include "device.h"
 #include "base/die.h"
 #include "mesh.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -1,10 +1,6 @@
 // See tune.h.
 #include "tune.h"
-#include "base/die.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, CHOICE_REPEATS = 3, PLAN_REPEATS = 5, FINALISTS = 2 };
 static const double HOPELESS = 2; // times the shortest prediction: not tried

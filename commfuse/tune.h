@@ -15,7 +15,6 @@
 #pragma once
 
 #include "fuse.h"
-#include "base/extern_c.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -187,8 +187,8 @@ void atomic_file_abandon(atomic_file *file) {
 
 bool atomic_file_replace(const char *path, const char *bytes, int64_t count, problem *why) {
     atomic_file file;
-    bool created = atomic_file_create(&file, path, count, why);
-    bool written = created && atomic_file_append(&file, bytes, count, why) && atomic_file_commit(&file, why);
+    const bool written = atomic_file_create(&file, path, count, why) && atomic_file_append(&file, bytes, count, why) &&
+                         atomic_file_commit(&file, why);
     atomic_file_abandon(&file);
     return written;
 }

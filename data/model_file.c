@@ -3,7 +3,6 @@
 // is inside it.
 #include "model_file.h"
 #include "atomic_file.h"
-#include "../commfuse/base/bf16.h"
 
 enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 

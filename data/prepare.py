@@ -344,26 +344,23 @@ def encoded(parts, encoder):
 
 def write_split(own, split, chunks, shard_tokens):
     """Writes SPLIT_000000.bin, SPLIT_000001.bin, …, all but the last of shard_tokens tokens. Returns split, files and tokens."""
-    def close():
-        file.seek(0)
-        file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, (total - 1) % shard_tokens + 1))
-        close_synced(file)
-
     total = 0
     for tokens in map(memoryview, chunks):
         while len(tokens) > 0:
             if total % shard_tokens == 0:
                 file = open(os.path.join(own, f"{split}_{total // shard_tokens:06d}.bin"), "xb")
-                file.write(bytes(HEADER * 4))
+                file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, shard_tokens).ljust(4 * HEADER, b"\0"))
             count = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
             file.write(tokens[:2 * count])
             tokens = tokens[2 * count:]
             total += count
             if total % shard_tokens == 0:
-                close()
+                close_synced(file)
                 note(f"{split}: {total:,} tokens so far")
     if total % shard_tokens > 0:
-        close()
+        file.seek(8)
+        file.write(struct.pack("<i", total % shard_tokens))
+        close_synced(file)
     return split, -(-total // shard_tokens), total
 
 

@@ -1,12 +1,7 @@
 // An error as a value, for callers that may use another file, checkpoint or rank instead. Other callers end the run:
 // cf_die(why->hint, "%s", why->what).
 #pragma once
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include "../commfuse/base/die.h"
 #include "../commfuse/memory.h"
 #include "../commfuse/base/sanitize.h"
 

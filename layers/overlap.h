@@ -7,9 +7,7 @@
 // what has no computation to hide behind is then chosen as by auto.
 #pragma once
 
-#include "../commfuse/choice.h"
 #include "../commfuse/fuse.h"
-#include <string.h>
 
 // Gradients of weights are reduced at the end of backward; each when backward has completed it; or while they are computed, owner
 // by owner, if an owner has enough rows for a good product. auto: by owners where the rest of backward is too short to hide them.

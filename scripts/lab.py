@@ -172,13 +172,8 @@ def main():
                    "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(o.hosts)),
                    "LAB_RATE": f"{o.rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(o.rate / 8 * BURST_S))),
                    "LAB_DELAY": f"{o.delay:g}ms" if o.delay else "0", "LAB_RANK": RANK}
-    first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
-                              "--uts", "sh", "-c", HUB, "lab", *o.program], env=environment, start_new_session=True)
-    try:
-        return first.wait()
-    finally:
-        first.kill()
-        first.wait()
+    return subprocess.call(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
+                            "--uts", "sh", "-c", HUB, "lab", *o.program], env=environment, start_new_session=True)
 
 
 if __name__ == "__main__":

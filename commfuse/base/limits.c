@@ -3,7 +3,6 @@
 #include "limits.h"
 #include "die.h"
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>

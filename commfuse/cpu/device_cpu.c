@@ -4,9 +4,7 @@
 #include "../base/bf16.h"
 #include "../base/die.h"
 #include "../base/limits.h"
-#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>

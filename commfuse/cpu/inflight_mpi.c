@@ -1,8 +1,6 @@
 // See inflight_mpi.h.
 #include "inflight_mpi.h"
-#include "../base/die.h"
 #include <limits.h>
-#include <stdlib.h>
 
 enum {
     CHUNK = 256 << 10, // bytes

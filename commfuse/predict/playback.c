@@ -1,8 +1,5 @@
 // See playback.h. Why this is not replay.c, and that not this: see there.
 #include "playback.h"
-#include "../base/die.h"
-#include <stdlib.h>
-#include <string.h>
 
 static const double ROUNDING = 1e-9; // ms: tolerance of rounding
 

@@ -4,10 +4,6 @@
 // Memory is reserved and never touched. When the host reads device memory it gets random token numbers of the vocabulary; read as
 // the doubles of reports these are tiny. Small ones come more often, and of sixteen neighbours some: so many tokens name as many
 // words as in text, by the count in lookup.c. A program has one device, so there is one record.
-#include <stdlib.h>
-#include <string.h>
-#include "../device.h"
-#include "../base/die.h"
 #include "record.h"
 #include "../transport.h"
 

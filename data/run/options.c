@@ -3,7 +3,6 @@
 #include "../../layers/optimizer/optimizers.h"
 #include "../../commfuse/schedule.h"
 #include "../json.h"
-#include <stddef.h>
 
 const option_row options_table[OPTIONS] = {
 #define OPTION(type, kind, field, name, value, least, most, choices, help)                                                         \

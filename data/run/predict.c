@@ -6,8 +6,6 @@
 #include "../atomic_file.h"
 #include "../input.h"
 #include "../json.h"
-#include <limits.h>
-#include <stddef.h>
 #include <strings.h>
 #include <unistd.h>
 

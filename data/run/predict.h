@@ -2,7 +2,6 @@
 // (commfuse/predict/record.h), commfuse/predict/playback.h replays them; this file reads the machine, chooses modes and meshes, and
 // prints the results. scripts/README.md describes MACHINE.json.
 #pragma once
-#include "../../commfuse/predict/hardware.h"
 #include "../../commfuse/predict/record.h"
 #include "options.h"
 

@@ -1,7 +1,6 @@
 // The output of a run: banner, a line per step on the terminal and in the log.
 // All ranks call these functions; only rank 0 prints and writes.
 #pragma once
-#include "../../commfuse/fuse.h"
 #include "startup.h"
 #include "plan.h"
 #include "saver.h"

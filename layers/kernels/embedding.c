@@ -3,7 +3,6 @@
 // Threads share the scatter-add of token gradients by columns, never by rows: one thread sums each element of the table, in row
 // order, so the bits do not depend on the number of threads.
 #include "embedding.h"
-#include <string.h>
 
 enum { STRIP = 64 }; // columns of a task of the scatter-add
 

@@ -2,7 +2,6 @@
 #include "gemm.h"
 #include "../../commfuse/base/die.h"
 #include <dnnl.h>
-#include <string.h>
 
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const accum *a, int64_t lda, const accum *b,
           int64_t ldb, accum beta, accum *c, int64_t ldc, cf_stream *stream) {

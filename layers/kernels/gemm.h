@@ -2,7 +2,6 @@
 // gemm_bf16.c: bf16, by oneDNN, whose products with a packed b are up to a third faster.
 #pragma once
 
-#include <stdbool.h>
 #include "real.h"
 #ifdef _OPENMP
 #include <omp.h>

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <math.h>
-#include <string.h>
 #include "../../commfuse/gpu/cuda.h"
 #include "real.h"
 

@@ -22,8 +22,6 @@
 #include "linear.h"
 #include <cublasLt.h>
 #include <float.h>
-#include <stdio.h>
-#include <string.h>
 #include "elementwise.h"
 #include "kernel.h"
 #include "activation.h"

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "real.h"
-#include <string.h>
 #include <tgmath.h>
 
 #ifdef REAL_IS_DOUBLE

@@ -2,8 +2,6 @@
 // accumulated in fp32 on the tensor cores, without sparsity, and fp32 outside of them. The full name must match, because
 // devices with nearly the same name (a laptop's, a part of a device, a custom order) may be different, and no figure is better
 // than a wrong one.
-#include <stdio.h>
-#include <string.h>
 #include "peak.h"
 
 static const struct {
