@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 
 from command import Parser, some_of, status_of
 from gpu import losses, ranks, times, twins
@@ -47,8 +48,9 @@ def device(check):
 
 # What a stage runs, and its share of the time that is left for it and the later ones. What tells most comes first.
 STAGES = {"build": (build, 130), "device": (device, 40), "twins": (twins.run, 60), "steps": (times.steps, 75),
-          "kernels": (times.kernels, 60), "losses": (losses.run, 45), "accumulation": (times.accumulated, 50),
-          "ranks": (ranks.run, 80), "others": (twins.others, 50), "clusters": (times.clusters, 30), "overlap": (ranks.overlap, 100),
+          "kernels": (times.kernels, 60), "losses": (losses.run, 45),
+          "accumulation": (partial(times.steps, accumulation=times.ACCUMULATION), 50), "ranks": (ranks.run, 80),
+          "others": (partial(twins.run, cases=twins.OTHERS), 50), "clusters": (times.clusters, 30), "overlap": (ranks.overlap, 100),
           "sanitizer": (twins.sanitize, 35), "times": (times.run, 145)}
 ASKED = "clusters", "overlap", "sanitizer", "times"  # run only if --only names them
 MANY_SHAPES = "ranks", "others", "sanitizer"  # products take the first algorithm: to time all of each would take too long

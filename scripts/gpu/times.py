@@ -38,7 +38,7 @@ LIMIT_S = 200  # of a run: without a cache, compiling takes most of it
 class Step:
     batch: int  # sequences of a micro-batch
     accumulation: int = 1  # micro-batches, whose gradients are summed before the update
-    timed: int = 12
+    timed: int = 12  # steps without accumulation
 
     @property
     def name(self):
@@ -178,19 +178,12 @@ def tokens_of(check, most):
     return tokens
 
 
-def steps(check):
+def steps(check, accumulation=1):
     """The steps that matter most; a second run of d12 must have the same losses to the last bit."""
-    d12, d48 = CLOSER
-    tokens = tokens_of(check, d12.torch_batch)
-    first, _, again = (one_more(check, model, tokens, Step(model.torch_batch, timed=timed), False)
+    (d12, d48), tokens = CLOSER, tokens_of(check, accumulation * CLOSER[0].torch_batch)
+    first, _, again = (one_more(check, model, tokens, Step(model.torch_batch, accumulation, timed), False)
                        for model, timed in ((d12, 55), (d48, 15), (d12, 55)))
     check.judge("d12: a second run has the same bits", bool(first and again and first["losses"] == again["losses"]))
-
-
-def accumulated(check):
-    tokens = tokens_of(check, ACCUMULATION * CLOSER[0].torch_batch)
-    for model in CLOSER:
-        one_more(check, model, tokens, Step(model.torch_batch, ACCUMULATION), False)
 
 
 def run(check):
@@ -214,6 +207,5 @@ def kernels(check):
 
 
 def clusters(check):
-    name = "tests/bench/bench_beside"
-    check.runner.run(["make", "WERROR=", f"{check.build['bf16']}/{name}"])
-    check.show_run("kernels in clusters beside products", check.runner.run([check.program("bf16", name), "clusters"]))
+    bench = f"{check.build['bf16']}/tests/bench/bench_beside"
+    check.show_run("clusters beside products", check.runner.run(["sh", "-c", f"make -s WERROR= {bench} && {bench} clusters"]))

@@ -13,8 +13,12 @@ from .check import FAIL, LATE, SKIP
 
 TOOL = "tests/layers/kernels/tool_twins"
 REFERENCE = f"build/ref/{TOOL}"  # the CPU's twins, without any library
-# The kernels of bf16 that take most of a step. cuDNN takes up to a second to plan each shape, so attention comes after them.
+# Of bf16, what takes most of a step. cuDNN takes up to a second to plan each shape, so attention comes after others. It refuses odd
+# addresses, those of every second case: with another seed, of the others.
 FIRST = "linear,layernorm,crossentropy,embedding"
+MAIN = ("bf16", "--only", FIRST, 1), ("bf16", "--only", "attention", 1)
+OTHERS = (("bf16", "--except", f"{FIRST},attention", 1), ("fp32", "--except", "attention", 1), ("fp32", "--only", "attention", 1),
+          ("bf16", "--only", "attention", 2))
 
 
 def at_once(check, commands):
@@ -23,21 +27,10 @@ def at_once(check, commands):
         yield from [pool.submit(check.runner.run, command) for command in commands]
 
 
-def run(check):
-    compare(check, "bf16", "--only", FIRST)
-    compare(check, "bf16", "--only", "attention")
-
-
-def others(check):
-    compare(check, "bf16", "--except", f"{FIRST},attention")
-    compare(check, "fp32", "--except", "attention")
-    compare(check, "fp32", "--only", "attention")
-    compare(check, "bf16", "--only", "attention", seed=2)  # cuDNN refuses odd addresses: those of every second case, now the others
-
-
-def compare(check, kind, which, names, seed=1):
-    twins(check, f"{kind}, {which[2:]} {names}, seed {seed}", check.program(kind, TOOL),
-          ["--seed", seed, *["--round"] * (kind == "bf16"), which, names])
+def run(check, cases=MAIN):
+    for kind, which, names, seed in cases:
+        twins(check, f"{kind}, {which[2:]} {names}, seed {seed}", check.program(kind, TOOL),
+              ["--seed", seed, *["--round"] * (kind == "bf16"), which, names])
 
 
 def twins(check, name, tool, words):

@@ -94,6 +94,13 @@ class Plan(unittest.TestCase):
         self.assertEqual(gpu_check.selected(["losses", "twins"]), ["build", "twins", "losses"])
         self.assertEqual(gpu_check.selected(["device"]), ["device"])
 
+    def test_every_kernel_has_its_twin_in_both_types(self):
+        cases = [*twins.MAIN, *twins.OTHERS]
+        for kind in checks.TYPES:
+            mine = [(which, set(names.split(","))) for k, which, names, _ in cases if k == kind]
+            left_out = set.intersection(*(names for which, names in mine if which == "--except"))
+            self.assertLessEqual(left_out, set.union(*(names for which, names in mine if which == "--only")))
+
     def test_an_unknown_stage_is_named(self):
         result = subprocess.run([SCRIPT, "--only", "twins,nonsense"], capture_output=True, text=True)
         self.assertNotEqual(result.returncode, 0)
@@ -526,6 +533,12 @@ class Times(Quiet):
             self.assertEqual([(name, step.batch, sum(step.repeated)) for _, name, step in self.runs],
                              [("d12", 32, 60), ("d48", 8, 20), ("d12", 32, 60)])
             self.assertEqual(self.verdicts()[-1], verdict)
+        self.runs.clear()
+        with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time):
+            gpu_check.STAGES["accumulation"][0](self.check)
+        self.assertEqual([(name, step.batch, step.accumulation, step.repeated) for _, name, step in self.runs],
+                         [("d12", 32, 4, (2, 5)), ("d48", 8, 4, (2, 5)), ("d12", 32, 4, (2, 5))])
+        self.assertGreater(self.tokens, 4 * 32 * 1024)
         self.full = {("d12", 32): "error: broken"}
         with mock.patch.multiple(times, write_tokens=self.write_tokens, measure=self.our_time):
             times.steps(self.check)
