@@ -145,19 +145,36 @@ static void same_call_same_schedule(void **state) {
     cf_schedule_free(a), cf_schedule_free(b);
 }
 
+static void assert_printed(kind of, const char *row, int slices, const char *expected) {
+    set all = set_create(of, cf_algorithm_find(row), 3, slices);
+    char *text = cf_schedule_print(all.of[0]);
+    assert_string_equal(text, expected);
+    free(text);
+    set_free(&all);
+}
+
 static void what_is_printed(void **state) {
     (void)state;
-    cf_schedule *s = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, cf_algorithm_find("direct"), 3, 1, 0, 1);
-    char *text = cf_schedule_print(s);
-    assert_string_equal(text, "reduce-scatter, direct, rank 0 of 3, 1 slice per shard\n"
-                              "    0  compute    slice 2 in full[2]\n"
-                              "    1  exchange   slice 2 → rank 2  slice 0 ← rank 1 into stage[0]  after 0\n"
-                              "    2  compute    slice 1 in full[1]\n"
-                              "    3  exchange   slice 1 → rank 1  slice 0 ← rank 2 into stage[1]  after 2\n"
-                              "    4  compute    slice 0 in full[0]\n"
-                              "    5' add        full[0] += 2 parts from stage[0]  after 1 … 3\n");
-    free(text);
-    cf_schedule_free(s);
+    assert_printed(kinds[RS], "direct", 1,
+                   "reduce-scatter, direct, rank 0 of 3, 1 slice per shard\n"
+                   "    0  compute    slice 2 in full[2]\n"
+                   "    1  exchange   slice 2 → rank 2  slice 0 ← rank 1 into stage[0]  after 0\n"
+                   "    2  compute    slice 1 in full[1]\n"
+                   "    3  exchange   slice 1 → rank 1  slice 0 ← rank 2 into stage[1]  after 2\n"
+                   "    4  compute    slice 0 in full[0]\n"
+                   "    5' add        full[0] += 2 parts from stage[0]  after 1 … 3\n");
+    assert_printed(kinds[AG], "slice", 2,
+                   "all-gather, slice, rank 0 of 3, 2 slices per shard\n"
+                   "    0  collective 3 slices 0, 2, …\n"
+                   "    1  collective 3 slices 1, 3, …\n"
+                   "    2' work on    3 slices 0, 2, … in full[0]  after 0\n"
+                   "    3' work on    3 slices 1, 3, … in full[1]  after 1\n");
+    assert_printed(kinds[AG], "once", 1,
+                   "all-gather, once, rank 0 of 3, 1 slice per shard\n"
+                   "    0  exchange   slice 0 → rank 1  slice 2 ← rank 2 into full[2]\n"
+                   "    1    with it  slice 0 → rank 2  slice 1 ← rank 1 into full[1]\n"
+                   "    2' work on    slice 0 in full[0]\n"
+                   "    3' work on    2 slices 1, 2, … in full[1]  after 0 … 1\n");
 }
 
 // ------------------------------------------------------------------------------------- planted faults
