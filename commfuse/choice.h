@@ -39,8 +39,8 @@ void cf_choice_print(cf_choice choice, char name[CF_CHOICE_NAME]);
 bool cf_choice_parse(const char *name, cf_choice *choice);
 
 // Gives all ranks the same costs, the worst of any rank, so that all make the same choices. Collective, once, before the first
-// operation is created whose algorithm is chosen. Sets the compute threads of each rank (CPU). Called again with threads 0: costs for
-// choices of one order of sums, the same on every machine of a kind.
+// operation is created whose algorithm is chosen. Sets the compute threads of each rank (CPU). Called again with threads 0: costs
+// for choices of one order of sums, the same on every machine of a kind.
 void cf_costs_agree(cf_transport *transport, int threads);
 // All that choices reckon with and a machine's cores decide, as text. parse returns false, and changes nothing, if it is none.
 enum { CF_COSTS_TEXT = 320 };

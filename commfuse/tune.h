@@ -5,9 +5,9 @@
 //   search   in each step every operation runs another of its choices. Once all were tried, only the predicted one and the two
 //            best others are measured twice more. Another choice replaces the predicted one if it is shorter by more than 2 % and
 //            by more than the measurements vary
-//   compare  whole plans take turns, a step each: the plan found, the predicted one, and each of none, slice, ring (or the rounds that
-//            suit better) with one, two and four slices and direct for all operations. After one step of each only the plan found and the two best others go on.
-//            The plan found stays, unless another is shorter by more than 1 % of a step and by more than the measurements vary
+//   compare  whole plans take turns, a step each: the plan found, the predicted one, and each of none, slice, direct and ring (or the
+//            rounds that suit better) with 1, 2 and 4 slices for all operations. After one step of each only the found and the two
+//            best others go on. It stays, unless another saves more than 1 % of a step and more than the measurements vary
 //
 // An operation is judged by the time that it adds to the compute stream, waiting included: the median over layers on each rank,
 // then the maximum over ranks. Ranks exchange these times after each step, so all decide the same. All of it takes at most

@@ -223,8 +223,8 @@ def read_model(path):
 
 
 def words_of(model, tokenizer, shape):
-    """The number of words and the token that ends a text, as the vocabulary file given or beside the model says; else GPT-2's, whose
-    table may be padded."""
+    """The number of words and the token that ends a text, as the vocabulary file given or beside the model says; else GPT-2's,
+    whose table may be padded."""
     path = tokenizer or os.path.join(os.path.dirname(model), "tokenizer.bin")
     if not tokenizer and not os.path.exists(path):
         gpt2 = GPT2_TOKENS <= shape.vocab_size <= -(-GPT2_TOKENS // PADDING) * PADDING
@@ -272,8 +272,8 @@ def main(arguments=None):
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
-    parser.add_argument("--tokenizer", metavar="FILE", help="for --export: the tokenizer.bin beside the tokens, whose end of text becomes "
-                        "eos and bos (default: the one beside the model; else GPT-2's, for 50257 to 50304 words)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="for --export: the tokenizer.bin beside the tokens, whose end of text "
+                        "becomes eos and bos (default: the one beside the model; else GPT-2's, for 50257 to 50304 words)")
     options = parser.parse_args(arguments)
     if options.tokenizer is not None and options.model is None:
         parser.error("--tokenizer is for --export")

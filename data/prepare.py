@@ -392,8 +392,8 @@ def prepare(options):
         sources = find_sources(options.input, options.format, own)
         lines = [source.name for source in sources if source.lines]
         for source in [source for source in sources if source.taken_for_text][:1]:
-            note(f"note: --input {source.name} looks like JSON, but is read as text, braces and all: --format jsonl reads the text of "
-                 "each line, --format text means it")
+            note(f"note: --input {source.name} looks like JSON, but is read as text, braces and all: --format jsonl reads the text "
+                 "of each line, --format text means it")
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")

@@ -3,9 +3,9 @@
 
 #include "model.h"
 
-// state_copy: copies the state that this rank owns (params.h), between two steps, after gpt_finish_step(); not collective. The first
-// time it makes room (state_create). state_restore: the reverse, on any mesh: `read` returns elements of the whole model; all weights
-// that this rank holds are filled, owned or not. kinds: the first so many are read, the others stay zero.
+// state_copy: copies the state that this rank owns (params.h), between two steps, after gpt_finish_step(); not collective. The
+// first time it makes room (state_create). state_restore: the reverse, on any mesh: `read` returns elements of the whole model; all
+// weights that this rank holds are filled, owned or not. kinds: the first so many are read, the others stay zero.
 void state_create(rank_state *s, const zero_shards *z);
 void state_free(rank_state *s);
 void state_copy(rank_state *s, const zero_shards *z);

@@ -14,6 +14,7 @@ if sys.version_info < (3, 9):  # which reads this file and those that are starte
     sys.exit(f"error: Python 3.9 or later is needed; {sys.executable} is {sys.version.split()[0]}\n"
              f"hint:  start {sys.argv[0]} by a later one; make and shell scripts take the one that PYTHON names")
 
+
 class Problem(Exception):
     """An error, and perhaps a hint."""
 

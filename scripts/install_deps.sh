@@ -91,8 +91,8 @@ fi
 # headers_of NAME PATTERN: the paths of header NAME and of those it includes, if they match
 headers_of() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$2\)\".*|\1|p" | sort -u; }
 
-# xxHash is one header, cJSON a header and a library. make may be missing in images with a CUDA toolkit (scripts/gpu_check.sh finds this copy), and a tree without git history does not know its version.
-# Written beside, then renamed.
+# xxHash is one header, cJSON a header and a library. make may be missing in images with a CUDA toolkit (scripts/gpu_check.sh finds
+# this copy), and a tree without git history does not know its version. Written beside, then renamed.
 if want --carry; then
     to=build/deps.tmp
     rm -rf $to && mkdir -p $to/include/cjson $to/lib $to/bin &&

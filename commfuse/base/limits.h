@@ -27,7 +27,7 @@ void cf_limits_try_threads(int threads, const char *what);
 // The cores that this process may use: those of its affinity or, if OpenMP binds threads, of OpenMP's places. OpenMP has then bound
 // the first thread before main(): from here on it, and threads that it starts, may use them all.
 void cf_limits_cores(cpu_set_t *cores);
-// For a program of its own, before it starts a thread or another program: what these inherit are all these cores, and stacks of 8 MiB.
+// For a program of its own, before it starts threads or other programs, which inherit all these cores, and stacks of 8 MiB.
 void cf_limits_prepare(void);
 // How many the processes of this host may use: of those in `cores`, as many as their control group has time for. shared: other
 // processes have cores of this one, so that cf_limits_unbind() frees a thread of OpenMP from the place that theirs has, too.

@@ -1,8 +1,8 @@
 // Ranks meet over TCP, as a star. See bootstrap.h.
 //
 // Rank 0 listens at MASTER_ADDR; each other rank connects, again and again until it is accepted. It says who it is, and rank 0
-// answers with a reason to refuse it, or with none. Then ranks send parts of an allgather to rank 0, which sends all of them to all.
-// What is not of this program is closed. As with MPI, NCCL and torchrun nothing is authenticated or encrypted (README.md).
+// answers with a reason to refuse it, or with none. Then ranks send parts of an allgather to rank 0, which sends all of them to
+// all. What is not of this program is closed. As with MPI, NCCL and torchrun nothing is authenticated or encrypted (README.md).
 //
 // After the start a thread watches for connections that break, so a lost rank is noticed at once, even while the compute thread
 // is inside a call that never returns. It ends this rank, and rank 0 ends all others. TCP's keep-alive notices hosts that vanish.

@@ -3,15 +3,15 @@
 //
 // One thread receives all packets from one socket: it answers questions and stores positions. The socket's error queue shows
 // when nobody listens at a rank's port any more: that process is dead. The thread that gives up sends questions, again and again
-// because packets may be lost, to those whose position it does not have. A rank that has not answered after SILENCE_MS is frozen, or
-// its host is gone. A rank that gave up itself is not asked: it may have ended, and its question had its position.
+// because packets may be lost, to those whose position it does not have. A rank that has not answered after SILENCE_MS is frozen,
+// or its host is gone. A rank that gave up itself is not asked: it may have ended, and its question had its position.
 //
 // The rank that another one waits for is often not to blame, because it waits itself: in a ring a standstill spreads from
 // neighbour to neighbour until every rank waits, directly or not, for the few that do not wait. So the message names those. If all
 // ranks wait, they wait for each other, which happens when they are not at the same operation.
 //
-// Each rank sends the addresses of its host, an IPv4 address in the form that IPv6 has for it. Ranks of one network use the loopback.
-// Of another network's addresses, those that this one has too (bridges of containers) are left out.
+// Each rank sends the addresses of its host, an IPv4 address in the form that IPv6 has for it. Ranks of one network use the
+// loopback. Of another network's addresses, those that this one has too (bridges of containers) are left out.
 //
 // A packet without the run's token is ignored: random bytes of rank 0, which the others get at the start. They keep out other runs
 // and users, not those who read the network.

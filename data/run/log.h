@@ -14,8 +14,8 @@ typedef struct logfile logfile;
 logfile *log_open(const char *path, const char *run, int64_t step);
 bool log_empty(const logfile *log); // no line yet
 
-// FIELD("loss", 3.2): a number or a text. Numbers keep all digits (NaN and infinity become null); whole numbers are exact below 2^53.
-// A byte that may not be printed (sanitize.h) becomes '?'. A field without a name is left out.
+// FIELD("loss", 3.2): a number or a text. Numbers keep all digits (NaN and infinity become null); whole numbers are exact below
+// 2^53. A byte that may not be printed (sanitize.h) becomes '?'. A field without a name is left out.
 typedef struct log_field {
     const char *name, *text; // text NULL: a number
     double number;

@@ -43,8 +43,8 @@ CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",
     "auto: by owners where nothing else hides them. preset: end for none, ready for slice and ideal, auto for auto and levels, "
     "else owners")
 INT(prefetch, "prefetch", "-1", -1, 4096,
-    "layers ahead of their use that weights are gathered; as many as --layers: all at once; -1: all for none, slice and ideal, else "
-    "4; auto and levels: all by a native collective, 4 by exchanges")
+    "layers ahead of their use that weights are gathered; as many as --layers: all at once; -1: all for none, slice and ideal, "
+    "else 4; auto and levels: all by a native collective, 4 by exchanges")
 CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
     "replicas exchange the token table, or the rows that their tokens name; preset: table for none, slice and "
     "ideal, auto for auto and levels, else rows")

@@ -27,8 +27,8 @@ void plan_free(run_plan *p);
 
 enum { PLAN_WORTH_STEPS = 210 }; // a shorter run without --plan new keeps the predicted plan
 // Uses the plan of --plan, else the checkpoint's, else DIR/plan.json, and returns whether there was one. A run that resumes keeps
-// it, on any machine; otherwise trials follow if enough `steps` are left, or if the checkpoint was saved in trials. Dies together if
-// --plan does not fit.
+// it, on any machine; otherwise trials follow if enough `steps` are left, or if the checkpoint was saved in trials. Dies together
+// if --plan does not fit.
 bool plan_start(run_plan *p, bool resumes, int64_t steps);
 // For predictions: with this whole plan (cf_tuner_take), without trials. false: there is none.
 bool plan_start_whole(run_plan *p, int plan);

@@ -295,8 +295,8 @@ static void skip(const problem *why) {
     cf_print(stderr, "warning: rank %d: a checkpoint is skipped: %s\n", cf_die_rank(), why->what);
 }
 
-// The newest checkpoint of a step below `below` whose files all have the right hash; for an export no older one. Rank 0 looks in the
-// directory; then all ranks read the same manifest, and each verifies some of the files, but not for a dry run.
+// The newest checkpoint of a step below `below` whose files all have the right hash; for an export no older one. Rank 0 looks in
+// the directory; then all ranks read the same manifest, and each verifies some of the files, but not for a dry run.
 static manifest *find_sound(const options *opt, cf_transport *transport, int64_t below, bool *damage) {
     const bool root = transport->rank == 0;
     for (;;) {

@@ -14,8 +14,8 @@ void startup_note_words(const options *opt);
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
-// The model's shape, from --init-from, the checkpoint m (NULL: none), or the options. Also stores it in *opt. Collective. *start: the
-// model file, or NULL if it is not read. May lower opt->seq if it was not given. For an export it sets the smallest seq and
+// The model's shape, from --init-from, the checkpoint m (NULL: none), or the options. Also stores it in *opt. Collective. *start:
+// the model file, or NULL if it is not read. May lower opt->seq if it was not given. For an export it sets the smallest seq and
 // micro_batch.
 gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m, cf_transport *transport, model_file **start);
 
@@ -54,14 +54,14 @@ bool startup_keep(options *opt, const manifest *m, int ranks);
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m);
 
 // Collective. The newest checkpoint in --out whose files all have the right hash: the run resumes from it. NULL: a new run begins.
-// *damage, on rank 0: newer ones were damaged, which it has reported. With --export: that of --export-step, or dies together. Dies if
-// one cannot be opened or read, on any rank: it may be sound.
+// *damage, on rank 0: newer ones were damaged, which it has reported. With --export: that of --export-step, or dies together. Dies
+// if one cannot be opened or read, on any rank: it may be sound.
 manifest *startup_checkpoint(const options *opt, cf_transport *transport, bool *damage);
 // Dies unless the run may begin from the checkpoint m, or anew if that is NULL. Calls startup_compare_run(). Renames the
 // damaged checkpoints, so that they do not count when older ones are removed.
 void startup_resume(const options *opt, const run_facts *facts, const manifest *m, bool damage);
 
-// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/state.h. Both die on an error. *kinds: how many of its
-// values serve --optimizer: the weights alone if it is another one's.
+// Opens a checkpoint's saved_state, and reads it for state_restore() of layers/state.h. Both die on an error. *kinds: how many of
+// its values serve --optimizer: the weights alone if it is another one's.
 saved_state *startup_open_state(const options *opt, const manifest *m, int *kinds);
 void startup_read_state(void *state, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
