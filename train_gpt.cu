@@ -6,8 +6,6 @@
 // The common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element type. commfuse/ moves
 // data between ranks, layers/ computes, data/ reads, writes and prints. All ranks take the same path and begin the same operations.
 #include <signal.h>
-#include <string.h>
-#include "commfuse/base/die.h"
 #include "layers/kernels/peak.h"
 #ifdef __cplusplus
 extern "C" { // these headers are for C
@@ -16,7 +14,6 @@ extern "C" { // these headers are for C
 #include "commfuse/base/streams.h"
 #include "commfuse/launch/stop.h"
 #include "data/json.h"
-#include "data/run/startup.h"
 #include "data/run/predict.h"
 #include "data/run/derived.h"
 #include "data/run/report.h"

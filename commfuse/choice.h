@@ -5,7 +5,6 @@
 // 1, 2 or 4 slices. Where the latency exceeds what a slice hides, rounds are long, and `once` or a native collective is shorter.
 // The tuner (tune.h) measures the same choices while training.
 #pragma once
-
 #include "schedule.h"
 #include "transport.h"
 

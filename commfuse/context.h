@@ -30,7 +30,6 @@
 // enumerations and functions keep their meaning; functions may be added, and fields at the end of cf_fuse_config. Otherwise MINOR
 // goes up, and with it the library's file name (libcommfuse.so.MAJOR.MINOR). What no public header declares may change at any time.
 #pragma once
-
 #include "trace.h"
 
 CF_EXTERN_C_BEGIN

@@ -5,7 +5,6 @@
 // Callers need not know which: only kernels and cf_copy touch device memory (memory.h), and the host reads copied data only after
 // cf_stream_sync(). A cf_copy from host memory has read it when it returns.
 #pragma once
-
 #include "memory.h"
 
 CF_EXTERN_C_BEGIN

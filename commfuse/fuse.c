@@ -14,10 +14,7 @@
 // tiles of one then fill the multiprocessors that the last tiles of the other leave free, so slices cost little more than the
 // whole. Computations of the two streams do not wait for each other; everything else (additions, requests) waits for both streams.
 #include "fuse.h"
-#include "base/die.h"
 #include "schedule_check.h"
-#include <stdlib.h>
-#include <string.h>
 
 enum { TIMED_RUNS = 64, SLICES_MAX = 1 << 16 };
 static const int64_t ELEMENTS_MAX = INT64_MAX / 8 / (2 * CF_CHECKED_SLICES); // of all ranks: bytes of any buffer have 64 bits

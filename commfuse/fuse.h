@@ -6,7 +6,6 @@
 //
 // An example, threads, lifetimes, units and errors as values: context.h.
 #pragma once
-
 #include "choice.h"
 #include "context.h"
 

@@ -2,7 +2,6 @@
 // freed at exit. Each allocation names its purpose, for the report of memory by purpose. In plan-only mode there are only
 // addresses: the model is built as usual without memory, and a stray access faults.
 #pragma once
-
 #include <stdbool.h>
 #include <stdio.h>
 #include "base/host.h"

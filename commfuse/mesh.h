@@ -1,7 +1,6 @@
 // world = dp × tp. World rank = dp_rank · tp + tp_rank, so a tp group is a run of neighbouring ranks
 // (usually one host) and a dp group strides across them.
 #pragma once
-
 #include <stdbool.h>
 #include "base/extern_c.h"
 

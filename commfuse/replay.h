@@ -15,7 +15,6 @@
 // One clock serves all ranks: everything that can happen now does, then the clock moves on to the next instant at which something
 // ends. If nothing will end any more, the run is complete or deadlocked.
 #pragma once
-
 #include "schedule.h"
 
 CF_EXTERN_C_BEGIN

@@ -28,7 +28,6 @@
 #include "schedule.h"
 #include "base/die.h"
 #include "memory.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

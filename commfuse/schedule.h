@@ -15,7 +15,6 @@
 //              shard.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #pragma once
-
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/extern_c.h"

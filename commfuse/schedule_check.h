@@ -17,7 +17,6 @@
 // They make any schedule correct. What CommFuse promises of its own schedules beyond that (their volume, own slices first or last,
 // no transfer at the end) is in tests/commfuse/promise_check.h.
 #pragma once
-
 #include "schedule.h"
 
 CF_EXTERN_C_BEGIN

@@ -1,11 +1,8 @@
 // See trace.h. Perfetto nests overlapping events of one row, so the writer spreads transfers over as many "comm" rows per rank as
 // are in flight at the same time.
 #include "trace.h"
-#include "base/die.h"
 #include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static const char purpose[] = "the trace; fewer steps make it shorter";
 enum { COMM_ROWS_MAX = 16, SECOND_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024, SPANS_MAX = 4096 };

@@ -8,7 +8,6 @@
 // has a time only once it has passed, so the figures of a step are read during the next one, and events when the stream is
 // synchronised.
 #pragma once
-
 #include "transport.h"
 
 CF_EXTERN_C_BEGIN

@@ -9,7 +9,6 @@
 // alone, even if the send still waits for its peer. Messages to one peer, bulk and others separately, travel in the order posted:
 // the peer must post its receives in that order too, before it waits for any of them.
 #pragma once
-
 #include <stdlib.h>
 #include <string.h>
 #include "device.h"

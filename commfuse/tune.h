@@ -13,7 +13,6 @@
 // then the maximum over ranks. Ranks exchange these times after each step, so all decide the same. All of it takes at most
 // CF_TRIAL_STEPS steps. If the choices are given from the start (cf_tuner_set), only the comparison runs.
 #pragma once
-
 #include "fuse.h"
 
 CF_EXTERN_C_BEGIN

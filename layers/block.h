@@ -1,6 +1,5 @@
 // The parts of a block that work on one rank and do not depend on the strategy: layer norms, and attention of a range of time steps.
 #pragma once
-
 #include "model.h"
 
 // Layer norm n reads x[n]: of the attention half of block n / 2, of its MLP half, and, n = 2 L, before the head. Computes this rank's

@@ -1,7 +1,6 @@
 // See evaluate.h. When fewer than B sequences are left for each replica, passes are smaller; in the last one some replicas repeat
 // sequences, which are not counted. So the result depends neither on the mesh nor on B.
 #include "evaluate.h"
-#include <stdlib.h>
 
 // The sum of the losses of sequences [0, counted) of the pass in this rank's shard. losses (Ts, B): scratch.
 static double sum_losses(const gpt *g, int64_t counted, accum *losses) {

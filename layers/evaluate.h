@@ -1,6 +1,5 @@
 // The loss of given sequences, without training: validation.
 #pragma once
-
 #include "model.h"
 
 // Writes sequence `number` into column b of inputs and targets (T, B).

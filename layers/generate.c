@@ -1,9 +1,6 @@
 // See generate.h.
 #include "generate.h"
 #include "random.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static int descending(const void *a, const void *b) {
     const float x = *(const float *)a, y = *(const float *)b;

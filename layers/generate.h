@@ -1,6 +1,5 @@
 // Text that a model continues.
 #pragma once
-
 #include "model.h"
 
 typedef struct sampling {

@@ -11,7 +11,6 @@
 //
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"
-#include "../commfuse/base/die.h"
 #include "block.h"
 #include "up.h"
 #include "kernels/attention.h"
@@ -20,7 +19,6 @@
 #include "kernels/embedding.h"
 #include "kernels/layernorm.h"
 #include "kernels/linear.h"
-#include <stdlib.h>
 
 enum { PASS_UNIT = 64 }; // tokens of a rank
 

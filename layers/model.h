@@ -8,8 +8,6 @@
 // UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, Gl those
 // of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S.
 #pragma once
-
-#include "optimizer/lookup.h"
 #include "parallel_linear.h"
 
 typedef struct gpt_setup {

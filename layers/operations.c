@@ -1,7 +1,5 @@
 // See operations.h. --dry-run prints memory, how gradients and weights travel, and schedules.
 #include "operations.h"
-#include <stdlib.h>
-#include <string.h>
 
 void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     const lookup *l = &g->embedding;

@@ -1,6 +1,5 @@
 // All operations of a step, for the tuner and --dry-run; the memory that they take.
 #pragma once
-
 #include "../commfuse/tune.h"
 #include "step.h"
 

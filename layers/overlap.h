@@ -6,7 +6,6 @@
 // Between GPUs' hosts a library's collective, too, sends a shard to each host once, in fewer messages than levels. So with levels
 // what has no computation to hide behind is then chosen as by auto.
 #pragma once
-
 #include "../commfuse/fuse.h"
 
 // Gradients of weights are reduced at the end of backward; each when backward has completed it; or while they are computed, owner

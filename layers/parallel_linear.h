@@ -9,7 +9,6 @@
 //
 // zero.h decides where gradients of weights are computed, before backward begins.
 #pragma once
-
 #include "optimizer/zero.h"
 
 // The micro-batch in progress.

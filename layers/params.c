@@ -6,7 +6,6 @@
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 const block_row block_rows[] = {{.name = "gpt2", .biases = true, .positions = true, .gates = 1, .units = 4}};
 

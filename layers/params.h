@@ -21,7 +21,6 @@
 // those of a matrix whole rows; the remainder is padding. So, for the usual numbers of channels, everything is aligned to sixteen
 // bytes on any mesh, as matrix products require.
 #pragma once
-
 #include "../commfuse/mesh.h"
 #include "kernels/real.h"
 

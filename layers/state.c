@@ -1,7 +1,6 @@
 // See state.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters are copied in
 // one piece.
 #include "state.h"
-#include <stdlib.h>
 
 void state_create(rank_state *s, const zero_shards *z) {
     const parameters *p = z->params;

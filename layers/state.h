@@ -1,6 +1,5 @@
 // The state of training: a rank's part of a checkpoint, restored on any mesh; and the whole model.
 #pragma once
-
 #include "model.h"
 
 // state_copy: copies the state that this rank owns (params.h), between two steps, after gpt_finish_step(); not collective. The

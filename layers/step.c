@@ -1,9 +1,6 @@
 // See step.h. Every element of every tensor is owned by one rank of the world, so the global norm is the sum of the ranks' sums,
 // added in rank order.
 #include "step.h"
-#include "../commfuse/base/die.h"
-#include <math.h>
-#include <stdlib.h>
 
 enum { LOSS, NORM2, VALUES }; // places in a rank's figures
 

@@ -1,6 +1,5 @@
 // One step of training: forward, backward, reduce, update. train_gpt, its predictions and bench_train take their steps here.
 #pragma once
-
 #include "model.h"
 
 // Figures of a rank that travel together once a step: loss, norm, and at most REPORT_VALUES of the caller.

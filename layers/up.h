@@ -1,6 +1,5 @@
 // The attention half of a block in UP.
 #pragma once
-
 #include "model.h"
 
 // Replaces the operations that the linear layers have in TPSP.

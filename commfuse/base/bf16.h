@@ -1,6 +1,5 @@
 // CF_BF16 on the host: the upper half of a float.
 #pragma once
-
 #include <stdint.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 //     error: rank 3 of 8 (host): WHAT AND WHY
 //     hint:  WHAT TO DO NEXT
 #pragma once
-
 #include <setjmp.h>
 #include <stdbool.h>
 #include <stddef.h>

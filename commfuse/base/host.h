@@ -1,6 +1,5 @@
 // Memory of the host, and its clock.
 #pragma once
-
 #include <stddef.h>
 #include <stdint.h>
 #include "extern_c.h"

@@ -1,6 +1,5 @@
 // What a process may use of its machine: launchers, batch systems, containers and OpenMP's variables may allow less than there is.
 #pragma once
-
 #include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>

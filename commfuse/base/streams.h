@@ -1,6 +1,5 @@
 // The standard streams of a program, so that nothing that happens to them harms its run.
 #pragma once
-
 // Call it before anything else. What is closed becomes /dev/null, because libraries would get its number for files of their own.
 // From here on no print to stdout waits for a terminal, pager or pipe that is not read: up to a megabyte of text waits
 // until it is. (Where stdout cannot be replaced, prints wait as usual.)

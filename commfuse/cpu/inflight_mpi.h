@@ -8,7 +8,6 @@
 //
 // Only the progress thread of transport_mpi.c uses this; other threads only read a request's `state` and `received`.
 #pragma once
-
 #include <mpi.h>
 #include "../launch/bootstrap.h"
 #include "../transport.h"

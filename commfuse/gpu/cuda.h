@@ -3,9 +3,7 @@
 // Every call is checked at once: CF_CUDA and its like report file, line and what to do. Only cf_launch launches kernels. Memory is
 // read and written sixteen bytes at a time through cf_pack where addresses allow.
 #pragma once
-
 #include <cuda_runtime.h>
-#include <stdint.h>
 #include "../device.h"
 #include "../base/die.h"
 

@@ -12,10 +12,6 @@
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded once.
 #include "transport_cuda.h"
 #include <cuda_bf16.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <algorithm>

@@ -14,10 +14,6 @@
 // does not ask a library to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's notices broken
 // connections, and that of deadlines (watch.h) guards calls at start and at the end that may never return.
 #include "transport_cuda.h"
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -1,12 +1,9 @@
 // Shared by transport_cuda.cu and its wires, transport_nccl.cu, transport_ipc.cu and transport_levels.cu. Never included by C.
 #pragma once
-
 #include "cuda.h"
 #include "../context.h"
-#include "../transport.h"
 extern "C" { // these are for C
 #include "../base/limits.h"
-#include "../launch/bootstrap.h"
 #include "../launch/watch.h"
 }
 

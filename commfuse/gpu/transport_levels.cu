@@ -5,7 +5,6 @@
 // which requests end by ipc waits for NCCL's, so that all end in the order posted. As a request waits only for what was posted
 // before it, on any rank, this cannot block.
 #include "transport_cuda.h"
-#include <stdlib.h>
 
 typedef struct side { // what one of the two wires moves of the unit in meet() or post()
     cf_wire *wire;

@@ -19,8 +19,6 @@
 // deadlines guard these. In the steps nothing waits inside NCCL, because all pairs are connected by then.
 #include "transport_cuda.h"
 #include <nccl.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 typedef struct nccl_wire {
     cf_wire wire;

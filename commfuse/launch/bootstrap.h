@@ -4,7 +4,6 @@
 //   torchrun, srun, by hand      TCP, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (bootstrap_sockets.c)
 // Without either, the process is alone. (The program for CPUs uses MPI only.)
 #pragma once
-
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -7,9 +7,7 @@
 // After the start a thread watches for connections that break, so a lost rank is noticed at once, even while the compute thread
 // is inside a call that never returns. It ends this rank, and rank 0 ends all others. TCP's keep-alive notices hosts that vanish.
 #define _GNU_SOURCE
-#include "bootstrap.h"
 #include "../device.h"
-#include "../base/die.h"
 #include "../base/limits.h"
 #include "../base/sanitize.h"
 #include "watch.h"
@@ -18,9 +16,6 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>

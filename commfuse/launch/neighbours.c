@@ -3,7 +3,6 @@
 #include "bootstrap.h"
 #include "../base/host.h"
 #include "../base/limits.h"
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

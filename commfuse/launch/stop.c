@@ -6,10 +6,7 @@
 #include "../base/die.h"
 #include "../base/limits.h"
 #include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 

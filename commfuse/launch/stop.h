@@ -5,7 +5,6 @@
 // second one ends this rank at once with status 1. Repeats within half a second count as one signal, because launchers send it to
 // a process and to its group.
 #pragma once
-
 // Call once, from the compute thread, after cf_device_threads.
 void cf_stop_listen(void);
 

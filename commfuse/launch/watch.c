@@ -18,7 +18,6 @@
 #define _GNU_SOURCE
 #include "watch.h"
 #include "../device.h"
-#include "../base/die.h"
 #include "../base/limits.h"
 #include "../base/sanitize.h"
 #include <arpa/inet.h>
@@ -28,10 +27,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>

@@ -5,7 +5,6 @@
 // waited too long asks all others and prints what it found. For that each rank has a UDP socket and a thread that sleeps in it,
 // separate from the transport, because the transport is what hangs. Ranks that UDP does not reach (a firewall) seem cut off.
 #pragma once
-
 #include "bootstrap.h"
 #include "stop.h"
 

@@ -1,6 +1,5 @@
 // A machine for predictions: rates, costs and links, read from a file (data/run/predict.c).
 #pragma once
-
 #include <math.h>
 #include <stdbool.h>
 

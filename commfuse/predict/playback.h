@@ -14,7 +14,6 @@
 // Ranks differ only by their place in a replica, so the players are the ranks of one replica, of its first host if it has several,
 // and represent all (or, to test this, all ranks are players). One clock; all rates are constant between two events.
 #pragma once
-
 #include "record.h"
 #include "../trace.h"
 

@@ -2,7 +2,6 @@
 // are posted and waited for. The third twins of device, transport (recorder.c) and kernels (layers/kernels_recorded.c) write it;
 // playback.h predicts how long it takes when all ranks do it.
 #pragma once
-
 #include <stdint.h>
 #include <stdio.h>
 #include "hardware.h"

@@ -6,7 +6,6 @@
 #include "../atomic_file.h"
 #include "../json.h"
 #include "derived.h"
-#include <math.h>
 #include <unistd.h>
 
 enum { BEHIND = 2048 }; // bytes of output that wait to be read

@@ -4,7 +4,6 @@
 // GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and (1 + tanh u) / 2 =
 // sigmoid(2u), which needs one exp and loses no digits where tanh u is near −1.
 #pragma once
-
 static const bool ACTIVATION_IN_EPILOGUE = true; // cuBLASLt's products can apply it, and its derivative (linear.cu)
 
 #define TWICE_ROOT ((accum)1.5957691216057308) // 2 · sqrt(2/pi)

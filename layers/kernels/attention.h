@@ -3,7 +3,6 @@
 //
 // qkv (T, B, 3, H, D): for each row t·B + b the queries, keys and values of the H local heads.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

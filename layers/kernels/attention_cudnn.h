@@ -1,7 +1,6 @@
 // cuDNN's fused attention, used by attention.cu; bf16 only. Arguments and results as those of the functions of attention.h, but
 // backward is of all rows; false: not available for this build, library, device, shape or alignment, and nothing was done.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

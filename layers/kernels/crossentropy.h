@@ -2,7 +2,6 @@
 // after the first `valid` (<= V) are padding, which does not count. Two passes with a reduction of three numbers per row between
 // them; one pass if this rank holds the whole vocabulary.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

@@ -1,6 +1,5 @@
 // The activation (activation.h), residual additions, and conversion between the two types of a model.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

@@ -1,7 +1,6 @@
 // Token and position embedding. The token table is sharded by rows (vocabulary) over the tp group: this rank holds rows
 // [first, first + count) and looks up only those; the sum over ranks is the embedding.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

@@ -1,7 +1,6 @@
 // Matrix products, row-major. gemm.c: fp32, by oneDNN; tests link plain loops instead (tests/layers/kernels/gemm_ref.c).
 // gemm_bf16.c: bf16, by oneDNN, whose products with a packed b are up to a third faster.
 #pragma once
-
 #include "real.h"
 #ifdef _OPENMP
 #include <omp.h>

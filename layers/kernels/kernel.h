@@ -8,7 +8,6 @@
 // bits, since addition is commutative), within a block that of the warps. The number of blocks depends on the shape alone, never
 // on the GPU.
 #pragma once
-
 #include <math.h>
 #include "../../commfuse/gpu/cuda.h"
 #include "real.h"

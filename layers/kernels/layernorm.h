@@ -1,6 +1,5 @@
 // Layer normalisation over the last dimension, eps = 1e-5.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

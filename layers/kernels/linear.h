@@ -1,7 +1,6 @@
 // Linear layer. Weights are (OC, IC) row-major, as in GPT-2's files after transposition (llm.c's order). No number of rows or columns
 // is 0.
 #pragma once
-
 #include "real.h"
 
 CF_EXTERN_C_BEGIN

@@ -7,7 +7,6 @@
 //
 // In double, for the gradient tests, speed does not matter.
 #pragma once
-
 #include "real.h"
 #include <tgmath.h>
 

@@ -1,6 +1,5 @@
 // The peak that MFU is a fraction of.
 #pragma once
-
 #include "../../commfuse/transport.h"
 #include "real.h"
 

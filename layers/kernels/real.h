@@ -8,7 +8,6 @@
 // In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in `accum`:
 // accum_of() when they read an element, real_of() when they write one.
 #pragma once
-
 #include "../../commfuse/base/bf16.h"
 #include "../../commfuse/device.h"
 

@@ -3,7 +3,6 @@
 // m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w), m̂ = m / (1 − β1ᵗ),
 // v̂ = v / (1 − β2ᵗ)
 #pragma once
-
 typedef struct adamw_factors {
     accum scale, beta1, beta2, eps;
     accum rest1, rest2, rate, second, decay; // 1 − β1, 1 − β2, lr / (1 − β1ᵗ), 1 / (1 − β2ᵗ), lr · weight_decay

@@ -2,8 +2,6 @@
 #include "lookup.h"
 #include "../kernels/embedding.h"
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 // --- life ---
 

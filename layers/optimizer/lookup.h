@@ -19,8 +19,6 @@
 // two. That is never more than a rank's tokens or an owner's rows, so in total never more than the whole table. Forward copies
 // rows, so its bits do not depend on this.
 #pragma once
-
-#include <stdio.h>
 #include "../overlap.h"
 #include "../params.h"
 

@@ -1,6 +1,5 @@
 // See optimizers.h.
 #include "optimizers.h"
-#include <string.h>
 
 #define ROW(name, states, ...) {#name, states, {__VA_ARGS__}},
 const optimizer_row optimizers[] = {OPTIMIZERS(ROW){NULL, 0, {NULL}}};

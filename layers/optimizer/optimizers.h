@@ -1,6 +1,5 @@
 // The optimizers, a row each. What depends on one reads its row: options and --help, the update, memory, checkpoints, predictions.
 #pragma once
-
 #include <math.h>
 #include "../params.h"
 

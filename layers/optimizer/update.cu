@@ -5,7 +5,6 @@
 // blocks (fewer for small n), on every GPU; a single block adds their partial sums.
 #include "../kernels/kernel.h"
 #include "update.h"
-#include <string.h>
 
 enum { THREADS = 256, FLIGHT = 4, ACCUM_PACK = cf_pack<accum>::N };
 

@@ -1,6 +1,5 @@
 // A step of an optimizer, and the squared norm of gradients.
 #pragma once
-
 #include "optimizers.h"
 
 CF_EXTERN_C_BEGIN

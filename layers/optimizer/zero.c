@@ -1,10 +1,7 @@
 // See zero.h.
 #include "zero.h"
-#include "../../commfuse/base/die.h"
 #include "../kernels/elementwise.h"
 #include "../kernels/linear.h"
-#include <math.h>
-#include <stdlib.h>
 
 // The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
 static int64_t layer_of(const zero_shards *z, int i) {

@@ -16,8 +16,6 @@
 // overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages
 // overtake bulk ones; on GPUs only requests of different groups can.)
 #pragma once
-
-#include <stdio.h>
 #include "lookup.h"
 #include "update.h"
 
