@@ -31,6 +31,7 @@ static void pure_functions_return_errors(void) {
     says("schedule of no algorithm for rank 0 of 4 with 1 slices");
     CHECK(!cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1), "a schedule");
     says("rank 4 of 4");
+    CHECK(!cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, -1, 0, 1), "a schedule");
     CHECK(!cf_alloc(-1, "a test"), "memory");
     says("allocation of -1 bytes for a test");
 }
