@@ -76,11 +76,6 @@ static void after(const cf_stream *stream, cf_event event) {
     if (event.number % CF_STREAMS != stream->number) add(stream, CF_DO_AFTER)->after = event.number / CF_STREAMS;
 }
 
-static void sync(void) {
-    cf_record_add(&record, CF_DO_SYNC);
-    record.host_ms = 0;
-}
-
 static void copy(cf_stream *stream, void *to, int64_t bytes) {
     if (bytes <= 0) return;
     move_bytes(stream, "copy", 2 * (double)bytes);
@@ -109,7 +104,7 @@ static void *no_memory(void) {
 #define RECORDED_cf_stream_create        make_stream(0)
 #define RECORDED_cf_stream_create_second record.hardware->gpu ? make_stream(1) : NULL
 #define RECORDED_cf_stream_free          free(stream)
-#define RECORDED_cf_stream_sync          sync()
+#define RECORDED_cf_stream_sync          (void)(cf_record_add(&record, CF_DO_SYNC), record.host_ms = 0)
 #define RECORDED_cf_event_record         event(stream, true)
 #define RECORDED_cf_event_record_untimed event(stream, false)
 #define RECORDED_cf_event_ms             event.ms
