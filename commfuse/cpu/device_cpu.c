@@ -141,8 +141,8 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
 #define PLAIN_SUM(a, b) ((a) + (b))
 #define BF16_SUM(a, b)  cf_bf16_of_float(cf_float_of_bf16(a) + cf_float_of_bf16(b))
 // By stretches that stay in the cache, because a loop over elements with one over parts inside does not become vector code.
-#define ADD(type, SUM)                                                                                                             \
-    {                                                                                                                              \
+#define ADD(kind, type, SUM)                                                                                                       \
+    case kind: {                                                                                                                   \
         type *t = (type *)to;                                                                                                      \
         const type *f = (const type *)from;                                                                                        \
         _Pragma("omp parallel for if (count >= PARALLEL_MIN)") for (int64_t first = 0; first < count; first += STRETCH) {          \
@@ -160,14 +160,10 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
 
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
     switch (dtype) {
-    case CF_FP32:
-        ADD(float, PLAIN_SUM)
-    case CF_FP64:
-        ADD(double, PLAIN_SUM)
-    case CF_INT64:
-        ADD(int64_t, PLAIN_SUM)
-    case CF_BF16:
-        ADD(uint16_t, BF16_SUM)
+        ADD(CF_FP32, float, PLAIN_SUM)
+        ADD(CF_FP64, double, PLAIN_SUM)
+        ADD(CF_INT64, int64_t, PLAIN_SUM)
+        ADD(CF_BF16, uint16_t, BF16_SUM)
     case CF_BYTE:
         break;
     }

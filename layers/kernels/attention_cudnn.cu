@@ -368,10 +368,7 @@ static plan *plan_for(const problem *of) {
     memset(p, 0, sizeof *p);
     p->of = *of;
     graph g = {};
-    if (of->pass == FORWARD)
-        build_forward(&g, of);
-    else
-        build_backward(&g, of);
+    (of->pass == FORWARD ? build_forward : build_backward)(&g, of);
     choose_engine(p, &g);
     if (!p->execution) report_refusal(p);
     return p;
