@@ -28,6 +28,10 @@ enum {
     CHANNELS_HIDDEN = 4,
     BLOCKS_MAX = 64, // of an NCCL kernel; COLLECTIVE_BLOCKS of a group that is not urgent
     GROUPS_MAX = 16,
+    PROOF = 1 << 17, // elements of a message at the first meeting over ipc: 1 MiB
+    PROOF_TURNS = 50,
+    PROOF_BLOCKS = 32,
+    PROOF_THREADS = 128,
     HOPPER = 9, // compute capability
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -300,46 +304,53 @@ static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
     wait(t, r, CF_COMPLETE, stream);
 }
 
-// Each rank sends its world rank.
-static void check_arrivals(const cf_group *group, const int64_t *in, int64_t *seen, cf_stream *stream) {
-    cf_copy(seen, in, group->size * (int64_t)sizeof *in, stream);
-    cf_stream_sync(stream);
-    for (int i = 0; i < group->size; i++)
-        if (i != group->rank && seen[i] != group->world[i])
-            cf_die("try transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
-                   "data does not arrive from rank %d: it sent %d, %lld came", group->world[i], group->world[i],
-                   (long long)seen[i]);
+// Of a message, in every byte: tells ranks and turns apart.
+static int64_t content(int rank, int turn) {
+    return (1 + (rank + turn) % 127) * 0x0101010101010101;
 }
 
-// One exchange of each ordered pair, and an all-to-all if native collectives will be posted: so connections are made now
+static __global__ void count_others(int64_t *others, const int64_t *at, int64_t count, int64_t expected) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+        if (at[i] != expected) atomicAdd((unsigned long long *)others, 1ULL);
+}
+
+// Exchanges of each ordered pair, and an all-to-all if native collectives will be posted: so connections are made now
 // rather than in the first step, and the data is checked, because some machines map memory between GPUs and then lose what is
-// written there.
+// written there. Over ipc many long ones: no word may come before the bytes that it stands for.
 static void meet_all(cf_transport *t, const cf_group *group) {
+    cf_wire **wires = (cf_wire **)group->native;
+    const int N = group->size, me = group->world[group->rank], turns = wires[EXCHANGE]->meet ? PROOF_TURNS : 1;
+    const int64_t count = wires[EXCHANGE]->meet ? PROOF : 1, bytes = (count > N ? count : N) * (int64_t)sizeof(int64_t);
     cf_stream *stream = cf_stream_create();
-    int64_t bytes = group->size * (int64_t)sizeof(int64_t);
-    int64_t *out = (int64_t *)cf_alloc(bytes, "communication staging");
-    int64_t *in = (int64_t *)cf_alloc(bytes, "communication staging");
-    int64_t *seen = (int64_t *)cf_host_alloc(group->size, sizeof *seen, "the first meeting");
-    for (int i = 0; i < group->size; i++) seen[i] = group->world[group->rank];
-    cf_copy(out, seen, bytes, stream);
+    int64_t *out = (int64_t *)cf_alloc(bytes, "communication staging"), *in = (int64_t *)cf_alloc(bytes, "communication staging");
+    int64_t *others = (int64_t *)cf_alloc(N * (int64_t)sizeof *others, "communication staging"); // of each rank
+    int64_t *seen = (int64_t *)cf_host_alloc(N, sizeof *seen, "the first meeting");
     cf_request r = cf_request_of(CF_REQUEST_EXCHANGE, group, CF_INT64, "first meeting");
-    r.send = out, r.send_count = r.recv_count = r.stride = 1;
-    for (int i = 1; i < group->size; i++) {
-        r.send_to = (group->rank + i) % group->size;
-        r.recv_from = (group->rank - i + group->size) % group->size;
-        r.recv = in + r.recv_from;
-        run_now(t, &r, stream);
-    }
-    check_arrivals(group, in, seen, stream);
-    if (((cf_wire **)group->native)[COLLECTIVE]) {
+    r.send = out, r.recv = in, r.send_count = r.recv_count = r.stride = count;
+    for (int i = 1; i < N; i++)
+        for (int turn = 0; turn < turns; turn++) {
+            r.send_to = (group->rank + i) % N, r.recv_from = (group->rank - i + N) % N;
+            CF_CUDA(cudaMemsetAsync(out, (int)(content(me, turn) & 255), (size_t)bytes, cf_cuda_stream(stream)));
+            run_now(t, &r, stream);
+            cf_launch(count_others, {PROOF_BLOCKS}, PROOF_THREADS, stream, &others[r.recv_from], in, count,
+                      content(group->world[r.recv_from], turn));
+        }
+    if (wires[COLLECTIVE]) {
+        r.kind = CF_REQUEST_ALLTOALL, r.send_to = r.recv_from = -1, r.send_count = r.recv_count = r.stride = 1;
+        CF_CUDA(cudaMemsetAsync(out, (int)(content(me, 0) & 255), (size_t)bytes, cf_cuda_stream(stream)));
         cf_zero(in, bytes, stream);
-        r.kind = CF_REQUEST_ALLTOALL, r.send_to = r.recv_from = -1, r.recv = in;
         run_now(t, &r, stream);
-        check_arrivals(group, in, seen, stream);
+        for (int i = 0; i < N; i++) cf_launch(count_others, {1}, 1, stream, &others[i], &in[i], 1, content(group->world[i], 0));
     }
+    cf_copy(seen, others, N * (int64_t)sizeof *seen, stream);
+    cf_stream_sync(stream);
+    for (int i = 0; i < N; i++)
+        if (seen[i] > 0)
+            cf_die("try transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
+                   "data does not arrive from rank %d, or not before the word that announces it: %lld of %lld elements are wrong",
+                   group->world[i], (long long)seen[i], (long long)(turns * count));
     free(seen);
-    cf_free(in);
-    cf_free(out);
+    cf_free(others), cf_free(in), cf_free(out);
     cf_stream_free(stream);
 }
 

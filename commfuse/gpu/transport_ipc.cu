@@ -100,7 +100,7 @@ typedef struct ipc_wire {
     double link;        // GB/s of the link that is imitated; 0: none
     uint32_t barriers;
     stream_word *wait_value, *write_value;
-    unsigned flush; // of a wait: this GPU may reorder a copy and the word that came after it; 0: it never does
+    unsigned flush; // of a wait: a copy is seen before the word that came after it; 0: this GPU cannot, so meet_all() tries it out
 } ipc_wire;
 
 // --- where messages go ---

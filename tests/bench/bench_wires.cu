@@ -227,7 +227,7 @@ static void device_facts(void) {
            CUDNN_VERSION, nccl, NCCL_VERSION_CODE, same);
     figure(cf_cuda_properties()->multiProcessorCount, 0, "", "", "multiprocessors");
     figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once", "copy engines");
-    figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
+    figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "1: transport_ipc.cu asks for it; 0: it tries their order out",
            "waits can flush remote writes");
     figure(attribute(cudaDevAttrComputeMode), 0, "", "0: two processes may use this GPU", "compute mode");
 }

@@ -165,6 +165,10 @@ class Emulated(meshes.Training):
 
 
 class Trouble(harness.Case):
+    def test_words_that_come_before_their_bytes(self):
+        result = harness.run(self.arguments(tp=2, transport="ipc"), 2, env={"EMULATOR_LATE_BYTES": "1"})
+        self.assertFails(result, "data does not arrive from rank", "or not before the word", "try transport nccl")
+
     def test_a_gpu_whose_memory_or_words_others_cannot_reach(self):
         """ipc says why and what to do; auto takes NCCL, and says the same."""
         for reach, why in ("0", "let each rank see all GPUs of the host"), ("1", "streams cannot write words of another GPU"):
