@@ -38,7 +38,7 @@ $(B)/layers64/%.o: %.c build/machine
 $(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
 
 # The layers' twins with no library at all, for machines that have a GPU and little else.
-reference := $(addprefix commfuse/,cpu/device_cpu.c memory.c base/die.c base/host.c base/streams.c base/limits.c) tests/layers/kernels/gemm_ref.c layers/random.c \
+reference := $(addprefix commfuse/,cpu/device_cpu.c memory.c base/die.c base/host.c base/streams.c base/limits.c) tests/layers/kernels/gemm_ref.c layers/random.c layers/optimizer/optimizers.c \
              $(filter-out layers/kernels/peak.c,$(wildcard $(patsubst %.cu,%.c,$(wildcard layers/*/*.cu))))
 build/ref/tests/layers/kernels/tool_twins: tests/layers/kernels/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)

@@ -101,6 +101,10 @@ class Plan(unittest.TestCase):
             left_out = set.intersection(*(names for which, names in mine if which == "--except"))
             self.assertLessEqual(left_out, set.union(*(names for which, names in mine if which == "--only")))
 
+    def test_the_cpus_side_of_the_twins_can_be_built(self):
+        made = subprocess.run(["make", twins.REFERENCE], cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+
     def test_an_unknown_stage_is_named(self):
         result = subprocess.run([SCRIPT, "--only", "twins,nonsense"], capture_output=True, text=True)
         self.assertNotEqual(result.returncode, 0)
