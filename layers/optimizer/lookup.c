@@ -33,6 +33,7 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
 // Rows are more bytes, and their lists take time. In exchange nothing waits for the table's transfers, as far as the layers hide
 // them: beside the products' time, in which the layers' own transfers come first; on GPUs these have a layer's other kernels, too.
 // Where activations travel for longer than products take (eight times, README.md), the layers take as long as they do.
+// One layer's time is left in any case: its gradients come before the first transfer of backward, its weights with forward's last.
 // Many tokens name a large part of an owner's rows: an eighth with as many tokens as it has rows, a third with eight times as many
 // (counted in tiny Shakespeare). The ranks of a host each fetch theirs from other hosts, where a collective fetches each row once.
 static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
@@ -44,14 +45,13 @@ static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
     const double products_s = 6 * (double)tokens / t->costs.flops_per_s;   // of an element; its transfers:
     const double bytes = (double)((rounded ? sizeof(real) : sizeof(accum)) + sizeof(real));
     const double transfers_s = bytes / places / cf_bytes_per_s(&t->costs, l->owners);
-    double layers_s = 0, left_s = 0;
-    for (const param_bucket *b = l->p->bucket; b < table; b++) {
-        layers_s += products_s * (double)b->count;
-        const double before_s = transfers_s * (double)(b->count - b->shard) - others * products_s * (double)b->count;
-        left_s += products_s * (double)b->count - (t->costs.serial ? fmax(0, before_s) : before_s);
-    }
+    double layers_s = 0, before_s = 0;
+    for (const param_bucket *b = l->p->bucket; b < table; b++)
+        layers_s += products_s * (double)b->count, before_s += transfers_s * (double)(b->count - b->shard);
     const double moved = 8 * (1 - 1.0 / l->split->size) * (double)tokens * (double)(l->p->shape.C * l->p->shape.L);
-    left_s += fmax(0, moved * sizeof(real) / cf_bytes_per_s(&t->costs, l->split) - layers_s);
+    const double hiding_s = fmax(layers_s, moved * sizeof(real) / cf_bytes_per_s(&t->costs, l->split));
+    const double others_s = others * layers_s;
+    const double left_s = fmax(hiding_s - fmax(0, before_s - others_s), (hiding_s + others_s) / (double)l->p->shape.L);
     const double table_s = transfers_s * (double)(table->count - table->shard);
     const double named = 1 - exp(-0.135 * sqrt((double)tokens / (double)l->owned)); // share of the rows
     return fmin(table_s, left_s) > named * places * table_s + lists * (layers_s + products_s * (double)table->count);
