@@ -52,8 +52,8 @@ build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
 	@mkdir -p $(@D)
 	$(NVCC) $(nvcc_flags) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
 	$(NVCC) -Xcompiler -fopenmp -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
-# These query cuDNN about GPUs that are not here, with a replacement for the driver.
-build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
+# Two ask libraries for their versions; tool_plans queries cuDNN about GPUs that are not here, with a replacement for the driver.
+$(addprefix build/cuda-bf16/tests/bench/bench_,beside wires): TOOL_LIBS := $(CUDA_LIBS)
 build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
