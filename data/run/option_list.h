@@ -58,7 +58,7 @@ INT(reproducible, "reproducible", "0", 0, 1,
 INT(batch, "batch", "0", 0, 1e9, "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp")
 INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; larger batches accumulate gradients")
 INT(steps, "steps", "40", 0, 1e9, "optimizer steps")
-CHOICE(optimizer, "optimizer", "adamw", OPTIMIZER_NAMES + 1, "update of the weights")
+CHOICE(optimizer, "optimizer", "adamw", &OPTIMIZER_NAMES[1], "update of the weights")
 REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate")
 REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the end of the schedule")
 INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0")

@@ -26,6 +26,10 @@ bool cf_limits_more_files(void) {
     return false;
 }
 
+int cf_die_rank(void) {
+    return 0;
+}
+
 void cf_die(const char *hint, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -5,12 +5,9 @@
 
 enum { ARGUMENTS = 64, VALUE = 8192 };
 
-// What --help alone needs: names of schedules, and the rank that prints it.
+// What --help alone needs: names of schedules.
 const cf_algorithm cf_algorithms[] = {{.name = "none"}};
 const int cf_algorithm_count = 1;
-int cf_die_rank(void) {
-    return 0;
-}
 
 static int split(char *text, char **argv) {
     static char program[] = "train_gpt";
