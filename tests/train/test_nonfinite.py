@@ -38,6 +38,7 @@ class Nonfinite(checkpoints.Case):
 class Transient(checkpoints.Case):
     """One activation that a rank sends in one step becomes a NaN (preload_wire.c)."""
     AT = 5
+    RECIPE = dict(schedule="constant", val=None, overlap="ring")  # whose exchanges are sends
 
     @classmethod
     def setUpClass(cls):
@@ -48,7 +49,7 @@ class Transient(checkpoints.Case):
 
     def run_over(self, wire, tp=2, **values):
         wire = dict(LD_PRELOAD=self.shim, WIRE_RANK=1, WIRE_BYTES=256, WIRE_BIT=32 * 17, WIRE_NAN=1) | wire
-        values = dict(schedule="constant", val=None) | values
+        values = self.RECIPE | values
         wrapper = ["env", *(f"{name}={value}" for name, value in wire.items())]
         started = self.start(tp=tp, wrapper=wrapper, **values)
         return started.wait()
@@ -60,7 +61,7 @@ class Transient(checkpoints.Case):
 
     def test_names_the_rank(self):
         """That owns the part of the gradient which was spoiled on its way."""
-        result = self.run_over(dict(WIRE_RANK=0, WIRE_NTH=1), tp=1, dp=2)
+        result = self.run_over(dict(WIRE_RANK=0, WIRE_NTH=1), tp=1, dp=2, overlap="auto")
         self.assertFails(result, "step 0: ", "--lr")
         self.assertRegex(result.err, r"the gradient of \w+ of layer 1 on rank 1 is not finite")
 
@@ -71,9 +72,9 @@ class Transient(checkpoints.Case):
         # It spoils the gradients of both ranks: the first one is named.
         self.assertRegex(result.err, r"the gradient of \w+(?: of layer \d)? on rank 0 is not finite")
         self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
-        result = self.run_with(tp=2, schedule="constant", val=None, out=out)  # it was transient
+        result = self.run_with(tp=2, out=out, **self.RECIPE)  # it was transient
         self.assertRegex(result.out, rf"resume    from step [{self.AT - 1}{self.AT}] ")
-        self.assertSameEnd(out, self.undisturbed(2, 1, schedule="constant", val=None)[0])
+        self.assertSameEnd(out, self.undisturbed(2, 1, **self.RECIPE)[0])
 
 
 if __name__ == "__main__":
