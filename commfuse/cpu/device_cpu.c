@@ -4,6 +4,7 @@
 #include "../base/bf16.h"
 #include "../base/die.h"
 #include "../base/limits.h"
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -84,7 +85,11 @@ void cf_device_threads(int threads) {
 #ifdef _OPENMP
     omp_set_dynamic(0); // OMP_DYNAMIC would start fewer on a busy machine
     omp_set_num_threads(threads);
-    if (getpid() == syscall(SYS_gettid)) start_threads(threads); // other threads multiply nothing
+    if (getpid() == syscall(SYS_gettid)) return start_threads(threads); // other threads multiply nothing
+    cpu_set_t mine;
+    const bool known = sched_getaffinity(0, sizeof mine, &mine) == 0;
+#pragma omp parallel num_threads(1) // a thread's first region moves it to OpenMP's first place
+    if (known) sched_setaffinity(0, sizeof mine, &mine);
 #endif
 }
 

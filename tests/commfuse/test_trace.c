@@ -364,7 +364,8 @@ static void say_what_is_kept(int ranks, int events, int64_t more_memory) {
     }
     alone = true;
     char *text = gathered(ranks, events, &size);
-    for (const char *at = text; at && (at = strstr(at, "\"ph\":\"X\"")); at++) kept++;
+    // Not strstr(): a sanitizer's measures the whole text at each call.
+    for (const char *at = text; at && *at; at++) kept += *at == '"' && strncmp(at, "\"ph\":\"X\"", 8) == 0;
     fprintf(stderr, "%s kept %d events", text ? "a trace" : "no trace", kept);
     _exit(1); // as ASSERT_DIES has it
 }
@@ -375,7 +376,7 @@ static void events_that_are_too_many_are_left_out(void **state) {
     ASSERT_DIES(say_what_is_kept(1, 131072, 0), "a trace kept 131072 events");
     ASSERT_DIES(say_what_is_kept(1, 200000, 0), "full: events from step 1310 on are not in it", "a trace kept 131072 events");
     ASSERT_DIES(say_what_is_kept(4096, 1500, 0), "full: events from step 10 on are not in it", "a trace kept 1024 events");
-#ifndef __SANITIZE_ADDRESS__ // it needs room of its own
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__ // which end the program themselves
     ASSERT_DIES(say_what_is_kept(1, 1500, 8 << 20), "full: events from step 0 on are not in it", "a trace kept 0 events");
     ASSERT_DIES(say_what_is_kept(1, 100000, 24 << 20), "no trace");
 #endif

@@ -238,7 +238,8 @@ class Running(unittest.TestCase):
             return file.read()
 
     def test_what_a_command_prints_is_on_the_disk_however_the_script_ends(self):
-        program = ("import sys; sys.path.insert(0, 'scripts'); from runner import Runner\n"
+        program = ("import signal, sys; sys.path.insert(0, 'scripts'); from runner import Runner\n"
+                   "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it is ignored in a shell's background
                    "Runner(open(sys.argv[1], 'w'), bound=True).run(['sh', '-c', 'echo a finding; sleep 60'])")
 
         def beside():
@@ -324,7 +325,8 @@ class Running(unittest.TestCase):
 
     def test_a_killed_script_leaves_nothing_running(self):
         seconds = f"60.{os.getpid()}"  # by which they are known
-        program = ("import sys; sys.path.insert(0, 'scripts'); from runner import Runner\n"
+        program = ("import signal, sys; sys.path.insert(0, 'scripts'); from runner import Runner\n"
+                   "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # it is ignored in a shell's background
                    f"Runner(bound=True).ranks(2 * [['sleep', '{seconds}']], [{{}}, {{}}])")
         script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
         self.assertTrue(wait_until(lambda: running(seconds) >= 2))
