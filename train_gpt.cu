@@ -188,6 +188,7 @@ static bool save(trainer *t, int64_t step, bool wait) {
     bool saved = saver_begin(t->report.checkpoints, step, plan);
     free(plan);
     if (saved) {
+        if (!zero_is_updated(&t->model.zero)) cf_die(NULL, "internal error: step %ld is saved before its update", step);
         state_copy(&t->copy, &t->model.zero);
         saver_write(t->report.checkpoints, &t->copy);
         if (wait) saved = saver_finish(t->report.checkpoints);

@@ -178,6 +178,12 @@ void zero_wait(zero_shards *z, int64_t layer) {
         if (layer_of(z, i) == layer) finish_gather(z, i);
 }
 
+bool zero_is_updated(const zero_shards *z) {
+    for (int i = 0; i < z->params->buckets; i++)
+        if (z->bucket[i].weights == WEIGHTS_NOT_UPDATED) return false;
+    return true;
+}
+
 bool zero_table_is_here(const zero_shards *z) {
     return z->bucket[z->params->table].weights == WEIGHTS_HERE;
 }
@@ -209,8 +215,7 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
     for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
     for (int i = 0; i < p->tensors; i++) {
         const param_tensor *t = &p->placed[i];
-        const int bias =
-            params_bias(&p->shape, t->tensor); // that of a row-parallel layer is whole on every rank: layer norm's backward
+        const int bias = params_bias(&p->shape, t->tensor); // one that is not split is layer norm's backward's
         if (p->bucket[t->bucket].kind > BUCKET_TABLE) continue;
         matrix_gradient to = {.place = choose_place(z, t), .at = p->grad + t->first, .add = !first};
         if (bias >= 0 && params_is_split(bias) && to.place < GRADIENT_AFTER) to.db = params_grad(p, bias, t->layer);

@@ -86,6 +86,7 @@ enum { ZERO_TABLE = -1, ZERO_VECTORS = -2 };
 
 void zero_prefetch(zero_shards *z, int64_t layer); // layers alone
 void zero_wait(zero_shards *z, int64_t layer);
+bool zero_is_updated(const zero_shards *z);    // all of this rank's shards
 bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard is complete
 
 // --- gradients, in backward ---
