@@ -7,7 +7,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-const block_row block_rows[] = {{.name = "gpt2", .biases = true, .positions = true, .gates = 1, .units = 4}};
+const block_row block_rows[] = {{.name = "gpt2", .biases = true, .positions = true, .gates = 1, .units = 4},
+                                {.name = "llama", .rms = true, .gates = 2},
+                                {0}};
 
 typedef enum { WHOLE, ROWS, COLUMNS } split;
 // Rows or columns: of queries, keys and values; of attention's output; of the MLP's first products; of its units.
@@ -51,6 +53,11 @@ const char *params_name(int tensor) {
 const block_row *params_block(const gpt_shape *s) {
     return s->block ? s->block : block_rows;
 }
+const block_row *params_block_named(const char *name) {
+    for (const block_row *b = block_rows; b->name; b++)
+        if (strcmp(b->name, name) == 0) return b;
+    return NULL;
+}
 bool params_decays(int tensor) {
     return kinds[tensor].columns != ONE;
 }
@@ -74,7 +81,8 @@ static int sections(const gpt_shape *s, int tensor) {
 }
 
 static int64_t length(const gpt_shape *s, extent e, int section) {
-    const int64_t keys = s->C / s->H * (s->KV > 0 ? s->KV : s->H), units = s->F > 0 ? s->F : params_block(s)->units * s->C;
+    const int64_t keys = s->C / s->H * (s->KV > 0 ? s->KV : s->H), usual = params_block(s)->units * s->C;
+    const int64_t units = s->F > 0 ? s->F : usual > 0 ? usual : ceil_div(8 * s->C, 3 * 128) * 128;
     const int64_t lengths[] = {[ONE] = 1,         [VOCABULARY] = s->Vp, [POSITIONS] = s->maxT,
                                [CHANNELS] = s->C, [HEADS] = s->C,       [QKV] = section == 0 ? s->C : keys,
                                [GATED] = units,   [UNITS] = units};

@@ -32,16 +32,27 @@ typedef struct block_row {
     const char *name;
     bool biases;    // norms and linear layers have them
     bool positions; // learned ones: wpe
-    int gates;      // products side by side in the MLP's first layer
-    int units;      // of the MLP, in channels, unless the shape says
+    bool rms;       // norms do not subtract the mean
+    int gates;      // products side by side in the MLP's first layer; of two the first is gated: silu(first) · second
+    int units;      // of the MLP, in channels, unless the shape says; 0: 8/3, rounded up to a multiple of 128
 } block_row;
-extern const block_row block_rows[]; // the first is GPT-2's
+extern const block_row block_rows[]; // the first is GPT-2's; the last one has no name
+
+// The angle of pair i of D / 2 at position t is t / theta^(2 i / D). Llama 3 stretches slow ones, as transformers' "llama3" does.
+typedef struct rotary_settings {
+    double theta;
+    double factor, low, high, original; // factor 0: not stretched; original: positions
+} rotary_settings;
 
 typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
     int64_t KV, F;                // heads of keys and values; units of the MLP; 0: as many as heads; the block's
     const block_row *block;       // NULL: the first
+    double norm_eps;              // 0: 1e-5
+    rotary_settings rotary;       // unless positions are learned; theta 0: 10000
 } gpt_shape;
+
+const block_row *params_block_named(const char *name); // NULL: none has that name
 
 enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
 

@@ -10,18 +10,25 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import chaos
 import harness
+import test_saving
 
 STEPS, KILLS = 60, 6
 
 
 @unittest.skipUnless(os.path.exists(harness.PROGRAM), f"{harness.PROGRAM} is not built")
 class Chaos(unittest.TestCase):
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
     def check(self, tp, dp):
         seed = random.SystemRandom().randrange(10**6)
-        folder = tempfile.mkdtemp(prefix="commfuse-test-")
-        self.addCleanup(shutil.rmtree, folder, True)
+        self.folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, self.folder, True)
         print(f"tp {tp}, dp {dp}, seed {seed}")
-        result = chaos.run(folder, STEPS, KILLS, tp, dp, seed)
+        # Of a small model on a fast machine all steps may be over before a kill comes: each waits for its line of the log.
+        env = dict(LD_PRELOAD=test_saving.build_shim(self, "train/preload_disk.c"), FULL_RANK="0", FULL_PATH=".jsonl",
+                   SLOW_MS="20")
+        result = chaos.run(self.folder, STEPS, KILLS, tp, dp, seed, env=env)
         print(chaos.describe(result))
         self.assertGreaterEqual(sum(result.kills.values()), KILLS - 2)  # one may come when all is done
         self.assertGreater(result.kills["training"] + result.kills["saving"], 0)
