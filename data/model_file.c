@@ -3,11 +3,12 @@
 // is inside it.
 #include "model_file.h"
 #include "atomic_file.h"
+#include <float.h>
 
-enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
+enum { MAGIC = 20240326, LLAMA_MAGIC = 20261129, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
-// The largest model that a file may describe; Vp · C and 4 · C² · L stay below 2^52.
-enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
+// The largest model that a file may describe; Vp · C, 4 · C² · L and 3 · C · F · L stay below 2^52.
+enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17, MAX_F = 4 * MAX_C };
 
 struct model_writer {
     atomic_file file;
@@ -32,34 +33,68 @@ static const char *const how_to_name = "--init-from FILE: every rank must be abl
 static const char *const how_to_repair = "it is damaged or was not copied completely; make or copy it again";
 
 void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
+    const rotary_settings *r = &s->rotary;
+    const double stretched = r->factor != 0 ? MAX_T : 0, some = r->factor != 0 ? FLT_MIN : 0;
     const struct {
         const char *name;
-        int64_t value, maximum;
-    } field[] = {{"maximum sequence length", s->maxT, MAX_T},
-                 {"vocabulary", s->V, MAX_V},
-                 {"layers", s->L, MAX_L},
-                 {"heads", s->H, MAX_C},
-                 {"channels", s->C, MAX_C},
-                 {"padded vocabulary", s->Vp, MAX_V}};
+        double value, least, most; // 0, where it is allowed: the usual one
+    } field[] = {{"maximum sequence length", s->maxT, 1, MAX_T},
+                 {"vocabulary", s->V, 1, MAX_V},
+                 {"layers", s->L, 1, MAX_L},
+                 {"heads", s->H, 1, MAX_C},
+                 {"channels", s->C, 1, MAX_C},
+                 {"padded vocabulary", s->Vp, 1, MAX_V},
+                 {"heads of keys and values", s->KV, 0, MAX_C},
+                 {"units of the MLP", s->F, 0, MAX_F},
+                 {"epsilon of the norms", s->norm_eps, 0, 1},
+                 {"theta", r->theta, 0, FLT_MAX},
+                 {"factor of the stretch", r->factor, r->factor != 0, stretched},
+                 {"low frequency factor", r->low, some, stretched},
+                 {"high less low frequency factor", r->high - r->low, some, stretched},
+                 {"positions before the stretch", r->original, r->factor != 0, stretched}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
-        if (field[i].value < 1 || field[i].value > field[i].maximum)
-            cf_die_together(how_to_repair, "%s %s: %s is %ld, allowed is 1 to %ld", of, path, field[i].name, field[i].value,
-                            field[i].maximum);
+        if (!(field[i].value >= field[i].least && field[i].value <= field[i].most))
+            cf_die_together(how_to_repair, "%s %s: %s is %.10g, allowed is %.10g to %.10g", of, path, field[i].name, field[i].value,
+                            field[i].least, field[i].most);
     if (s->C % s->H != 0)
         cf_die_together(how_to_repair, "%s %s: %ld channels cannot be split into %ld heads", of, path, s->C, s->H);
+    if (s->KV > 0 && s->H % s->KV != 0)
+        cf_die_together(how_to_repair, "%s %s: %ld heads cannot share %ld of keys and values", of, path, s->H, s->KV);
+    if (params_block(s) == block_rows && ((s->KV > 0 && s->KV != s->H) || (s->F > 0 && s->F != 4 * s->C)))
+        cf_die_together("--block llama", "%s %s: GPT-2's block shares no keys and values, and has 4 units for a channel", of, path);
+    if (!params_block(s)->positions && s->C / s->H % 2 != 0)
+        cf_die_together(how_to_repair, "%s %s: the %ld channels of a head are no pairs, which rotate", of, path, s->C / s->H);
     if (s->Vp < s->V)
         cf_die_together(how_to_repair, "%s %s: padded vocabulary %ld is smaller than the vocabulary %ld", of, path, s->Vp, s->V);
+}
+
+// Floats as they were given in decimal: 1e-5 rather than the nearest float's 9.99999975e-06.
+static double number_of(int32_t bits) {
+    float number;
+    char text[32];
+    memcpy(&number, &bits, sizeof number);
+    snprintf(text, sizeof text, "%.7g", (double)number);
+    return strtod(text, NULL);
+}
+
+static int32_t bits_of(double number) {
+    const float nearest = (float)number;
+    int32_t bits;
+    memcpy(&bits, &nearest, sizeof bits);
+    return bits;
 }
 
 // --- reading -----------------------------------------------------------------------------------------------
 
 model_file *model_file_open(const char *path) {
-    static const header_field magic = {"magic", MAGIC, MAGIC};
+    static const header_field magic = {"magic", MAGIC, MAGIC}, llama = {"magic", LLAMA_MAGIC, LLAMA_MAGIC};
     int32_t h[INPUT_HEADER];
     char promise[64];
     problem why;
     model_file *file = cf_host_alloc(1, sizeof *file, path);
-    if (!input_open(&file->in, "model file", path, &why) || !input_header(&file->in, &magic, 1, h, &why))
+    const bool there = input_open(&file->in, "model file", path, &why),
+               is_llama = there && input_header(&file->in, &llama, 1, h, NULL);
+    if (!there || (!is_llama && !input_header(&file->in, &magic, 1, h, &why)))
         cf_die_together(problem_hint(&why, how_to_name), "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
         cf_die_together("write it again with a current exporter: older versions have no padded vocabulary",
@@ -67,6 +102,13 @@ model_file *model_file_open(const char *path) {
     file->bf16 = h[1] == VERSION_BF16;
     const gpt_shape *s = &file->shape;
     file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
+    for (int i = 8; is_llama && i < 12; i++)
+        if (h[i] == 0) cf_die_together(how_to_repair, "model file %s: number %d of its header is 0", path, i);
+    if (is_llama) {
+        file->shape.block = params_block_named("llama"), file->shape.KV = h[8], file->shape.F = h[9];
+        file->shape.norm_eps = number_of(h[10]);
+        file->shape.rotary = (rotary_settings){number_of(h[11]), number_of(h[12]), number_of(h[13]), number_of(h[14]), h[15]};
+    }
     model_shape_check(s, "model file", path);
     snprintf(promise, sizeof promise, "%ld parameters in %s", model_parameters(s), file->bf16 ? "bf16" : "fp32");
     if (!input_check_size(&file->in, file_bytes(s, file->bf16), promise, &why)) cf_die_together(why.hint, "%s", why.what);
@@ -111,6 +153,15 @@ static void append(model_writer *w, const void *bytes, int64_t count) {
     if (!atomic_file_append(&w->file, bytes, count, &why)) give_up(w, &why);
 }
 
+static void put_llama(const gpt_shape *s, int32_t *header) {
+    const rotary_settings *r = &s->rotary;
+    const double theta = r->theta > 0 ? r->theta : 10000, epsilon = s->norm_eps > 0 ? s->norm_eps : 1e-5;
+    const double numbers[] = {epsilon, theta, r->factor, r->low, r->high};
+    header[0] = LLAMA_MAGIC, header[8] = (int32_t)(s->KV > 0 ? s->KV : s->H), header[9] = (int32_t)params_columns(s, FCPROJW);
+    for (int i = 0; i < 5; i++) header[10 + i] = bits_of(numbers[i]);
+    header[15] = (int32_t)r->original;
+}
+
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16) {
     model_shape_check(shape, "model file", path);
     model_writer *w = cf_host_alloc(1, sizeof *w, path);
@@ -118,7 +169,8 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
     problem why;
     if (!atomic_file_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
     const int version = bf16 ? VERSION_BF16 : VERSION_FP32;
-    const int32_t header[INPUT_HEADER] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
+    int32_t header[INPUT_HEADER] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
+    if (params_block(shape) == params_block_named("llama")) put_llama(shape, header);
     append(w, header, sizeof header);
     return w;
 }

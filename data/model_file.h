@@ -2,6 +2,10 @@
 // matrices (out, in) row-major.
 //   header[0] 20240326   header[1] version: 3 = fp32, 5 = bf16
 //   header[2] maxT  [3] V  [4] L  [5] heads  [6] C  [7] Vp (V padded)
+// Those of Llama's block are this program's own: header[0] 20261129, and then
+//   header[8] heads of keys and values  [9] units of the MLP; the bits of floats: [10] epsilon of the norms  [11] theta
+//   [12] factor, 0.0: not stretched  [13] low  [14] high; [15] positions before the stretch
+// Tensors that a block lacks are left out.
 #pragma once
 #include "../layers/params.h"
 #include "input.h"

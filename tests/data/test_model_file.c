@@ -255,6 +255,122 @@ static void test_headers(void **state) {
     model_file_close(model_file_open(damaged(0, 20240326, 0)));
 }
 
+// --- Llama's block ------------------------------------------------------------------------------------------
+
+static const gpt_shape *llama(void) {
+    static gpt_shape s = {.maxT = 8, .V = 10, .L = 2, .H = 4, .C = 8, .Vp = 16, .KV = 2, .F = 12, .norm_eps = 1e-5};
+    s.block = params_block_named("llama");
+    s.rotary = (rotary_settings){.theta = 500000, .factor = 32, .low = 1, .high = 4, .original = 8192};
+    return &s;
+}
+
+// Against the format's description: its numbers, and every tensor of every layer in order.
+static void test_llama(void **state) {
+    (void)state;
+    static const struct {
+        int tensor, rows, columns;
+    } stored[] = {{WTE, 16, 8},      {LN1W, 8, 1},     {LN1W, 8, 1},     {QKVW, 8 + 4 + 4, 8}, {QKVW, 8 + 4 + 4, 8},
+                  {ATTPROJW, 8, 8},  {ATTPROJW, 8, 8}, {LN2W, 8, 1},     {LN2W, 8, 1},         {FCW, 12 + 12, 8},
+                  {FCW, 12 + 12, 8}, {FCPROJW, 8, 12}, {FCPROJW, 8, 12}, {LNFW, 8, 1}};
+    static const float numbers[] = {1e-5F, 500000, 32, 1, 4};
+    for (int version = 3; version <= 5; version += 2) {
+        size_t size;
+        char *path = write_model("llama", llama(), version), *bytes = scratch_read(path, &size);
+        int32_t expected[256] = {20261129, version, 8, 10, 2, 4, 8, 16, 2, 12, [15] = 8192};
+        memcpy(expected + 10, numbers, sizeof numbers);
+        assert_memory_equal(bytes, expected, sizeof expected);
+        model_file *file = model_file_open(path);
+        gpt_shape found = file->shape;
+        assert_memory_equal(&found, llama(), sizeof found);
+        int64_t at = 0;
+        for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
+            const int tensor = stored[i].tensor, count = stored[i].rows * stored[i].columns;
+            const int layer = i > 0 && stored[i - 1].tensor == tensor;
+            float out[256];
+            model_file_read(file, tensor, layer, 0, count, out);
+            for (int j = 0; j < count; j++, at++)
+                assert_true(fabsf(out[j] - value_of(at)) <= (version == 3 ? 0 : fabsf(out[j]) / 256));
+        }
+        assert_true(at == model_parameters(llama()) && (int64_t)size == HEADER_BYTES + at * (version == 3 ? 4 : 2));
+        model_file_close(file);
+        free(bytes);
+    }
+    // What a shape leaves to its block is written out.
+    const gpt_shape usual = {.maxT = 8, .V = 10, .L = 1, .H = 2, .C = 8, .Vp = 16, .block = params_block_named("llama")};
+    model_file *file = model_file_open(write_model("usual", &usual, 3));
+    assert_true(file->shape.KV == 2 && file->shape.F == 128 && file->shape.norm_eps == 1e-5 && file->shape.rotary.theta == 10000);
+    assert_true(file->shape.rotary.factor == 0 && model_parameters(&file->shape) == model_parameters(&usual));
+    model_file_close(file);
+}
+
+// A version 3 file of llama()'s shape with one number changed.
+static const char *llama_with(int field, int32_t value) {
+    size_t size;
+    char *bytes = scratch_read(write_model("good", llama(), 3), &size);
+    memcpy(bytes + field * 4, &value, 4);
+    const char *path = scratch_write("damaged", bytes, size);
+    free(bytes);
+    return path;
+}
+
+static int32_t bits(float number) {
+    int32_t of;
+    memcpy(&of, &number, 4);
+    return of;
+}
+
+static void test_llama_headers(void **state) {
+    (void)state;
+    static const char *const truncated = "is truncated", *const long_one = "is too long";
+    const struct {
+        int field;
+        int32_t value;
+        const char *word;
+    } wrong[] = {{0, 20240326, truncated}, // GPT-2's
+                 {1, 4, "version 4"},
+                 {8, 0, "number 8 of its header is 0"},
+                 {8, -1, "heads of keys and values is -1"},
+                 {8, 3, "4 heads cannot share 3"},
+                 {8, 8, "4 heads cannot share 8"},
+                 {8, 4, truncated},
+                 {8, 1, long_one},
+                 {9, 0, "number 9 of its header is 0"},
+                 {9, -1, "units of the MLP is -1"},
+                 {9, 1 << 20, "units of the MLP is 1048576"},
+                 {9, 11, long_one},
+                 {9, 13, truncated},
+                 {5, 8, "the 1 channels of a head are no pairs"},
+                 {10, 0, "number 10 of its header is 0"},
+                 {10, bits(-1e-5F), "epsilon of the norms is -1e-05"},
+                 {10, bits(2), "epsilon of the norms is 2"},
+                 {10, bits(NAN), "epsilon of the norms is nan"},
+                 {10, bits(INFINITY), "epsilon of the norms is inf"},
+                 {11, 0, "number 11 of its header is 0"},
+                 {11, bits(-1), "theta is -1"},
+                 {11, bits(NAN), "theta is nan"},
+                 {11, bits(INFINITY), "theta is inf"},
+                 {12, bits(0.5F), "factor of the stretch is 0.5"},
+                 {12, bits(-32), "factor of the stretch is -32"},
+                 {12, bits(INFINITY), "factor of the stretch is inf"},
+                 {12, 0, "low frequency factor is 1, allowed is 0 to 0"},
+                 {13, bits(0), "low frequency factor is 0"},
+                 {13, bits(NAN), "low frequency factor is nan"},
+                 {13, bits(4), "high less low frequency factor is 0"},
+                 {14, bits(0.5F), "high less low frequency factor is -0.5"},
+                 {14, bits(NAN), "high less low frequency factor is nan"},
+                 {15, 0, "positions before the stretch is 0"},
+                 {15, -1, "positions before the stretch is -1"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        ASSERT_REFUSED(model_file_open(llama_with(wrong[i].field, wrong[i].value)), "model file", "/damaged", wrong[i].word);
+    model_file_close(model_file_open(llama_with(11, bits(1)))); // the others of a header may be what they are
+    ASSERT_REFUSED(model_file_open(damaged(0, 20261129, 0)), "number 8 of its header is 0"); // a GPT-2 is no Llama
+    gpt_shape shared = tiny;
+    shared.KV = 1;
+    ASSERT_DIES(model_writer_open(scratch_path("x"), &shared, false), "GPT-2's block shares no keys and values");
+    shared.KV = 2, shared.F = 24;
+    ASSERT_DIES(model_writer_open(scratch_path("x"), &shared, false), "4 units for a channel");
+}
+
 // --- writing that fails ------------------------------------------------------------------------------------
 
 static void limit_file_size(rlim_t bytes) {
@@ -370,6 +486,8 @@ int main(void) {
         cmocka_unit_test(test_bf16_rounding),
         cmocka_unit_test(test_bf16_round_trip),
         cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_llama_headers),
         cmocka_unit_test(test_failed_writes),
         cmocka_unit_test(test_killed_writer),
         cmocka_unit_test(test_two_writers),

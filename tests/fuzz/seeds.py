@@ -32,6 +32,13 @@ def model():
             data = bytes(i * 11 % 256 for i in range(parameters * width))
             yield headed((20240326, version, maxT, V, L, heads, C, Vp), data)
             yield raw((20240326, version, maxT, V, L, heads, C, Vp), data)
+    for heads, KV, C, F, numbers in (2, 2, 4, 3, (1e-5, 1e4, 0, 0, 0, 0)), (4, 2, 8, 5, (1e-6, 5e5, 32, 1, 4, 8192)):
+        parameters = 8 * C + 2 * ((C + 2 * KV * C // heads) * C + C * C + 3 * F * C + 2 * C) + C
+        more = struct.unpack("<5i", struct.pack("<5f", *numbers[:5])) + numbers[5:]
+        for version, width in (3, 4), (5, 2):
+            data = bytes(i * 11 % 256 for i in range(parameters * width))
+            yield headed((20261129, version, 7, 5, 2, heads, C, 8, KV, F, *more), data)
+            yield headed((20261129, version, 7, 5, 2, heads, C, 8, KV, F + 1, *more), data)
 
 
 def state():
