@@ -79,7 +79,8 @@ class Tree:
         for build in ROOT.glob("build/*"):
             if build.name not in ("venv", "machine") and not build.name.startswith("san-"):
                 shutil.copytree(build, self.root / "build" / build.name, symlinks=True)
-        shutil.copy2(ROOT / "build/machine", self.root / "build")
+        if (ROOT / "build/machine").exists():  # not in a clone that has built nothing yet
+            shutil.copy2(ROOT / "build/machine", self.root / "build")
         self.originals = {}  # machine code by file
         self.run("make", "-j2")
 
