@@ -122,6 +122,17 @@ class Twins(unittest.TestCase):
         self.assertEqual(recorded, defined("commfuse/cpu/device_cpu.c", recorded))
 
 
+class Tests(unittest.TestCase):
+    def test_are_in_the_room_of_what_they_test(self):
+        rooms = {os.path.basename(name).partition(".")[0]: os.path.dirname(name) for name in sources(*FOLDERS)}
+        rooms["transport"] = "commfuse/cpu"  # of a device, by itself
+        for path in sorted((ROOT / "tests").rglob("test_*.*")):
+            room, name = str(path.parent.relative_to(ROOT / "tests")), path.stem[len("test_"):]
+            if name in rooms and room.partition("/")[0] == rooms[name].partition("/")[0]:
+                with self.subTest(test=path.name):
+                    self.assertEqual(room, rooms[name])
+
+
 class Arrows(unittest.TestCase):
     def test_they_point_down(self):
         for name in [*sources(*FOLDERS), "train_gpt.cu"]:

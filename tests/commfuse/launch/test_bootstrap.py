@@ -16,9 +16,9 @@ import threading
 import time
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 BUILD = os.environ.get("BUILD", "build/release")
-TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_bootstrap")
+TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/launch/tool_bootstrap")
 LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_|COMMFUSE_")
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 30  # below the time-outs of the cases that end at once
