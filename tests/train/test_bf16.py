@@ -60,6 +60,21 @@ class Bf16(halves.Training):
                     self.assertEqual(harness.read_log(log)[0]["dtype"], dtype)
 
 
+@needs_bf16
+class Many(halves.Training):
+    """Sums of up to sixteen ranks' parts, each rounded before it is sent, stay within the band."""
+    shape = reference.Shape(maxT=48, V=101, L=2, heads=16, C=64, Vp=128)
+    arguments, T, samples, steps = Bf16.arguments, 32, 16, 4
+    test_one_rank = test_meshes = test_gradients_travel_in_bf16 = test_goes_on_from_what_it_saved = None
+
+    def test_sixteen_ranks(self):
+        for strategy, tp, dp in (("tpsp", 8, 1), ("tpsp", 16, 1), ("up", 16, 1), ("tpsp", 1, 16), ("tpsp", 4, 4), ("up", 2, 8)):
+            for dtype in ("fp32", "bf16") if dp > 1 or strategy == "up" else ("fp32",):
+                for overlap in ("ring", "levels"):
+                    with self.subTest(strategy=strategy, tp=tp, dp=dp, reduce_dtype=dtype, overlap=overlap):
+                        self.losses(tp, dp, strategy=strategy, overlap=overlap, reduce_dtype=dtype)
+
+
 class Refused(meshes.Training):
     strategy, steps, arguments = "tpsp", 6, Bf16.arguments
 
