@@ -37,6 +37,8 @@ typedef struct trainer {
     gpt model;
     gpt_step step;
     vocabulary *words;
+    int32_t *prompt; // that samples continue
+    int64_t prompt_length;
     model_file *start;
     manifest *from;     // the checkpoint from which the run resumes, or which it exports; NULL: none
     bool damage;        // on rank 0: newer ones are damaged
@@ -96,6 +98,7 @@ static void make_model(trainer *t) {
     if (*opt->export_to) return;
     r->train = startup_tokens(opt, "train", opt->train, shape.V);
     r->val = startup_tokens(opt, "val", opt->val, shape.V);
+    if (!*opt->predict) t->prompt = startup_prompt(opt, t->words, &t->prompt_length);
 }
 
 static void restore_state(trainer *t) {
@@ -162,9 +165,11 @@ static void validate(trainer *t, int64_t step) {
 static void sample(trainer *t, int64_t step) {
     const options *opt = &t->opt;
     const sampling how = {opt->temperature, opt->top_k, (uint64_t)opt->seed, SAMPLE_STREAM + (uint64_t)step};
-    int32_t *text = (int32_t *)cf_host_alloc(opt->sample_tokens, sizeof *text, "a sample");
-    gpt_generate(&t->model, how, vocabulary_first(t->words, opt->vocab), text, opt->sample_tokens);
-    report_sample(&t->report, step, text, opt->sample_tokens);
+    const int64_t prompt = t->prompt_length, unseen = *opt->prompt || *opt->prompt_tokens ? 0 : prompt;
+    int32_t *text = (int32_t *)cf_host_alloc(prompt + opt->sample_tokens, sizeof *text, "a sample");
+    memcpy(text, t->prompt, (size_t)prompt * sizeof *text);
+    gpt_generate(&t->model, how, text, prompt, opt->sample_tokens);
+    report_sample(&t->report, step, text + unseen, prompt + opt->sample_tokens - unseen);
     free(text);
 }
 
@@ -247,7 +252,7 @@ static int train_model(trainer *t) {
     const options *opt = &t->opt;
     run_report *r = &t->report;
     const run_facts facts = {&t->model.params.shape, r->train, VERSION, t->run, &t->transport->costs};
-    startup_compare_data(opt, t->transport, r->train, r->val, t->words, opt->vocab, t->start);
+    startup_compare_data(opt, t->transport, r->train, r->val, t->prompt, t->prompt_length, t->start);
     load_state(t, &facts);
     report_meet(r); // with the long time limit, because some ranks read faster
     allow_long_waits(t, false);
@@ -286,6 +291,7 @@ static void close_trainer(trainer *t) {
     manifest_free(t->from);
     model_file_close(t->start);
     vocabulary_close(t->words);
+    free(t->prompt);
     allow_long_waits(t, true); // rank 0 may take longer, with a log or a timeline
     t->transport->close(t->transport);
 }

@@ -84,3 +84,18 @@ int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
     memcpy(text, w.bytes, (size_t)w.length);
     return w.length;
 }
+
+int64_t vocabulary_encode(const vocabulary *v, const char *text, int64_t length, int32_t *tokens) {
+    int64_t count = 0;
+    for (int64_t at = 0, longest; at < length; at += longest, count++) {
+        longest = !v, tokens[count] = (unsigned char)text[at];
+        for (int32_t token = 0; v && token < v->count; token++) {
+            const word w = v->word[token];
+            if (w.length > longest && w.length <= length - at && memcmp(w.bytes, text + at, (size_t)w.length) == 0)
+                longest = w.length, tokens[count] = token;
+        }
+        if (longest == 0)
+            cf_die_together("give its tokens with --prompt-tokens FILE", "--prompt: tokenizer.bin has no word for byte %ld", at);
+    }
+    return count;
+}

@@ -43,24 +43,25 @@ static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
     for (int64_t v = 0; v < V; v++) out[v] = (float)accum_of(scratch[v]);
 }
 
-void gpt_generate(gpt *g, sampling how, int32_t first, int32_t *tokens, int64_t count) {
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t prompt, int64_t count) {
     int32_t *inputs = g->host_inputs;
     const int64_t V = g->params.shape.V, T = g->setup.T;
-    int64_t length = 1;
+    int64_t length = prompt;
     float *logits = cf_host_alloc(2 * V, sizeof *logits, "a sample");
     real *scratch = cf_host_alloc(V, sizeof *scratch, "a sample");
     memset(inputs, 0, (size_t)T * sizeof *inputs);
-    inputs[0] = first;
+    memcpy(inputs, tokens, (size_t)prompt * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {
         gpt_begin_forward(g, inputs, NULL, gpt_pass_tokens(g, length), 1);
         gpt_forward(g, 0);
         next_logits(g, length - 1, scratch, logits);
-        tokens[i] = draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));
+        const int32_t next = tokens[prompt + i] =
+            draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));
         if (length == T) {
             length = T / 2;
             memmove(inputs, inputs + T - length, (size_t)length * sizeof *inputs);
         }
-        inputs[length++] = tokens[i];
+        inputs[length++] = next;
     }
     free(logits), free(scratch);
 }

@@ -8,6 +8,7 @@ typedef struct sampling {
     uint64_t seed, stream;
 } sampling;
 
-// Collective over a replica: the tokens (count) that follow `first`. Random numbers are a function of (seed, stream) alone, so
-// every rank draws the same. When the window of T tokens is full, its older half is dropped.
-void gpt_generate(gpt *g, sampling how, int32_t first, int32_t *tokens, int64_t count);
+// Collective over a replica: tokens (prompt + count) begins with a prompt, of 1 to T tokens, and gets the `count` that follow it.
+// Random numbers are a function of (seed, stream) alone, so every rank draws the same. When the window of T tokens is full, its
+// older half is dropped.
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t prompt, int64_t count);

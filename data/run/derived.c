@@ -8,7 +8,7 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80 };
+enum { RANKS_MAX = 1 << 20, VAL_SEQUENCES = 80, ONLY_AT_THE_END = 1000000000 };
 
 // gcc's threads wait for their next work in a loop, for milliseconds, on cores that other programs may want. After so many turns,
 // some microseconds, they sleep. OpenMP asks for the number before main() begins, so the answer is here: this function comes
@@ -84,6 +84,9 @@ void derived_check(options *opt) {
     if (opt->decay_steps > 0 && opt->decay_steps < opt->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
                         "--decay-steps %ld ends the schedule before --warmup %ld has", opt->decay_steps, opt->warmup);
+    if (*opt->prompt && *opt->prompt_tokens)
+        cf_die_together("leave out one of them", "--prompt and --prompt-tokens both say what samples continue");
+    if ((*opt->prompt || *opt->prompt_tokens) && opt->sample_every == 0) opt->sample_every = ONLY_AT_THE_END;
     if (opt->min_lr > opt->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", opt->min_lr, opt->lr);
     if (!*opt->train && !opt->dry_run && !*opt->export_to && opt->steps > 0)
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");

@@ -84,7 +84,11 @@ CHOICE(reduce_dtype, "reduce-dtype", "fp32", "fp32|bf16",
 INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never")
 INT(val_batches, "val-batches", "0", 0, 1e9,
     "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences")
-INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text, and one at the end; 0: never")
+INT(sample_every, "sample-every", "0", 0, 1e9,
+    "steps between samples of generated text, and one at the end; 0: never, or with a prompt only at the end")
+TEXT(prompt, "prompt", "", "TEXT",
+    "samples continue this text; its tokens are bytes, or words of tokenizer.bin, always the longest that fits")
+TEXT(prompt_tokens, "prompt-tokens", "", "FILE", "samples continue the tokens whose numbers this file has, as text")
 INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample")
 REAL(temperature, "temperature", "1.0", 0, 1000, "divides the logits of samples; 0: always the most likely token")
 INT(top_k, "top-k", "0", 0, 65536, "sample among the K most likely tokens only; 0: among all")

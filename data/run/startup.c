@@ -10,6 +10,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+enum { PROMPT_BYTES = 1 << 24 };
+
 // The token files of an option, "train" or "val": those with its name in a directory.
 static const char *files_of(const char *option, const char *value) {
     static char pattern[PATH_MAX];
@@ -57,6 +59,39 @@ tokens *startup_tokens(const options *opt, const char *option, const char *patte
     return *pattern ? tokens_open(files_of(option, pattern), opt->seq, V) : NULL;
 }
 
+static int32_t *read_numbers(const char *path, int64_t *count) {
+    problem why;
+    int64_t size;
+    char *text = input_read_all("prompt", path, PROMPT_BYTES, &size, &why), *at = text;
+    if (!text) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "--prompt-tokens: %s", why.what);
+    int32_t *token = cf_host_alloc(size / 2 + 1, sizeof *token, path);
+    for (*count = 0; (at += strspn(at, ", \t\r\n")) < text + size; (*count)++) {
+        const size_t digits = strspn(at, "0123456789");
+        if (digits == 0 || digits > 9)
+            cf_die_together("write numbers in plain digits, with blanks, commas or line ends between them",
+                            "--prompt-tokens %s: byte %ld begins no number of a token", path, at - text);
+        token[*count] = atoi(at);
+        at += digits;
+    }
+    free(text);
+    return token;
+}
+
+int32_t *startup_prompt(const options *opt, const vocabulary *words, int64_t *count) {
+    const int64_t length = (int64_t)strlen(opt->prompt);
+    int32_t *token = *opt->prompt_tokens ? read_numbers(opt->prompt_tokens, count) : cf_host_alloc(length + 1, 4, "a prompt");
+    if (*opt->prompt) *count = vocabulary_encode(words, opt->prompt, length, token);
+    if (!*opt->prompt && !*opt->prompt_tokens) *count = 1, *token = vocabulary_first(words, opt->vocab);
+    if (*count < 1 || *count > opt->seq)
+        cf_die_together("a model sees --seq tokens: give at least one, and at most these", "the prompt has %ld tokens; --seq is %ld",
+                        *count, opt->seq);
+    for (int64_t i = 0; i < *count; i++)
+        if (token[i] >= opt->vocab)
+            cf_die_together("are model and tokens of one vocabulary? (--vocab, tokenizer.bin)",
+                            "token %ld of the prompt is %d, but the vocabulary has %ld", i, token[i], opt->vocab);
+    return token;
+}
+
 // --- what ranks must have in common ------------------------------------------------------------------------
 
 // Dies together unless all ranks have the same texts. Ranks exchange the beginning of each and the hash of the whole. Frees `mine`.
@@ -93,7 +128,7 @@ static cJSON *all_options(const options *opt) {
 }
 
 void startup_compare_options(const options *opt, const char *version, cf_transport *transport) {
-    static const int of_a_host[] = {OPTION_threads, OPTION_train, OPTION_val, OPTION_init_from, OPTION_log};
+    static const int of_a_host[] = {OPTION_threads, OPTION_train, OPTION_val, OPTION_init_from, OPTION_log, OPTION_prompt_tokens};
     cJSON *program = cJSON_CreateObject(), *all = all_options(opt);
     manifest_add(program, "version of this program", "%s", version);
     compare(transport, program, "", "copy one program to every host, or build it there from the same sources");
@@ -103,16 +138,17 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
 }
 
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val,
-                          const vocabulary *words, int64_t V, const model_file *start) {
+                          const int32_t *prompt, int64_t prompt_length, const model_file *start) {
     cJSON *data = cJSON_CreateObject(), *out = cJSON_CreateObject();
     problem why;
     file_hash model = {0, 0};
     if (start && !input_hash(start->in.path, &model, &why)) cf_die(why.hint, "model: %s", why.what);
     manifest_add(data, "fingerprint of --train", "%lu", train ? train->fingerprint : 0);
     manifest_add(data, "fingerprint of --val", "%lu", val ? val->fingerprint : 0);
-    manifest_add(data, "size of the vocabulary", "%ld", V);
+    manifest_add(data, "size of the vocabulary", "%ld", opt->vocab);
     manifest_add(data, "hash of --init-from", "%lu", model.hash);
-    manifest_add(data, "token before a sample", "%d", vocabulary_first(words, V));
+    manifest_add(data, "token before a sample", "%d, the first of %ld (hash %lu)", *prompt, prompt_length,
+                 (uint64_t)XXH64(prompt, (size_t)prompt_length * sizeof *prompt, 0));
     compare(transport, data, "", "give every host the same files; compare: ls -l, sha256sum");
     // Rank 0 opened --out before this exchange: the lock file in it is new, and no other directory has the same.
     const uint64_t mark = *opt->out ? checkpoint_mark(opt->out) : 0;

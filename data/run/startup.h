@@ -11,6 +11,8 @@
 vocabulary *startup_vocabulary(const options *opt); // NULL: there is none, tokens are bytes
 // For rank 0: says so if model, --train and --val seem to have different vocabularies, which would train nonsense without an error.
 void startup_note_words(const options *opt);
+// The tokens that samples continue: the prompt, or vocabulary_first(). Dies together if there are more than --seq.
+int32_t *startup_prompt(const options *opt, const vocabulary *words, int64_t *count);
 // Opens --train or --val; NULL if it is not given.
 tokens *startup_tokens(const options *opt, const char *option, const char *pattern, int64_t V);
 
@@ -31,7 +33,7 @@ void startup_compare_options(const options *opt, const char *version, cf_transpo
 // Collective, after rank 0 has called startup_open_output(). Dies unless all ranks have the same data and the same --out: each rank
 // opens the files of its host, and training with different data would silently give a useless model.
 void startup_compare_data(const options *opt, cf_transport *transport, const tokens *train, const tokens *val,
-                          const vocabulary *words, int64_t V, const model_file *start);
+                          const int32_t *prompt, int64_t prompt_length, const model_file *start);
 
 // --- checkpoints ---
 

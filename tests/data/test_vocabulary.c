@@ -61,6 +61,28 @@ static void test_tokens(void **state) {
     vocabulary_close(v);
 }
 
+// The longest word counts, also where the text then needs more of them: "1234" is 123, 4.
+static void test_encode(void **state) {
+    (void)state;
+    vocabulary *v = vocabulary_open(write_file("v", 20240328, 2, 1234, 7, 1234, 0));
+    int32_t token[8] = {0};
+    assert_int_equal(vocabulary_encode(v, "1234", 4, token), 2);
+    assert_int_equal(token[0], 123);
+    assert_int_equal(token[1], 4);
+    assert_int_equal(vocabulary_encode(v, "123307", 6, token), 3);
+    assert_int_equal(token[0], 1233);
+    assert_int_equal(token[1], 0);
+    assert_int_equal(token[2], 7);
+    assert_int_equal(vocabulary_encode(v, "12", 1, token), 1); // what follows the text is not read
+    assert_int_equal(token[0], 1);
+    assert_int_equal(vocabulary_encode(v, "", 0, token), 0);
+    ASSERT_REFUSED(vocabulary_encode(v, "12x", 3, token), "no word for byte 2", "--prompt-tokens");
+    vocabulary_close(v);
+    assert_int_equal(vocabulary_encode(NULL, "a\xFF", 2, token), 2);
+    assert_int_equal(token[0], 'a');
+    assert_int_equal(token[1], 255);
+}
+
 // The longest token has 255 bytes, any of them may be 0; an empty one is legal.
 static void test_extreme_lengths(void **state) {
     (void)state;
@@ -123,6 +145,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes_without_file),
         cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_encode),
         cmocka_unit_test(test_extreme_lengths),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_beside),

@@ -1,5 +1,6 @@
 """Samples of a model, from the end of a text on."""
 # limit: 180
+import dataclasses
 import os
 import sys
 import unittest
@@ -67,6 +68,53 @@ class Sample(harness.Case):
         self.assertGreater(sum(ranks_of(temperature=10)), sum(ranks_of(temperature=0.3)))
         self.assertEqual(self.sample(init_from=model), self.sample(init_from=model, seed=1337))
         self.assertNotEqual(self.sample(init_from=model), self.sample(init_from=model, seed=1338))
+
+    def test_a_prompt(self):
+        """Is continued as numpy continues it, on every mesh, given as words or as numbers; and asks for a sample by itself."""
+        model, prompt = self.vocabulary(), [5, 77, 19, 100, 5]
+        tokens, text, file = list(prompt), "".join(f"<{token}>" for token in prompt), self.fresh("prompt")
+        for _ in range(12):
+            tokens.append(int(logits(self.shape, self.parameters, tokens)[-1].argmax()))
+        expected = "".join(f"<{token}>" for token in tokens)
+        with open(file, "w") as out:
+            out.write("5, 77 19\n100,5\n")
+        for ranks, mesh in MESHES:
+            for given in dict(prompt=text), dict(prompt_tokens=file):
+                with self.subTest(**mesh, **given):
+                    self.assertEqual(self.sample(ranks, init_from=model, temperature=0, sample_every=0, **mesh, **given), expected)
+        log, _ = self.train(init_from=model, prompt=text, steps=4, sample_every=2)
+        self.assertEqual([event["step"] for event in harness.events(log, "sample")], [2, 4])
+        self.assertTrue(all(event["text"].startswith(text) for event in harness.events(log, "sample")))
+        log, _ = self.train(init_from=model, prompt=text, steps=4)
+        self.assertEqual([event["step"] for event in harness.events(log, "sample")], [4])
+
+    def test_a_prompt_of_bytes_as_long_as_the_context(self):
+        shape = dataclasses.replace(self.shape, V=256, Vp=256)
+        prompt, model = "What is read by a model of bytes: \u00e9", self.fresh("model.bin")
+        self.assertEqual(len(prompt.encode()), self.T)
+        for seed in range(99):  # weights whose answer a terminal shows
+            parameters = reference.random_model(shape, seed=seed)
+            following = int(logits(shape, parameters, list(prompt.encode()))[-1].argmax())
+            if 32 < following < 127:
+                break
+        reference.write_model(model, shape, parameters)
+        self.assertEqual(self.sample(init_from=model, temperature=0, prompt=prompt, sample_tokens=1), prompt + chr(following))
+
+    def test_prompts_that_are_refused(self):
+        file = self.fresh("prompt")
+        for words, given, content in (
+                (("37 tokens", "--seq is 36"), dict(prompt="a" * 37), None), (("token 1 of the prompt is 122",), dict(prompt="az"), None),
+                (("leave out", "--prompt-tokens"), dict(prompt="a", prompt_tokens=file), "1"), (("0 tokens",), dict(prompt_tokens=file), ""),
+                (("no such file",), dict(prompt_tokens=file + "0"), None), (("byte 2 ",), dict(prompt_tokens=file), "1 x"),
+                (("byte 1 ",), dict(prompt_tokens=file), "1\0 2"), (("byte 0 ",), dict(prompt_tokens=file), "-1"),
+                (("token 0 of the prompt is 101",), dict(prompt_tokens=file), "101")):
+            with self.subTest(**given, content=content), open(file, "w") as out:
+                out.write(content or "")
+                out.flush()
+                for ranks in 1, 2:
+                    result = harness.run(self.arguments(train=None, steps=0, dp=ranks, batch=None, **given), ranks)
+                    self.assertFails(result, *words)
+                    self.assertEqual(result.err.count("error:"), 1, str(result))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ static void test_every_row(void **state) {
     (void)state;
     const option_row *rows = options_table;
     const int count = OPTIONS;
-    assert_int_equal(count, 63);
+    assert_in_range(count, 60, 99);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];
