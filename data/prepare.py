@@ -15,6 +15,8 @@ removed. The formats: data/tokens.h and data/vocabulary.h.
 import argparse
 import array
 import codecs
+import collections
+import concurrent.futures
 import contextlib
 import fcntl
 import gzip
@@ -28,6 +30,7 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import zlib
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
@@ -50,6 +53,8 @@ JSON = rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"[^"\n]*"\s*:'  # what files of JSON be
 PIECE_BYTES = 1 << 18
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
+AHEAD = 8  # texts that wait, for each thread
+PROGRESS_S = 10.0
 
 
 @contextlib.contextmanager
@@ -66,27 +71,29 @@ def about(name):
 class Bytes:
     """Each byte is a token: no vocabulary, no separator."""
 
-    separator = []
+    separator = b""
 
-    def encode(self, part):
-        for piece in part.pieces():
-            spread = bytearray(2 * len(piece))  # little-endian uint16
-            spread[::2] = piece
-            yield spread
+    def texts(self, part):
+        return part.pieces()
+
+    def tokens(self, piece, _):
+        spread = bytearray(2 * len(piece))  # little-endian uint16
+        spread[::2] = piece
+        return spread
 
 
 class GPT2:
     def __init__(self, documents="file", errors="strict"):
         self.encoding = load_gpt2()
-        self.separator = [self.encoding.eot_token]
+        self.separator = uint16([self.encoding.eot_token])
         self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
         self.errors, self.warned = errors, False
 
-    def encode(self, part):
-        """Tokens, as bytes; None between two documents."""
+    def texts(self, part):
+        """What can be encoded by itself; None between two documents."""
         if part.source.lines:
             for line in part.pieces():
-                yield self.tokens(text_of(line, part.at, self.errors) if line.strip() else "", part)
+                yield text_of(line, part.at, self.errors) if line.strip() else ""
                 yield None
             return
         for text in whole_words(decoded(part, self.errors), part):
@@ -97,15 +104,16 @@ class GPT2:
             for i, words in enumerate(self.documents.split(text) if self.documents else [text]):
                 if i > 0:
                     yield None
-                yield self.tokens(words, part)
+                yield words
 
-    def tokens(self, text, part):
+    def tokens(self, text, at):
+        """As bytes. Python's lock is free meanwhile, so that threads encode at the same time."""
         try:
-            return uint16(self.encoding.encode_ordinary(text))
+            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2").tobytes()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
-            raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
+            raise Problem(f"the tokenizer fails near byte {at}: {type(error).__name__} {error}",
                           "its pattern fails at a million blanks in a row: shorten them, or leave out that part") from None
 
     def tokenizer_file(self):
@@ -327,19 +335,50 @@ def replace_data_set(own, directory):
     return gone
 
 
-def encoded(parts, encoder):
-    """Tokens of all parts, with a separator between two documents, as bytes of uint16."""
-    begun = False
-    for part in parts:
-        separator = encoder.separator
-        with about(part.source.name):
-            for tokens in encoder.encode(part):
-                if tokens is None:
-                    separator = encoder.separator
-                elif tokens:
-                    yield uint16(separator if begun else [])
-                    yield tokens
-                    begun, separator = True, []
+def encoded(parts, encoder, threads):
+    """Tokens of all parts in their order, as bytes; None after each document. Threads encode ahead, which changes no token."""
+    def texts():
+        for part in parts:
+            with about(part.source.name):
+                for text in encoder.texts(part):
+                    yield part, text
+            yield part, None
+
+    def tokens(name, text, at):
+        with about(name):
+            return encoder.tokens(text, at)
+
+    ahead = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for part, text in texts():
+            ahead.append(text if text is None else pool.submit(tokens, part.source.name, text, part.at))
+            if len(ahead) > AHEAD * threads:
+                first = ahead.popleft()
+                yield first and first.result()
+        yield from (first and first.result() for first in ahead)
+
+
+def joined(pieces, separator):
+    """With a separator between two documents that are not empty."""
+    begun, between = False, b""
+    for tokens in pieces:
+        if tokens is None:
+            between = separator if begun else b""
+        elif tokens:
+            yield between + tokens
+            begun, between = True, b""
+
+
+def with_progress(split, parts, chunks):
+    begin = said = time.monotonic()
+    size = sum(part.end - part.at for part in parts)
+    for chunk in chunks:
+        yield chunk
+        now, left = time.monotonic(), 0
+        if now - said >= PROGRESS_S:
+            said, left = now, sum(part.end - part.at for part in parts) / size
+            seconds = round((now - begin) * left / (1 - left)) if left < 1 else 0
+            note(f"{split}: {1 - left:.0%} of the text read, ETA {seconds // 60}:{seconds % 60:02}")
 
 
 def write_split(own, split, chunks, shard_tokens):
@@ -356,7 +395,6 @@ def write_split(own, split, chunks, shard_tokens):
             total += count
             if total % shard_tokens == 0:
                 close_synced(file)
-                note(f"{split}: {total:,} tokens so far")
     if total % shard_tokens > 0:
         file.seek(8)
         file.write(struct.pack("<i", total % shard_tokens))
@@ -379,6 +417,7 @@ def parse_arguments(arguments):
         help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
     add("--val-fraction", metavar="X", default=0.1, type=at_least(0, 0.999, float),
         help="share of the text, at its end, for validation")
+    add("--threads", metavar="N", default=len(os.sched_getaffinity(0)), type=at_least(1, 256), help="that encode at the same time")
     add("--shard-tokens", metavar="N", default=100_000_000, type=at_least(1, 2**31 - 1), help="most tokens in one file")
     options = parser.parse_args(arguments)
     options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors")}
@@ -399,8 +438,10 @@ def prepare(options):
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
-        written = [write_split(own, split, encoded(parts, encoder), options.shard_tokens)
-                   for split, parts in (("train", train), ("val", val))]
+        written = []
+        for split, parts in ("train", train), ("val", val):
+            pieces = with_progress(split, parts, encoded(parts, encoder, options.threads))
+            written.append(write_split(own, split, joined(pieces, encoder.separator), options.shard_tokens))
         if options.encoding == "gpt2":
             with whole(os.path.join(own, "tokenizer.bin"), "wb") as file:
                 file.write(encoder.tokenizer_file())

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepared import SCRIPT, PartOfBytes, PrepareCase, load_prepare
@@ -42,11 +44,53 @@ class Files(PrepareCase):
         for count, sizes in (2000, [1280]), (1280, [1280]), (1279, [1279, 1]), (500, [500, 500, 280]):
             with self.subTest(shard_tokens=count):
                 text = self.write("a", EVERY_BYTE)
-                self.prepare("--input", text, "--val-fraction", 0, "--shard-tokens", count,
-                             noted=f"train: {count:,} tokens so far" if count <= 1280 else None)
+                self.prepare("--input", text, "--val-fraction", 0, "--shard-tokens", count)
                 self.assertEqual(self.listing(), [f"train_{i:06d}.bin" for i in range(len(sizes))])
                 self.assertEqual([len(self.tokens(name)) for name in self.listing()], sizes)
                 self.assertEqual(bytes(self.all_tokens("train")), EVERY_BYTE)
+
+    def test_says_how_far_it_is(self):
+        prepare = load_prepare()
+        prepare.PIECE_BYTES, prepare.PROGRESS_S = 100, 0
+        source = prepare.Source(self.write("a", "x" * 400), "auto")
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            parts = [prepare.Part(source, 0, 300), prepare.Part(source, 300, 400)]
+            chunks = list(prepare.with_progress("train", parts, prepare.encoded(parts, prepare.Bytes(), 1)))
+        self.assertEqual(sum(map(len, filter(None, chunks))), 800)
+        self.assertRegex(said.getvalue(), r"train: \d+% of the text read, ETA 0:00\n")
+        self.assertIn("train: 100% of the text read", said.getvalue())
+        with contextlib.redirect_stderr(io.StringIO()) as said, unittest.mock.patch.object(prepare.time, "monotonic",
+                                                                                          iter([0, 100]).__next__):
+            part = prepare.Part(source, 0, 400)
+            for _ in prepare.with_progress("val", [part], [b"a"]):
+                part.at = 100
+        self.assertEqual(said.getvalue(), "val: 25% of the text read, ETA 5:00\n")
+
+    def test_threads_encode_at_the_same_time(self):
+        """Each of two waits for the other; the tokens stay in their order."""
+        prepare, both = load_prepare(), threading.Barrier(2)
+        prepare.PIECE_BYTES = 10
+
+        class Meeting(prepare.Bytes):
+            def tokens(self, piece, at):
+                both.wait(60)
+                return super().tokens(piece, at)
+
+        part = prepare.Part(prepare.Source(self.write("a", bytes(range(200))), "auto"), 0, 200)
+        pieces = list(prepare.encoded([part], Meeting(), 2))
+        self.assertEqual(b"".join(filter(None, pieces))[::2], bytes(range(200)))
+
+    def test_an_error_of_a_thread_names_its_input_alone(self):
+        prepare = load_prepare()
+
+        class Failing(prepare.Bytes):
+            def tokens(self, piece, at):
+                raise prepare.Problem(f"no tokens near byte {at}") if b"7" in piece else ZeroDivisionError
+        for threads in 1, 3:
+            parts = [prepare.Part(prepare.Source(self.write(name, name * 50), "auto"), 0, 50) for name in "789"]
+            with self.assertRaises(prepare.Problem) as caught:
+                list(prepare.encoded(parts, Failing(), threads))
+            self.assertEqual(str(caught.exception), f"--input {self.path('7')}: no tokens near byte 0")
 
     def test_several_inputs_are_one_text(self):
         sizes = {"b": 50, "a": 30, "c": 20, "empty": 0}

@@ -36,6 +36,10 @@ def needs_vocabulary(test):
     return unittest.skipUnless(tiktoken, "no tiktoken: scripts/install_deps.sh --bpe")(test)
 
 
+def encode(prepare, encoder, part):
+    return b"".join(filter(None, prepare.encoded([part], encoder, 2)))
+
+
 @needs_vocabulary
 class GPT2(PrepareCase):
     @classmethod
@@ -95,7 +99,7 @@ class GPT2(PrepareCase):
             content = text.encode()
             for size in range(1, 20):
                 with self.subTest(text=text, size=size):
-                    got = b"".join(encoder.encode(PartOfBytes(content, size)))
+                    got = encode(prepare, encoder, PartOfBytes(content, size))
                     self.assertEqual(got, prepare.uint16(whole))
 
     def test_random_pieces_encode_like_the_whole(self):
@@ -107,7 +111,7 @@ class GPT2(PrepareCase):
         for _ in range(3000):
             text = "".join(draw.choice(letters) * draw.choice([1, 1, 1, 2, 9]) for _ in range(draw.randrange(30)))
             whole = prepare.uint16(encoder.encoding.encode_ordinary(text))
-            got = b"".join(encoder.encode(PartOfBytes(text.encode(), draw.randrange(1, 12))))
+            got = encode(prepare, encoder, PartOfBytes(text.encode(), draw.randrange(1, 12)))
             self.assertEqual(got, whole, repr(text))
 
     def test_long_runs_of_blanks(self):
@@ -130,10 +134,10 @@ class GPT2(PrepareCase):
             raise Panic("in Rust")
 
         encoder = prepare.GPT2()
-        encoder.encoding = unittest.mock.Mock(encode_ordinary=panic)
+        encoder.encoding = unittest.mock.Mock(encode_to_numpy=lambda *_, **__: panic(0))
         with self.assertRaises(prepare.Problem) as caught:
-            list(encoder.encode(PartOfBytes(b"some text", 100, 4000)))
-        self.assertIn("the tokenizer fails near byte 4000: Panic in Rust", str(caught.exception))
+            encode(prepare, encoder, PartOfBytes(b"some text", 100, 4000))
+        self.assertIn("--input x: the tokenizer fails near byte 4000: Panic in Rust", str(caught.exception))
 
     HELLO = [15496, 995]
 
@@ -156,11 +160,12 @@ class GPT2(PrepareCase):
         encoder = prepare.GPT2("blank-line")
         for size in range(1, len(content)):
             documents = [b""]
-            for tokens in encoder.encode(PartOfBytes(content, size)):
+            for tokens in prepare.encoded([PartOfBytes(content, size)], encoder, 2):
                 if tokens is None:
                     documents.append(b"")
                 else:
                     documents[-1] += tokens
+            self.assertEqual(documents.pop(), b"")  # behind the end
             self.assertEqual(documents, [prepare.uint16(self.HELLO)] * 3)
 
     def test_json_lines(self):
@@ -188,6 +193,19 @@ class GPT2(PrepareCase):
                 self.assertEqual("--errors replace" in error, b"ud800" in bad or b"\xff" in bad, error)
         self.encode("--input", self.write("a.jsonl", good), "--documents", "blank-line", "--val-fraction", 0)  # of other inputs
         self.assertEqual(self.all_tokens("train"), [15496, 995])
+
+    def test_threads_change_no_token(self):
+        """Of plain text in many pieces, and of many documents."""
+        draw = random.Random(5)
+        text = "".join(draw.choice(["word", " the", "\n", "  ", "é", "日本", " 123", "'ll", ".", "\n\n"]) for _ in range(300_000))
+        lines = "".join(json.dumps({"text": text[i:i + draw.randrange(200)]}) + "\n" for i in range(0, 200_000, 100))
+        for path in self.write("a", text), self.write("b.jsonl", lines):
+            found = []
+            for threads in 1, 2, 7:
+                self.encode("--input", path, "--threads", threads)
+                found.append((self.all_tokens("train"), self.all_tokens("val")))
+            self.assertGreater(len(found[0][0]), 40_000)
+            self.assertTrue(found[0] == found[1] == found[2])
 
     def test_errors_replaced(self):
         path = self.write("a", b"Hello\xff world\xe2\x82")
