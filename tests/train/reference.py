@@ -1,4 +1,4 @@
-"""GPT-2 in float64, by hand: the yardstick that the C program is measured against.
+"""GPT-2 and Llama in float64, by hand: the yardstick that the C program is measured against.
 
 Nothing here is shared with the program. The forward pass, the backward pass, AdamW, the learning-rate
 schedules and the file formats are written a second time from their definitions, in the plainest form
@@ -11,6 +11,9 @@ by 1/sqrt(D), the token table used again as the head without bias, mean cross-en
 targets. Rows V ... Vp - 1 of the token table only pad it to a round number: they are never looked up and
 their logits are no part of the softmax, so their gradient is zero.
 
+A Llama (Shape.KV) differs in five places: norms do not subtract the mean (RMSNorm), queries and keys are rotated by their
+position, several heads share keys and values, the MLP's hidden units are silu(gate) * up, and nothing has a bias.
+
 A model is a dict of arrays by tensor name, stacked over layers, matrices (out, in): the order of
 NAMES is the order in the file (shapes.py).
 """
@@ -22,10 +25,9 @@ import numpy as np
 
 from shapes import NAMES, TENSORS, Shape
 
-MODEL_MAGIC, TOKEN_MAGIC = 20240326, 20240520
+MODEL_MAGIC, LLAMA_MAGIC, TOKEN_MAGIC = 20240326, 20261129, 20240520
 FP32, BF16 = 3, 5  # versions of a model file
 HEADER = 256  # int32 values in front of either file
-LAYERNORM_EPS = 1e-5
 DECAYED = [name for name, (_, columns, _) in TENSORS.items() if columns]  # matrices and embeddings
 
 
@@ -69,8 +71,13 @@ def to_bf16_bits(values):
 
 
 def write_model(path, shape, model, version=FP32):
+    common, more = (version, shape.maxT, shape.V, shape.L, shape.heads, shape.C, shape.Vp), ()
+    if shape.KV:
+        *stretch, original = shape.stretch or (0, 0, 0, 0)
+        floats = np.array([shape.eps, shape.theta, *stretch], "<f4").view("<i4")
+        more = shape.KV, shape.units, *floats, original
     with open(path, "wb") as file:
-        file.write(header(MODEL_MAGIC, version, shape.maxT, shape.V, shape.L, shape.heads, shape.C, shape.Vp))
+        file.write(header(LLAMA_MAGIC if shape.KV else MODEL_MAGIC, *common, *more))
         for name, dimensions in shape.tensors().items():
             assert model[name].shape == dimensions, (name, model[name].shape, dimensions)
             values = np.asarray(model[name], dtype="<f4") if version == FP32 else to_bf16_bits(model[name])
@@ -81,8 +88,12 @@ def read_model(path):
     with open(path, "rb") as file:
         data = file.read()
     head = np.frombuffer(data, "<i4", HEADER)
-    assert head[0] == MODEL_MAGIC and head[1] in (FP32, BF16), (path, head[:2])
-    shape = Shape(*(int(x) for x in head[2:8]))
+    assert head[0] in (MODEL_MAGIC, LLAMA_MAGIC) and head[1] in (FP32, BF16), (path, head[:2])
+    fields = [int(x) for x in head[2:8]]
+    if head[0] == LLAMA_MAGIC:
+        eps, theta, *stretch = (float(f"{x:.7g}") for x in head[10:15].view("<f4"))  # 1e-5, not the float32 nearest to it
+        fields += int(head[8]), int(head[9]), eps, theta, (*stretch, int(head[15])) if stretch[0] else ()
+    shape = Shape(*fields)
     if head[1] == FP32:
         flat = np.frombuffer(data, "<f4", offset=4 * HEADER)
     else:
@@ -112,24 +123,24 @@ def random_model(shape, seed=1, scale=0.08):
 # ---------------------------------------------------------------------------------------------------
 # Layers. Each forward returns its output and what its backward needs.
 
-def layernorm(x, w, b):
-    mean = x.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + LAYERNORM_EPS)
+def layernorm(x, w, b=0.0, eps=1e-5, rms=False):
+    mean = 0 if rms else x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps)
     normal = (x - mean) * rstd
-    return normal * w + b, (normal, rstd, w)
+    return normal * w + b, (normal, rstd, w, rms)
 
 
 def layernorm_backward(dy, kept):
-    normal, rstd, w = kept
+    normal, rstd, w, rms = kept
     C = dy.shape[-1]
     dw = (dy * normal).reshape(-1, C).sum(0)
     db = dy.reshape(-1, C).sum(0)
     dn = dy * w
-    dx = rstd * (dn - dn.mean(-1, keepdims=True) - normal * (dn * normal).mean(-1, keepdims=True))
+    dx = rstd * (dn - (0 if rms else dn.mean(-1, keepdims=True)) - normal * (dn * normal).mean(-1, keepdims=True))
     return dx, dw, db
 
 
-def linear(x, w, b):
+def linear(x, w, b=0.0):
     return x @ w.T + b, (x, w)
 
 
@@ -152,21 +163,54 @@ def gelu_backward(dy, x):
     return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t ** 2) * slope)
 
 
-def attention(qkv, heads):
-    """qkv (B, T, 3C): queries, keys, values of all heads one after another."""
-    B, T, C3 = qkv.shape
-    D = C3 // 3 // heads
-    q, k, v = qkv.reshape(B, T, 3, heads, D).transpose(2, 0, 3, 1, 4)  # each (B, heads, T, D)
+def swiglu(x):
+    gate, up = np.split(x, 2, -1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def swiglu_backward(dy, x):
+    gate, up = np.split(x, 2, -1)
+    s = 1 / (1 + np.exp(-gate))
+    return np.concatenate([dy * up * s * (1 + gate * (1 - s)), dy * gate * s], -1)
+
+
+def angles(shape, T):
+    """Of positions and pairs (T, D / 2); element i of a head is paired with element i + D / 2."""
+    D = shape.C // shape.heads
+    turn = shape.theta ** (-2 * np.arange(D // 2) / D)  # of one position
+    if shape.stretch:
+        factor, low, high, original = shape.stretch
+        kept = np.clip((original * turn / (2 * math.pi) - low) / (high - low), 0, 1)  # turns in the original positions
+        turn = turn * (kept + (1 - kept) / factor)
+    return np.arange(T)[:, None] * turn
+
+
+def rotate(x, by):
+    """x (..., T, D), by (T, D / 2)."""
+    a, b = np.split(x, 2, -1)
+    return np.concatenate([a * np.cos(by) - b * np.sin(by), b * np.cos(by) + a * np.sin(by)], -1)
+
+
+def attention(qkv, heads, KV=0, by=None):
+    """qkv (B, T, C + 2 KV D): queries, keys, values of all heads one after another. Head h reads keys h * KV // heads. Queries and
+    keys are rotated by angles `by`."""
+    B, T, width = qkv.shape
+    KV = KV or heads
+    D = width // (heads + 2 * KV)
+    q, k, v = (part.reshape(B, T, -1, D).transpose(0, 2, 1, 3) for part in np.split(qkv, [heads * D, (heads + KV) * D], -1))
+    if by is not None:
+        q, k = rotate(q, by), rotate(k, by)
+    k, v = (np.repeat(x, heads // KV, 1) for x in (k, v))  # each (B, heads, T, D)
     scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(D)
     scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    out = (weights @ v).transpose(0, 2, 1, 3).reshape(B, T, C3 // 3)
-    return out, (q, k, v, weights)
+    out = (weights @ v).transpose(0, 2, 1, 3).reshape(B, T, heads * D)
+    return out, (q, k, v, weights, KV, by)
 
 
 def attention_backward(dout, kept):
-    q, k, v, weights = kept
+    q, k, v, weights, KV, by = kept
     B, heads, T, D = q.shape
     dout = dout.reshape(B, T, heads, D).transpose(0, 2, 1, 3)
     dv = weights.transpose(0, 1, 3, 2) @ dout
@@ -174,7 +218,10 @@ def attention_backward(dout, kept):
     dscores = weights * (dweights - (dweights * weights).sum(-1, keepdims=True)) / math.sqrt(D)
     dq = dscores @ k
     dk = dscores.transpose(0, 1, 3, 2) @ q
-    return np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(B, T, 3 * heads * D)
+    dk, dv = (x.reshape(B, KV, heads // KV, T, D).sum(2) for x in (dk, dv))
+    if by is not None:
+        dq, dk = rotate(dq, -by), rotate(dk, -by)
+    return np.concatenate([x.transpose(0, 2, 1, 3).reshape(B, T, -1) for x in (dq, dk, dv)], -1)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -184,22 +231,26 @@ def forward(shape, model, inputs, targets):
     """Mean cross-entropy of inputs, targets (B, T), and what backward needs."""
     B, T = inputs.shape
     assert T <= shape.maxT and inputs.max() < shape.V and targets.max() < shape.V
-    kept = []
-    x = model["wte"][inputs] + model["wpe"][:T]
+    kept, llama = [], shape.KV > 0
+    by, hidden = (angles(shape, T), swiglu) if llama else (None, gelu)
+    x = model["wte"][inputs] + (0 if llama else model["wpe"][:T])
+
+    def norm(x, *parameters):
+        return layernorm(x, *parameters, eps=shape.eps, rms=llama)
     for l in range(shape.L):
-        def p(name):
-            return model[name][l]
-        normal1, k_ln1 = layernorm(x, p("ln1w"), p("ln1b"))
-        qkv, k_qkv = linear(normal1, p("qkvw"), p("qkvb"))
-        mixed, k_attention = attention(qkv, shape.heads)
-        projected, k_projection = linear(mixed, p("attprojw"), p("attprojb"))
+        def p(kind):
+            return [model[name][l] for name in (kind + "w", kind + "b") if name in model]
+        normal1, k_ln1 = norm(x, *p("ln1"))
+        qkv, k_qkv = linear(normal1, *p("qkv"))
+        mixed, k_attention = attention(qkv, shape.heads, shape.KV, by)
+        projected, k_projection = linear(mixed, *p("attproj"))
         x = x + projected
-        normal2, k_ln2 = layernorm(x, p("ln2w"), p("ln2b"))
-        wide, k_fc = linear(normal2, p("fcw"), p("fcb"))
-        narrow, k_fcproj = linear(gelu(wide), p("fcprojw"), p("fcprojb"))
+        normal2, k_ln2 = norm(x, *p("ln2"))
+        wide, k_fc = linear(normal2, *p("fc"))
+        narrow, k_fcproj = linear(hidden(wide), *p("fcproj"))
         x = x + narrow
         kept.append((k_ln1, k_qkv, k_attention, k_projection, k_ln2, k_fc, wide, k_fcproj))
-    final, k_lnf = layernorm(x, model["lnfw"], model["lnfb"])
+    final, k_lnf = norm(x, *(model[name] for name in ("lnfw", "lnfb") if name in model))
     logits = final @ model["wte"][:shape.V].T
     top = logits.max(-1, keepdims=True)
     exponentials = np.exp(logits - top)
@@ -217,15 +268,17 @@ def backward(shape, model, cache):
     np.put_along_axis(one_hot, targets[..., None], 1, -1)
     dlogits = (probabilities - one_hot) / (B * T)
     gradients["wte"][:shape.V] = dlogits.reshape(-1, shape.V).T @ final.reshape(-1, shape.C)
-    dx, gradients["lnfw"], gradients["lnfb"] = layernorm_backward(dlogits @ model["wte"][:shape.V], k_lnf)
+    dx, gradients["lnfw"], dlnfb = layernorm_backward(dlogits @ model["wte"][:shape.V], k_lnf)
     for l in reversed(range(shape.L)):
         k_ln1, k_qkv, k_attention, k_projection, k_ln2, k_fc, wide, k_fcproj = kept[l]
 
         def keep(kind, dw, db):
-            gradients[kind + "w"][l], gradients[kind + "b"][l] = dw, db
+            gradients[kind + "w"][l] = dw
+            if not shape.KV:
+                gradients[kind + "b"][l] = db
         dhidden, *parameters = linear_backward(dx, k_fcproj)
         keep("fcproj", *parameters)
-        dnormal, *parameters = linear_backward(gelu_backward(dhidden, wide), k_fc)
+        dnormal, *parameters = linear_backward((swiglu_backward if shape.KV else gelu_backward)(dhidden, wide), k_fc)
         keep("fc", *parameters)
         dbranch, *parameters = layernorm_backward(dnormal, k_ln2)
         keep("ln2", *parameters)
@@ -238,7 +291,8 @@ def backward(shape, model, cache):
         keep("ln1", *parameters)
         dx = dx + dbranch
     np.add.at(gradients["wte"], inputs, dx)
-    gradients["wpe"][:T] = dx.sum(0)
+    if not shape.KV:
+        gradients["wpe"][:T], gradients["lnfb"] = dx.sum(0), dlnfb
     return gradients
 
 

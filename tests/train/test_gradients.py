@@ -68,7 +68,7 @@ class Gradients(unittest.TestCase):
             self.assertLess(abs(float(printed[0]) - loss), self.of_loss * loss, f"expected loss {loss:.9f}{result}")
             shape, found = reference.read_model(self.out)
             self.assertEqual(shape, self.shape)
-            worse = [line for name in reference.NAMES
+            worse = [line for name in self.shape.names()
                      for line in compare(name, found[name], gradients[name], self.tolerance)]
             self.assertFalse(worse, "\n" + "\n".join(worse) + str(result))
 
@@ -104,7 +104,7 @@ class Gradients(unittest.TestCase):
                     for apart in (0, 1):
                         self.gradients(3, strategy, tp, dp, "ring", recompute, apart)
                         found.append(reference.read_model(self.out)[1])
-                    differ = [name for name in reference.NAMES if not np.array_equal(found[0][name], found[1][name])]
+                    differ = [name for name in self.shape.names() if not np.array_equal(found[0][name], found[1][name])]
                     self.assertEqual(differ, [], "these gradients were computed from memory that another buffer had taken")
 
     def test_large_vocabulary(self):

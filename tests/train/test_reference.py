@@ -1,4 +1,5 @@
 """reference.py against central differences, closed forms and its own files."""
+import dataclasses
 import math
 import os
 import sys
@@ -12,6 +13,9 @@ import reference
 from reference import Shape
 
 SMALL = Shape(maxT=11, V=13, L=2, heads=3, C=12, Vp=16)
+LLAMA = Shape(maxT=11, V=13, L=2, heads=4, C=16, Vp=16, KV=4, F=24)
+# Keys and values that heads share. In 9 positions the first pair of four turns often, the last ones hardly.
+STRETCHED = Shape(maxT=11, V=13, L=2, heads=4, C=32, Vp=16, KV=2, F=20, eps=1e-3, theta=100.0, stretch=(8.0, 1.0, 4.0, 20))
 
 
 def batch(shape, B, T, seed=5):
@@ -20,30 +24,32 @@ def batch(shape, B, T, seed=5):
 
 
 class Gradients(unittest.TestCase):
+    shape = SMALL
+
     def setUp(self):
-        self.model = reference.random_model(SMALL, scale=0.3)
-        self.inputs, self.targets = batch(SMALL, B=3, T=9)
-        _, self.gradients = reference.loss_and_gradients(SMALL, self.model, self.inputs, self.targets)
+        self.model = reference.random_model(self.shape, scale=0.3)
+        self.inputs, self.targets = batch(self.shape, B=3, T=9)
+        _, self.gradients = reference.loss_and_gradients(self.shape, self.model, self.inputs, self.targets)
 
     def slope(self, name, direction, h=1e-5):
         def at(distance):
             moved = dict(self.model, **{name: self.model[name] + distance * direction})
-            return reference.forward(SMALL, moved, self.inputs, self.targets)[0]
+            return reference.forward(self.shape, moved, self.inputs, self.targets)[0]
         # Fourth order: the error is about h^4, far below the comparison's tolerance.
         return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
 
     def test_every_tensor_along_random_directions(self):
         random = np.random.default_rng(2)
-        for name in reference.NAMES:
+        for name in self.shape.names():
             for _ in range(4):
                 direction = random.normal(size=self.model[name].shape)
                 expected = float((self.gradients[name] * direction).sum())
-                found = self.slope(name, direction, h=2e-4)
+                found = self.slope(name, direction, h=1e-4)
                 self.assertLess(abs(found - expected), 1e-7 * max(1, abs(expected)), name)
 
     def test_single_elements_of_every_tensor(self):
         random = np.random.default_rng(3)
-        for name in reference.NAMES:
+        for name in self.shape.names():
             largest = np.abs(self.gradients[name]).max()
             self.assertGreater(largest, 1e-4, f"{name}: a dead gradient would prove nothing")
             for _ in range(12):
@@ -54,20 +60,28 @@ class Gradients(unittest.TestCase):
                 self.assertLess(abs(found - self.gradients[name][place]), 1e-6 * largest + 1e-10, (name, place))
 
     def test_padding_rows_do_not_matter(self):
-        self.assertFalse(self.gradients["wte"][SMALL.V:].any())
-        self.assertFalse(self.gradients["wpe"][9:].any())
+        self.assertFalse(self.gradients["wte"][self.shape.V:].any())
+        self.assertFalse(self.gradients.get("wpe", np.zeros(9))[9:].any())
         changed = dict(self.model, wte=self.model["wte"].copy())
-        changed["wte"][SMALL.V:] = 1e3
-        before, after = (reference.forward(SMALL, m, self.inputs, self.targets)[0] for m in (self.model, changed))
+        changed["wte"][self.shape.V:] = 1e3
+        before, after = (reference.forward(self.shape, m, self.inputs, self.targets)[0] for m in (self.model, changed))
         self.assertEqual(before, after)
 
     def test_attention_is_causal(self):
         changed = self.inputs.copy()
-        changed[:, 6:] = (changed[:, 6:] + 1) % SMALL.V
-        first = reference.forward(SMALL, self.model, self.inputs, self.targets)[1][3]
-        second = reference.forward(SMALL, self.model, changed, self.targets)[1][3]
+        changed[:, 6:] = (changed[:, 6:] + 1) % self.shape.V
+        first = reference.forward(self.shape, self.model, self.inputs, self.targets)[1][3]
+        second = reference.forward(self.shape, self.model, changed, self.targets)[1][3]
         self.assertTrue(np.array_equal(first[:, :6], second[:, :6]))
         self.assertFalse(np.array_equal(first[:, 6:], second[:, 6:]))
+
+
+class GradientsOfLlama(Gradients):
+    shape = LLAMA
+
+
+class GradientsOfStretchedLlama(Gradients):
+    shape = STRETCHED
 
 
 class ClosedForms(unittest.TestCase):
@@ -110,7 +124,60 @@ class ClosedForms(unittest.TestCase):
         self.assertLess(history[-1][0], 0.7 * history[0][0])
 
 
+class Llama(unittest.TestCase):
+    """What central differences cannot see: that it is the right function."""
+
+    def test_only_distances_count(self):
+        """Rotated keys and queries have scores that depend on the distance of their positions."""
+        random, by = np.random.default_rng(4), reference.angles(STRETCHED, 30)
+        q, k = random.normal(size=(2, 1, 8))
+        scores = reference.rotate(np.repeat(q, 30, 0), by) @ reference.rotate(np.repeat(k, 30, 0), by).T
+        for distance in range(30):
+            self.assertLess(np.ptp(np.diagonal(scores, distance)), 1e-12)
+        self.assertGreater(np.ptp(scores[0]), 0.1)
+        quarter = reference.rotate(np.array([[1.0, 0, 0, 0]]), np.array([[math.pi / 2, 0]]))
+        np.testing.assert_allclose(quarter, [[0, 0, 1, 0]], atol=1e-15)
+
+    def test_the_stretch(self):
+        """Pairs that turn more than `high` times in the original positions are as they were, less than `low` times: by factor."""
+        plain = reference.angles(dataclasses.replace(STRETCHED, stretch=(), C=256), 2)[1]
+        ratio = reference.angles(dataclasses.replace(STRETCHED, C=256), 2)[1] / plain
+        turns = 20 * plain / (2 * math.pi)
+        np.testing.assert_allclose(plain, 100.0 ** (-np.arange(32) / 32))
+        self.assertFalse((turns > 4).any())
+        np.testing.assert_allclose(ratio[turns < 1], 1 / 8)
+        np.testing.assert_allclose(ratio[turns > 1], 1 / 8 + (turns[turns > 1] - 1) / 3 * 7 / 8)
+        self.assertGreater(len(set(ratio)), 5)
+
+    def test_keys_of_their_own_that_are_equal(self):
+        """A head reads the keys and values of its group: repeated, they give the same loss."""
+        shared = dataclasses.replace(STRETCHED, stretch=())
+        own, model = dataclasses.replace(shared, KV=4), reference.random_model(shared, scale=0.3)
+        q, k, v = np.split(model["qkvw"], [32, 48], 1)
+        k, v = (x.reshape(2, 2, 1, 8, 32).repeat(2, 2).reshape(2, 32, 32) for x in (k, v))
+        data = batch(shared, 3, 9)
+        self.assertAlmostEqual(reference.forward(shared, model, *data)[0],
+                               reference.forward(own, dict(model, qkvw=np.concatenate([q, k, v], 1)), *data)[0], 13)
+
+    def test_norm_and_activation(self):
+        normal = reference.layernorm(np.array([[3.0, 4.0]]), np.array([2.0, 1.0]), eps=0, rms=True)[0]
+        np.testing.assert_allclose(normal, [[6 / math.sqrt(12.5), 4 / math.sqrt(12.5)]])
+        np.testing.assert_allclose(reference.swiglu(np.array([0.0, 2.0, 5.0, 3.0])), [0, 6 / (1 + math.exp(-2))])
+
+
 class Files(unittest.TestCase):
+    def test_round_trips_of_llama(self):
+        for version in reference.FP32, reference.BF16:
+            for shape in LLAMA, STRETCHED:
+                with tempfile.TemporaryDirectory() as folder:
+                    path, model = os.path.join(folder, "file"), reference.random_model(shape)
+                    reference.write_model(path, shape, model, version)
+                    found, again = reference.read_model(path)
+                    self.assertEqual(found, shape)
+                    self.assertEqual(list(again), ["wte", "ln1w", "qkvw", "attprojw", "ln2w", "fcw", "fcprojw", "lnfw"])
+                    for name, values in model.items():
+                        np.testing.assert_allclose(again[name], values, rtol=0 if version == reference.FP32 else 2 ** -8)
+
     def test_round_trips(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "file")
