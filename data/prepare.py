@@ -14,6 +14,7 @@ removed. The formats: data/tokens.h and data/vocabulary.h.
 """
 import argparse
 import array
+import bisect
 import codecs
 import collections
 import concurrent.futures
@@ -55,6 +56,7 @@ LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
 AHEAD = 8  # texts that wait, for each thread
 PROGRESS_S = 10.0
+WAITING = 1000  # documents among which --pack chooses
 
 
 @contextlib.contextmanager
@@ -71,7 +73,7 @@ def about(name):
 class Bytes:
     """Each byte is a token: no vocabulary, no separator."""
 
-    separator = b""
+    separator, pack = b"", 0
 
     def texts(self, part):
         return part.pieces()
@@ -83,11 +85,11 @@ class Bytes:
 
 
 class GPT2:
-    def __init__(self, documents="file", errors="strict"):
+    def __init__(self, documents="file", errors="strict", pack=0):
         self.encoding = load_gpt2()
         self.separator = uint16([self.encoding.eot_token])
         self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
-        self.errors, self.warned = errors, False
+        self.errors, self.pack, self.warned = errors, pack, False
 
     def texts(self, part):
         """What can be encoded by itself; None between two documents."""
@@ -369,6 +371,43 @@ def joined(pieces, separator):
             begun, between = True, b""
 
 
+def documents_of(pieces, separator, most):
+    """Each that is not empty, behind a separator: its first `most` bytes, and how many it has."""
+    document, size = bytearray(), 0
+    for tokens in pieces:
+        if tokens is None and size:
+            yield bytes(document), size
+            document, size = bytearray(), 0
+        elif tokens:
+            tokens = tokens if size else separator + tokens
+            document += tokens[:most - len(document)]
+            size += len(tokens)
+
+
+def packed(split, pieces, separator, T, rows_of_file):
+    """Rows of T tokens that begin with a document, as nanochat packs them: of those that wait the longest that fits into what is left
+    of the row; if none fits, the first tokens of the shortest. Separators fill the last row, and one more ends each file, because the
+    last target of a row is the token behind it."""
+    most, row, rows, waiting, total, cut = T * len(separator), b"", 0, [], 0, 0
+    coming = enumerate(documents_of(pieces, separator, most))
+    while True:
+        for number, (document, size) in itertools.islice(coming, WAITING - len(waiting)):
+            bisect.insort(waiting, (len(document), number, document))
+            total, cut = total + size, cut + size - len(document)
+        if not waiting and not row:
+            break
+        left, padding = most - len(row), separator * (T - len(row) // len(separator))
+        document = waiting.pop(max(bisect.bisect(waiting, (left + 1,)) - 1, 0))[2] if waiting else padding
+        row, cut = row + document[:left], cut + max(len(document) - left, 0)
+        if len(row) == most:
+            rows += 1
+            yield row + separator * (rows % rows_of_file == 0)
+            row = b""
+    yield separator * (rows % rows_of_file > 0)
+    if total:
+        say(f"{split:5s} {cut // len(separator):,} tokens ({cut / total:.1%}) cut from ends of documents to fill {rows:,} rows of {T:,}")
+
+
 def with_progress(split, parts, chunks):
     begin = said = time.monotonic()
     size = sum(part.end - part.at for part in parts)
@@ -415,14 +454,18 @@ def parse_arguments(arguments):
         help=f"for gpt2: documents of plain text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
         help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
+    add("--pack", metavar="T", default=argparse.SUPPRESS, type=at_least(1),
+        help="for gpt2: rows for training with --seq T, each from the beginning of a document; what fits into no row is left out")
     add("--val-fraction", metavar="X", default=0.1, type=at_least(0, 0.999, float),
         help="share of the text, at its end, for validation")
     add("--threads", metavar="N", default=len(os.sched_getaffinity(0)), type=at_least(1, 256), help="that encode at the same time")
     add("--shard-tokens", metavar="N", default=100_000_000, type=at_least(1, 2**31 - 1), help="most tokens in one file")
     options = parser.parse_args(arguments)
-    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors")}
+    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors", "pack")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
         parser.error(f"--{name} is for --encoding gpt2")
+    if options.gpt2.get("pack", 0) >= options.shard_tokens:
+        parser.error("--pack: a file of --shard-tokens holds no row")
     return options
 
 
@@ -441,7 +484,11 @@ def prepare(options):
         written = []
         for split, parts in ("train", train), ("val", val):
             pieces = with_progress(split, parts, encoded(parts, encoder, options.threads))
-            written.append(write_split(own, split, joined(pieces, encoder.separator), options.shard_tokens))
+            chunks, most = joined(pieces, encoder.separator), options.shard_tokens
+            if encoder.pack:
+                chunks = packed(split, pieces, encoder.separator, encoder.pack, (most - 1) // encoder.pack)
+                most -= (most - 1) % encoder.pack
+            written.append(write_split(own, split, chunks, most))
         if options.encoding == "gpt2":
             with whole(os.path.join(own, "tokenizer.bin"), "wb") as file:
                 file.write(encoder.tokenizer_file())

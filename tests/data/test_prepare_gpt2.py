@@ -6,7 +6,9 @@ import gzip
 import json
 import os
 import random
+import re
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -206,6 +208,66 @@ class GPT2(PrepareCase):
                 found.append((self.all_tokens("train"), self.all_tokens("val")))
             self.assertGreater(len(found[0][0]), 40_000)
             self.assertTrue(found[0] == found[1] == found[2])
+
+    def pack(self, texts, T, *more):
+        """Packs documents; returns the rows that training with --seq T reads of each file, and what was said."""
+        path = self.write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        told = self.encode("--input", path, "--val-fraction", 0, "--pack", T, *more)
+        rows = []
+        for name in self.listing()[1:]:
+            tokens = self.tokens(name)
+            self.assertEqual(len(tokens) % T, 1)
+            samples = (len(tokens) - 1) // T  # as tokens_open() counts them; tokens_load() takes T and the one behind
+            rows += [tokens[i * T:i * T + T + 1] for i in range(samples)]
+        return rows, told
+
+    def test_rows_begin_with_documents(self):
+        draw, words = random.Random(3), "one two three four five six seven eight nine ten".split()
+        texts = [" ".join(draw.choice(words) for _ in range(int(draw.expovariate(1 / 30)) + 1)) for _ in range(3000)]
+        documents = [[50256, *tiktoken.get_encoding("gpt2").encode_ordinary(text)] for text in texts]
+        whole = {tuple(document) for document in documents}
+        beginnings = {document[:i] for document in whole for i in range(1, len(document) + 1)}
+        for T, more in (64, ()), (100, ("--shard-tokens", "1500")), (2, ("--shard-tokens", "20000")):
+            rows, told = self.pack(texts, T, *more)
+            kept = 0
+            for number, row in enumerate(rows):
+                self.assertEqual((row[0], row[-1]), (50256, 50256))
+                starts = [i for i in range(T) if row[i] == 50256] + [T]
+                parts = [row[a:b] for a, b in zip(starts, starts[1:])]
+                if number == len(rows) - 1:  # which separators fill
+                    parts = [part for part in parts if len(part) > 1]
+                for part in parts[:-1]:
+                    self.assertIn(tuple(part), whole)
+                self.assertIn(tuple(parts[-1]), beginnings)
+                kept += sum(map(len, parts))
+            total = sum(map(len, documents))
+            cut = int(re.search(r"train ([\d,]+) tokens \(", told)[1].replace(",", ""))
+            self.assertAlmostEqual(kept + cut, total, delta=T)
+            self.assertIn(f"tokens ({cut / total:.1%}) cut from ends of documents to fill {len(rows):,} rows of {T}\n", told)
+            program = os.environ.get("TRAIN_GPT")
+            if T == 100 and program:
+                shape = "--seq 100 --layers 1 --channels 16 --heads 1 --steps 1 --threads 1 --peak-tflops 1".split()
+                done = subprocess.run([program, "--train", self.out, *shape], capture_output=True, text=True, timeout=100)
+                self.assertIn(f"{sum(len(self.tokens(name)) for name in self.listing()[1:])} tokens in {len(self.listing()) - 1} files, "
+                              f"{len(rows)} samples an epoch\n", done.stdout)
+            if T == 64:
+                self.assertLess(cut / total, 0.2)  # cut where they come, they would lose more: a third of a document a row
+
+    def test_the_longest_document_that_fits_is_taken(self):
+        say = {count: "Hello" + " world" * (count - 2) for count in range(2, 9)}  # and the separator before: count tokens
+        rows, told = self.pack([say[4], say[6], say[3], say[2], say[8]], 8)
+        self.assertEqual([row[:-1].count(50256) for row in rows], [1, 2, 3])
+        self.assertEqual([sum(token in (15496, 995) for token in row) for row in rows], [7, 6, 5])
+        self.assertIn("train 0 tokens (0.0%) cut from ends of documents to fill 3 rows of 8\n", told)
+        rows, told = self.pack([say[8], say[7]] * 2, 5)  # longer than a row: their first tokens
+        self.assertEqual([len(row) for row in rows], [6] * 4)
+        self.assertEqual({tuple(row) for row in rows}, {(50256, 15496, 995, 995, 995, 50256)})
+        self.assertIn("train 10 tokens (33.3%) cut", told)
+
+    def test_nowhere_to_pack(self):
+        path = self.write("a.jsonl", '{"text": "x"}')
+        for words in ["--encoding", "gpt2", "--pack", "9", "--shard-tokens", "9"], ["--pack", "9"]:
+            self.assertIn("--pack", self.refused("--input", path, *words, status=2))
 
     def test_errors_replaced(self):
         path = self.write("a", b"Hello\xff world\xe2\x82")
