@@ -8,7 +8,7 @@
 enum { MAGIC = 20240326, LLAMA_MAGIC = 20261129, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
 // The largest model that a file may describe; Vp · C, 4 · C² · L and 3 · C · F · L stay below 2^52.
-enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17, MAX_F = 4 * MAX_C };
+enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17, MAX_F = 1 << 20 };
 
 struct model_writer {
     atomic_file file;

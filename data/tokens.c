@@ -19,13 +19,14 @@
 enum {
     MAGIC = 20240520,
     FILE_VERSION = 1,
+    MAGIC_32 = 20240801,
+    FILE_VERSION_32 = 7,
     FEISTEL_ROUNDS = 8,
     PIECE = 1 << 16,      // tokens of one read
     BLOCK = 256,          // tokens
     BLOCKS = 1250,        // of a file
     WHOLE_FILE = 1 << 21, // a file of at most as many tokens is hashed whole
-    WHOLE_SET = 1 << 27,  // all files are hashed whole if they have at most as many tokens together
-    TOKEN_BYTES = sizeof(uint16_t)
+    WHOLE_SET = 1 << 27   // all files are hashed whole if they have at most as many tokens together
 };
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
 static const char *const how_to_read = "every rank must be able to read the files of --train and --val";
@@ -56,32 +57,38 @@ char *tokens_first_file(const char *pattern) {
     return name;
 }
 
-static void check_token(const tokens *t, const token_file *file, int64_t at, int token) {
-    if (token >= t->vocab)
-        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged",
-                        "token file %s: token %ld is %d, at byte %ld, but the vocabulary has %ld", file->in.path, at, token,
-                        INPUT_HEADER_BYTES + at * TOKEN_BYTES, t->vocab);
+// The tokens that read_tokens() has read.
+static int64_t token_of(const tokens *t, const token_file *file, int64_t i) {
+    return file->width == 2 ? ((const uint16_t *)t->piece)[i] : ((const uint32_t *)t->piece)[i];
 }
 
-static const uint16_t *read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
+static void check_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (token_of(t, file, i) >= t->vocab)
+            cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged",
+                            "token file %s: token %ld is %ld, at byte %ld, but the vocabulary has %ld", file->in.path, first + i,
+                            token_of(t, file, i), INPUT_HEADER_BYTES + (first + i) * file->width, t->vocab);
+}
+
+static void read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
     problem why;
-    if (!input_read(&file->in, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
+    if (!input_read(&file->in, INPUT_HEADER_BYTES + first * file->width, t->piece, count * file->width, &why))
         cf_die(why.hint, "%s", why.what);
-    return t->piece;
 }
 
 static void open_file(token_file *file, const char *name) {
-    static const header_field fields[] = {{"magic", MAGIC, MAGIC},
-                                          {"version", FILE_VERSION, FILE_VERSION},
-                                          {"number of tokens", 0, INT32_MAX}};
+    static const header_field fields[][3] = {
+        {{"magic", MAGIC, MAGIC}, {"version", FILE_VERSION, FILE_VERSION}, {"number of tokens", 0, INT32_MAX}},
+        {{"magic", MAGIC_32, MAGIC_32}, {"version", FILE_VERSION_32, FILE_VERSION_32}, {"number of tokens", 0, INT32_MAX}}};
     problem why;
     int32_t header[INPUT_HEADER] = {0};
     char promise[32];
     if (!input_open(&file->in, "token file", name, &why)) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
-    if (!input_header(&file->in, fields, 3, header, &why)) cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
-    file->count = header[2];
+    const bool wide = input_header(&file->in, fields[1], 1, header, NULL);
+    if (!input_header(&file->in, fields[wide], 3, header, &why)) cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
+    file->count = header[2], file->width = wide ? 4 : 2;
     snprintf(promise, sizeof promise, "%d tokens", header[2]);
-    if (!input_check_size(&file->in, INPUT_HEADER_BYTES + file->count * TOKEN_BYTES, promise, &why))
+    if (!input_check_size(&file->in, INPUT_HEADER_BYTES + file->count * file->width, promise, &why))
         cf_die_together(why.hint, "%s", why.what);
 }
 
@@ -90,11 +97,12 @@ static uint64_t hash_file(const tokens *t, const token_file *file, bool whole, u
     const int64_t step = whole ? PIECE : file->count / BLOCKS, length = whole ? PIECE : BLOCK;
     hash = XXH64(&file->count, sizeof file->count, hash);
     for (int64_t at = 0; !whole && at < file->count; at += step) // reads ahead, because disks serve many requests at once
-        posix_fadvise(file->in.fd, INPUT_HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES, POSIX_FADV_WILLNEED);
+        posix_fadvise(file->in.fd, INPUT_HEADER_BYTES + at * file->width, BLOCK * file->width, POSIX_FADV_WILLNEED);
     for (int64_t at = 0; at < file->count; at += step) {
         const int64_t count = file->count - at < length ? file->count - at : length;
-        hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
-        for (int64_t i = 0; i < count; i++) check_token(t, file, at + i, t->piece[i]);
+        read_tokens(t, file, at, count);
+        hash = XXH64(t->piece, (size_t)(count * file->width), hash);
+        check_tokens(t, file, at, count);
     }
     return hash;
 }
@@ -113,7 +121,7 @@ tokens *tokens_open(const char *pattern, int64_t T, int64_t vocab) {
     tokens *t = cf_host_alloc(1, sizeof *t, "token files");
     t->T = T, t->vocab = vocab, t->files = (int)found.gl_pathc;
     t->file = cf_host_alloc(t->files, sizeof *t->file, "token files");
-    t->piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens");
+    t->piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof(uint32_t), "tokens");
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
         open_file(&t->file[i], found.gl_pathv[i]);
@@ -177,10 +185,11 @@ void tokens_load(void *data, int64_t sample, int64_t b, int64_t B, int32_t *inpu
         *(t->file[middle].first <= sample ? &file : &end) = middle;
     }
     const int64_t first = (sample - t->file[file].first) * t->T;
-    const uint16_t *from = read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
+    read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
+    check_tokens(t, &t->file[file], first, t->T + 1);
     for (int64_t i = 0; i <= t->T; i++) {
-        check_token(t, &t->file[file], first + i, from[i]);
-        if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
-        if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
+        const int32_t token = (int32_t)token_of(t, &t->file[file], i);
+        if (i < t->T) inputs[i * B + b] = token;     // (T, B)
+        if (i > 0) targets[(i - 1) * B + b] = token; // (T, B)
     }
 }

@@ -1,5 +1,5 @@
-// Token files (llm.c's): a header of 256 int32 (20240520, 1, count, 0 …), then `count` uint16 tokens. The files that match a
-// pattern, sorted by name, are one data set.
+// Token files (llm.c's): a header of 256 int32 (20240520, 1, count, 0 …), then `count` uint16 tokens; or (20240801, 7, count, 0 …)
+// and uint32 tokens, for vocabularies above 65,536. The files that match a pattern, sorted by name, are one data set.
 //
 // Sample i of a file is tokens [i·T, i·T + T]: T inputs, and the same shifted by one as targets. Samples do not cross files, and
 // are numbered over all files. Epoch e visits every sample once, in a pseudo-random order that depends on (seed, e) alone. So the
@@ -11,6 +11,7 @@ typedef struct token_file {
     input in;
     int64_t count; // tokens
     int64_t first; // number of its first sample
+    int width;     // bytes of a token
 } token_file;
 typedef struct tokens {
     int64_t T, samples; // in one epoch
@@ -21,7 +22,7 @@ typedef struct tokens {
     // sets of fewer than 2^27 tokens, are hashed whole. 53 bits: exact in a double.
     uint64_t fingerprint;
     token_file *file; // (files)
-    uint16_t *piece;  // a buffer of tokens
+    void *piece;      // a buffer of tokens
 } tokens;
 
 // Opens every file that matches, and checks its header against its size, and the tokens that it reads for the fingerprint. Dies

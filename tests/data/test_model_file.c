@@ -336,7 +336,7 @@ static void test_llama_headers(void **state) {
                  {8, 1, long_one},
                  {9, 0, "number 9 of its header is 0"},
                  {9, -1, "units of the MLP is -1"},
-                 {9, 1 << 20, "units of the MLP is 1048576"},
+                 {9, (1 << 20) + 1, "units of the MLP is 1048577"},
                  {9, 11, long_one},
                  {9, 13, truncated},
                  {5, 8, "the 1 channels of a head are no pairs"},

@@ -25,6 +25,18 @@ static char *write_file(const char *name, int magic, int version, int claimed, i
     return path;
 }
 
+// The same in 32 bits, not modulo 65536.
+static char *write_wide(const char *name, int version, int claimed, int count, int first, int extra_bytes) {
+    size_t size = HEADER * 4 + (size_t)count * 4 + (size_t)extra_bytes;
+    char *bytes = calloc(1, HEADER * 4 + (size_t)count * 4 + 64);
+    int32_t header[3] = {20240801, version, claimed};
+    memcpy(bytes, header, sizeof header);
+    for (int i = 0; i < count; i++) memcpy(bytes + HEADER * 4 + i * 4, &(int){first + i}, 4);
+    char *path = scratch_write(name, bytes, size);
+    free(bytes);
+    return path;
+}
+
 static char *write_good(const char *name, int count, int first) {
     return write_file(name, 20240520, 1, count, count, first, 0);
 }
@@ -45,7 +57,7 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(tokens_open(scratch_write("a", "", 0), 4, 65536), "has 0 bytes", "1024");
     ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4, 65536), "has 5 bytes", "1024");
     ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4, 65536), "not a token file", "7", "20240520");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4, 65536), "not a token file", "20240801", "prepare.py");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240328, 1, 10, 20, 0, 0), 4, 65536), "not a token file", "20240328", "prepare.py");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4, 65536), "version is 2, allowed is 1 to 1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4, 65536), "number of tokens is -1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4, 65536), "truncated", "11 tokens", "1046 bytes",
@@ -78,6 +90,38 @@ static void test_sample_counts(void **state) {
             assert_int_equal(t->files, 1);
             tokens_close(t);
         }
+}
+
+// Llama 3's, of 32 bits, alone and beside one of 16.
+static void test_wide_tokens(void **state) {
+    (void)state;
+    enum { T = 4, V = 128256 };
+    int32_t inputs[T], targets[T];
+    empty_scratch();
+    ASSERT_REFUSED(tokens_open(write_wide("a", 1, 10, 10, 0, 0), T, V), "version is 1, allowed is 7 to 7");
+    ASSERT_REFUSED(tokens_open(write_wide("a", 7, -1, 10, 0, 0), T, V), "number of tokens is -1");
+    ASSERT_REFUSED(tokens_open(write_wide("a", 7, 11, 10, 0, 0), T, V), "truncated", "11 tokens", "1068 bytes", "has 1064");
+    ASSERT_REFUSED(tokens_open(write_wide("a", 7, 10, 10, 0, 2), T, V), "too long", "has 1066");
+    ASSERT_REFUSED(tokens_open(write_wide("a", 7, 10, 10, V - 9, 0), T, V), "/a: token 9 is 128256, at byte 1060", "has 128256");
+    ASSERT_REFUSED(tokens_open(write_wide("a", 7, 10, 10, -3, 0), T, V), "/a: token 0 is 4294967293, at byte 1024");
+    write_wide("a", 7, 9, 9, V - 9, 0);
+    write_good("b", 9, 60000);
+    tokens *t = tokens_open(scratch_path("*"), T, V);
+    assert_int_equal(t->samples, 4);
+    for (int sample = 0; sample < 4; sample++) {
+        tokens_load(t, sample, 0, 1, inputs, targets);
+        const int first = (sample < 2 ? V - 9 : 60000) + sample % 2 * T;
+        for (int i = 0; i < T; i++) assert_true(inputs[i] == first + i && targets[i] == first + i + 1);
+    }
+    ASSERT_DIES((t->vocab = V - 1, tokens_load(t, 1, 0, 1, inputs, targets)), "token 8 is 128255, at byte 1056");
+    assert_int_equal(truncate(scratch_path("a"), HEADER * 4 + 20), 0);
+    ASSERT_DIES(tokens_load(t, 1, 0, 1, inputs, targets), "/a cannot be read at byte 1044", "has become shorter");
+    const uint64_t print = t->fingerprint;
+    tokens_close(t);
+    write_wide("a", 7, 9, 9, V - 10, 0);
+    t = tokens_open(scratch_path("*"), T, V);
+    assert_true(t->fingerprint != print);
+    tokens_close(t);
 }
 
 static void test_several_files(void **state) {
@@ -374,6 +418,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_headers),
         cmocka_unit_test(test_sample_counts),
+        cmocka_unit_test(test_wide_tokens),
         cmocka_unit_test(test_several_files),
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_permutation),

@@ -23,6 +23,10 @@ def tokens():
             yield bytes([T]) + headed((20240520, 1, count), data)
     yield bytes([7]) + raw((20240520, 1, 300), data)
     yield bytes([7]) + headed((20240801, 1, 300), data)
+    for count in 9, 300:
+        data = struct.pack(f"<{count}I", *(i * 377 % 150000 for i in range(count)))
+        for T in 0, 7, 128 + 20:
+            yield bytes([T]) + headed((20240801, 7, count), data)
 
 
 def model():

@@ -25,7 +25,8 @@ import numpy as np
 
 from shapes import NAMES, TENSORS, Shape
 
-MODEL_MAGIC, LLAMA_MAGIC, TOKEN_MAGIC = 20240326, 20261129, 20240520
+MODEL_MAGIC, LLAMA_MAGIC = 20240326, 20261129
+TOKENS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 FP32, BF16 = 3, 5  # versions of a model file
 HEADER = 256  # int32 values in front of either file
 DECAYED = [name for name, (_, columns, _) in TENSORS.items() if columns]  # matrices and embeddings
@@ -40,20 +41,21 @@ def header(*values):
     return full.tobytes()
 
 
-def write_tokens(path, tokens):
+def write_tokens(path, tokens, magic=20240520):
+    version, dtype = TOKENS[magic]
     tokens = np.asarray(tokens)
-    assert tokens.min() >= 0 and tokens.max() < 65536
+    assert tokens.min() >= 0 and tokens.max() <= np.iinfo(dtype).max
     with open(path, "wb") as file:
-        file.write(header(TOKEN_MAGIC, 1, len(tokens)))
-        file.write(tokens.astype("<u2").tobytes())
+        file.write(header(magic, version, len(tokens)))
+        file.write(tokens.astype(dtype).tobytes())
 
 
 def read_tokens(path):
     with open(path, "rb") as file:
         data = file.read()
-    magic, version, count = np.frombuffer(data, "<i4", 3)
-    tokens = np.frombuffer(data, "<u2", offset=4 * HEADER)
-    assert (magic, version, count) == (TOKEN_MAGIC, 1, len(tokens)), path
+    magic, version, count = (int(x) for x in np.frombuffer(data, "<i4", 3))
+    tokens = np.frombuffer(data, TOKENS[magic][1], offset=4 * HEADER)
+    assert (version, count) == (TOKENS[magic][0], len(tokens)), path
     return tokens.astype(np.int64)
 
 

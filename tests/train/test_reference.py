@@ -192,6 +192,8 @@ class Files(unittest.TestCase):
                 np.testing.assert_allclose(rounded[name], model[name], rtol=2 ** -8)
             reference.write_tokens(path, [1, 65535, 0])
             self.assertEqual(reference.read_tokens(path).tolist(), [1, 65535, 0])
+            reference.write_tokens(path, [1, 128255, 0], 20240801)
+            self.assertEqual(reference.read_tokens(path).tolist(), [1, 128255, 0])
 
     def test_samples(self):
         inputs, targets = reference.samples(np.arange(9), 4)
