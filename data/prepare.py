@@ -245,6 +245,20 @@ class Part:
                 self.at += len(piece)
 
 
+def texts_of_parquet(path):
+    """The column "text"."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise Problem(f"it is a Parquet file, and {sys.executable} has no pyarrow: {error}", f"{sys.executable} -m pip install pyarrow; "
+                      "or where it is, print one JSON object a line: … | data/prepare.py --input -") from None
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(WAITING, columns=["text"]):
+            yield from batch.column("text").to_pylist()
+    except Exception as error:  # pyarrow raises all kinds
+        raise Problem(f'its column "text" cannot be read: {type(error).__name__} {error}') from None
+
+
 def files_below(top):
     """The paths of its files, without hidden ones. Links are followed, but no directory is read twice. Names what it leaves out."""
     def leave_out(path, why):
@@ -266,19 +280,28 @@ def files_below(top):
 
 
 def find_sources(names, form, own):
+    """Standard input, and the texts of Parquet files as lines of JSON, are written into `own`."""
+    def source(path, name):
+        with opened(path) as file:
+            if file.read(4) != b"PAR1":
+                return Source(path, form, name)
+        with about(name), tempfile.NamedTemporaryFile("w", dir=own, encoding="utf-8", delete=False) as lines:
+            lines.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts_of_parquet(path))
+        return Source(lines.name, "jsonl", name)
+
     sources = []
     for name in names:
         if name == "-":
             with open(os.path.join(own, f"input{len(sources)}"), "xb") as file, open(0, "rb", closefd=False) as given:
                 shutil.copyfileobj(given, file, PIECE_BYTES)
-            sources.append(Source(file.name, form, name))
+            sources.append(source(file.name, name))
         elif os.path.isdir(name):
-            found = [Source(path, form) for path in sorted(files_below(name))]
+            found = [source(path, path) for path in sorted(files_below(name))]
             if not found:
                 raise Problem(f"--input {name} is a directory without files", "name the text files")
             sources += found
         else:
-            sources.append(Source(name, form))
+            sources.append(source(name, name))
     return sources
 
 
@@ -477,7 +500,7 @@ def prepare(options):
             note(f"note: --input {source.name} looks like JSON, but is read as text, braces and all: --format jsonl reads the text "
                  "of each line, --format text means it")
         if lines and options.encoding == "byte":
-            raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
+            raise Problem(f"--input {lines[0]}: its lines or rows are documents, and bytes have no token to put between them",
                           "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()

@@ -22,6 +22,12 @@ try:
 except ImportError:
     tiktoken = None
 
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
 KNOWN = {  # as published with GPT-2
     "Hello world": [15496, 995],
     "Hello, world!": [15496, 11, 995, 0],
@@ -268,6 +274,44 @@ class GPT2(PrepareCase):
         path = self.write("a.jsonl", '{"text": "x"}')
         for words in ["--encoding", "gpt2", "--pack", "9", "--shard-tokens", "9"], ["--pack", "9"]:
             self.assertIn("--pack", self.refused("--input", path, *words, status=2))
+
+    @unittest.skipUnless(pyarrow, "no pyarrow: build/venv/bin/pip install pyarrow")
+    def test_parquet(self):
+        """Rows are documents, whatever their groups; the split falls between two rows, beside other files too."""
+        texts = [f"Hello world{' and more' * (i % 7)} {i}" for i in range(100)]
+        lines = self.write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        self.encode("--input", lines, "--val-fraction", 0)
+        expected = self.all_tokens("train")
+        path, empty = self.path("a.parquet"), self.path("b.parquet")
+        table = pyarrow.table({"id": range(100), "text": pyarrow.array(texts, pyarrow.large_string()), "url": ["x" * 50] * 100})
+        for group in 7, 1000:
+            pyarrow.parquet.write_table(table, path, row_group_size=group)
+            pyarrow.parquet.write_table(table.slice(0, 0), empty)
+            for fraction in 0, 0.003, 0.37:
+                self.encode("--input", empty, path, empty, "--val-fraction", fraction)
+                train, val = self.all_tokens("train"), self.all_tokens("val")
+                self.assertEqual(train + [50256] * bool(val) + val, expected)
+                self.assertAlmostEqual(val.count(50256) + bool(val), 100 * fraction, delta=1)
+            self.encode("--input", path, lines, "--val-fraction", 0)
+            self.assertEqual(self.all_tokens("train"), expected + [50256] + expected)
+            with open(path, "rb") as file:
+                self.encode("--input", "-", "--val-fraction", 0, given=file.read())
+            self.assertEqual(self.all_tokens("train"), expected)
+        self.assertIn("bytes have no token", self.refused("--input", path))
+
+    @unittest.skipUnless(pyarrow, "no pyarrow: build/venv/bin/pip install pyarrow")
+    def test_parquet_that_is_none(self):
+        path = self.path("a.parquet")
+        for column, why in ({"texts": ["a"]}, 'its column "text" cannot be read: KeyError'), ({"text": ["a", None]}, "the line at byte 14 "), \
+                ({"text": [1, 2]}, "the line at byte 0 is not a JSON object with a \"text\""):
+            pyarrow.parquet.write_table(pyarrow.table(column), path)
+            self.assertIn(f"--input {path}: {why}", self.refused("--input", path, "--encoding", "gpt2", "--val-fraction", 0))
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["some text"] * 1000}), path, compression="zstd", use_dictionary=False)
+        with open(path, "rb") as file:
+            whole = file.read()
+        for damaged in whole[:-40], whole[:-8] + b"\xff\xff\xff\x7fPAR1", whole[:40] + b"x" * 60 + whole[100:], b"PAR1":
+            error = self.refused("--input", self.write("a.parquet", damaged), "--encoding", "gpt2", "--val-fraction", 0)
+            self.assertIn(f"--input {path}: its column \"text\" cannot be read: ", error)
 
     def test_errors_replaced(self):
         path = self.write("a", b"Hello\xff world\xe2\x82")
