@@ -130,10 +130,23 @@ static void load_state(trainer *t, const run_facts *facts) {
 
 static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32_t *targets) {
     const trainer *t = (const trainer *)trainer_;
-    const int64_t B = t->opt.micro_batch, first = t->context.step * t->opt.batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
+    const int64_t B = t->opt.micro_batch, step = derived_data_step(t->opt.skip_steps, t->context.step),
+                  first = step * t->opt.batch + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B;
     tokens *data = t->report.train;
     for (int64_t b = 0; data && b < B; b++) // a prediction has no tokens
         tokens_load(data, tokens_shuffled(data, (uint64_t)t->opt.seed, first + b), b, B, inputs, targets);
+}
+
+// A resumed run has the same bits, so the same command ends at the same step.
+static void die_nonfinite(trainer *t) {
+    const char *skipped = t->opt.skip_steps;
+    const int64_t data = derived_data_step(skipped, t->context.step);
+    char hint[PATH_MAX];
+    snprintf(hint, sizeof hint,
+             "--skip-steps %s%s%ld:%ld leaves out the data of this step (a resume without it ends here again); or lower --lr, or "
+             "raise --warmup (a resume then needs --force); nothing was written by this step",
+             skipped, *skipped ? "," : "", data, data + 1);
+    gpt_step_die(&t->step, hint);
 }
 
 static void train_step(trainer *t) {
@@ -146,7 +159,7 @@ static void train_step(trainer *t) {
     const bool trial = cf_tuner_trying(report->plan.tuner);
     const step_result *r = gpt_train_step(&t->step, &batch, settings, opt->clip);
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
-    if (!r->finite) gpt_step_die(&t->step);
+    if (!r->finite) die_nonfinite(t);
     const step_report last = {step, r->loss, r->grad_norm, lr, 0, trial};
     report->last = last;
 }

@@ -44,8 +44,7 @@ static void finish_gradients(gpt_step *s, const step_batch *batch, double tokens
     s->result.finite = isfinite(s->result.loss) && isfinite(s->result.grad_norm);
 }
 
-void gpt_step_die(gpt_step *s) {
-    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
+void gpt_step_die(gpt_step *s, const char *hint) {
     const step_result *r = &s->result;
     gpt *g = s->model;
     const int ranks = g->mesh->world_group.size, step = g->context->step;

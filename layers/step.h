@@ -41,7 +41,7 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimize
 // Updates them now: before state is read, or so that the time of the update counts to this step.
 void gpt_finish_step(gpt_step *s);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
-CF_NORETURN void gpt_step_die(gpt_step *s);
+CF_NORETURN void gpt_step_die(gpt_step *s, const char *hint);
 
 // Calls visit for the operations that carry gradients, weights and figures.
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument);

@@ -137,6 +137,13 @@ void derived_context(options *opt, cf_transport *t, const cf_mesh *mesh, cf_cont
     }
 }
 
+int64_t derived_data_step(const char *skipped, int64_t step) {
+    int64_t from, to;
+    for (int n = 0; sscanf(skipped, "%ld:%ld%n", &from, &to, &n) == 2; skipped += n + (skipped[n] == ','))
+        if (step >= from) step += to - from;
+    return step;
+}
+
 double derived_learning_rate(const options *opt, int64_t step) {
     if (step < opt->warmup) return opt->lr * (double)(step + 1) / (double)opt->warmup;
     if (strcmp(opt->schedule, "constant") == 0) return opt->lr;

@@ -17,6 +17,8 @@ void derived_mesh(options *opt, cf_transport *transport, cf_mesh *mesh);
 // Streams, threads, and the costs that ranks agree on. Sets --threads if it is 0. cf_context_stop() ends it.
 void derived_context(options *opt, cf_transport *transport, const cf_mesh *mesh, cf_context *context, const char *costs);
 
+// The step whose data step `step` takes: as many later as --skip-steps (a valid list) leaves out before it.
+int64_t derived_data_step(const char *skipped, int64_t step);
 double derived_learning_rate(const options *opt, int64_t step);
 bool derived_due(int64_t every, int64_t step);                      // 0: never
 int64_t derived_val_sequences(const options *opt, int64_t samples); // of a validation

@@ -72,6 +72,8 @@ REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
 REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
 REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")
+TEXT(skip_steps, "skip-steps", "", "A:B,C:D",
+    "leaves out the data of steps A up to, but not including, B: later steps take what comes after it; several in order: 5:6,9:12")
 CHOICE(recompute, "recompute", "auto", "auto|0|1",
     "0: keep GELUs and layer norms for the backward pass: faster; 1: compute, and gather, them again: less memory; auto: 0 if that "
     "takes at most three quarters of the free memory")

@@ -9,7 +9,7 @@ const option_row options_table[OPTIONS] = {
     {GROUP, name, kind, value, least, most, choices, help, offsetof(options, field)},
 #include "option_list.h"
 };
-enum { WIDTH = 110, ECHO_MAX = 120 };
+enum { WIDTH = 110, ECHO_MAX = 120, RANGES_MAX = 1000 };
 
 // --- values ------------------------------------------------------------------------------------------------
 
@@ -23,10 +23,13 @@ static bool is_choice(const char *choices, const char *text) {
 
 static const char decimal[] = "0123456789";
 
-static bool is_step_range(const char *text) {
+// A:B, or if there may be several A:B,C:D with B <= C.
+static bool is_step_range(const char *text, bool several, double least) {
     const size_t first = strspn(text, decimal), second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
-    return first > 0 && second > 0 && text[first + 1 + second] == 0 && atof(text) < atof(text + first + 1) &&
-           atof(text + first + 1) <= 1e9;
+    const double from = atof(text), to = second > 0 ? atof(text + first + 1) : 0;
+    const char *rest = text + first + 1 + second;
+    return first > 0 && second > 0 && least <= from && from < to && to <= 1e9 &&
+           (*rest == 0 || (several && *rest == ',' && is_step_range(rest + 1, several, to)));
 }
 
 // Refuses blanks, hexadecimal numbers, NaN and infinity, which strtod() accepts. A double holds all allowed whole numbers exactly.
@@ -59,9 +62,10 @@ bool options_set(options *opt, const option_row *row, const char *text, problem 
     }
     if (row->type == OPTION_CHOICE && !is_choice(row->choices, text))
         return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
-    if (strcmp(row->choices, "A:B") == 0 && *text && !is_step_range(text))
-        return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
-                           text);
+    if (strncmp(row->choices, "A:B", 3) == 0 && *text &&
+        (strlen(text) > RANGES_MAX || !is_step_range(text, row->choices[3] != 0, 0)))
+        return problem_set(why, NULL, "--%s '%.*s' is not %s with whole numbers 0 <= A < B <= %s1000000000", row->name, ECHO_MAX,
+                           text, row->choices, row->choices[3] ? "C < D <= " : "");
     *(const char **)field = text;
     return true;
 }

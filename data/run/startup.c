@@ -1,5 +1,6 @@
 // See startup.h.
 #include "startup.h"
+#include "derived.h"
 #include "../../layers/optimizer/optimizers.h"
 #include "../atomic_file.h"
 #include "../json.h"
@@ -83,8 +84,8 @@ int32_t *startup_prompt(const options *opt, const vocabulary *words, int64_t *co
     if (*opt->prompt) *count = vocabulary_encode(words, opt->prompt, length, token);
     if (!*opt->prompt && !*opt->prompt_tokens) *count = 1, *token = vocabulary_first(words, opt->vocab);
     if (*count < 1 || *count > opt->seq)
-        cf_die_together("a model sees --seq tokens: give at least one, and at most these", "the prompt has %ld tokens; --seq is %ld",
-                        *count, opt->seq);
+        cf_die_together("a model sees --seq tokens: give at least one, and at most these",
+                        "the prompt has %ld tokens; --seq is %ld", *count, opt->seq);
     for (int64_t i = 0; i < *count; i++)
         if (token[i] >= opt->vocab)
             cf_die_together("are model and tokens of one vocabulary? (--vocab, tokenizer.bin)",
@@ -161,11 +162,11 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",       "channels",     "heads", "vocab",        "padded-vocab", "positions",
-                                        "seq",          "batch",        "lr",    "min-lr",       "warmup",       "schedule",
-                                        "decay-steps",  "weight-decay", "beta1", "beta2",        "eps",          "clip",
-                                        "seed",         "dtype",        "steps", "reduce-dtype", "optimizer",    "train-tokens",
-                                        "train-blocks", "define"};
+static const char *const must_stay[] = {"layers",       "channels",     "heads",     "vocab",        "padded-vocab", "positions",
+                                        "seq",          "batch",        "lr",        "min-lr",       "warmup",       "schedule",
+                                        "decay-steps",  "weight-decay", "beta1",     "beta2",        "eps",          "clip",
+                                        "seed",         "dtype",        "steps",     "reduce-dtype", "optimizer",    "train-tokens",
+                                        "train-blocks", "define",       "skip-steps"};
 // What some are, if not an option, and what a checkpoint that does not say it had.
 static const char *const described[][3] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
                                            {"positions", "--seq, the model's positions", NULL},
@@ -173,7 +174,8 @@ static const char *const described[][3] = {{"padded-vocab", "rows of the vocabul
                                            {"train-blocks", "content of --train", NULL},
                                            {"define", "make DEFINE=", "none"},
                                            {"reduce-dtype", NULL, "fp32"},
-                                           {"optimizer", NULL, "adamw"}};
+                                           {"optimizer", NULL, "adamw"},
+                                           {"skip-steps", NULL, ""}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
@@ -206,8 +208,11 @@ bool startup_keep(options *opt, const manifest *m, int ranks) {
                                OPTION_network_gbit, OPTION_reduce_dtype};
     enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
     bool same = m && m->ranks == ranks;
-    options all = *opt;
     problem why;
+    // On any mesh:
+    const char *skipped = m && !opt->given[OPTION_skip_steps] ? json_text(m->options, "skip-steps") : NULL;
+    if (skipped && !options_set(opt, &options_table[OPTION_skip_steps], skipped, &why)) cf_die_together(NULL, "%s", why.what);
+    options all = *opt;
     for (int i = 0; i < KEPT && same; i++) {
         char value[PATH_MAX];
         const option_row *row = &options_table[kept[i]];
@@ -245,8 +250,10 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
             if (strcmp(described[j][0], name) == 0) words = described[j][1], saved = saved ? saved : described[j][2];
         if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
+        const bool more = strcmp(name, "skip-steps") == 0 && strncmp(now, saved, strlen(saved)) == 0;
+        if (more && derived_data_step(now, m->step - 1) == derived_data_step(saved, m->step - 1)) continue; // in later steps
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
-                 words ? words : name, now, saved);
+                 words ? words : name, now, *saved ? saved : "none");
     }
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",

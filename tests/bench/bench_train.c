@@ -321,7 +321,7 @@ static void take_step(bench *b, entrant *e, int64_t round) {
     turn(b, round);
     const step_result *r = gpt_train_step(&e->step, &batch, s, o->clip);
     report_last(b, r->values, REPORT);
-    if (!r->finite) gpt_step_die(&e->step);
+    if (!r->finite) gpt_step_die(&e->step, "lower --lr");
     e->row[round].loss = r->loss;
     cf_stream_sync(b->context.stream);
     b->last = e, b->last_round = round;

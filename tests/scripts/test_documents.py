@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OTHERS = {  # options of programs that are not ours
     "--cflags", "--hostfile", "--libs", "--local-dir", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
     "--gpus-per-node", "--ntasks", "--ntasks-per-node", "--tasks",
-    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", 
+    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", "--iterations-to-skip",
     "--sequence-parallel", "--context-parallel-size", "--cp-comm-type",
     "--use-distributed-optimizer", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--recompute-activations",
     "--grad-reduce-in"}  # -bf16: digits end a name

@@ -23,15 +23,29 @@ class Nonfinite(checkpoints.Case):
         """What is said at the end: step, rank, tensor."""
         out, log = self.fresh("out"), self.fresh("log.jsonl")
         result = harness.run(harness.options(**self.recipe(tp=2, out=out, log=log, **BLOWN)), 2)
-        self.assertFails(result, "not finite", "--lr")
         steps = harness.events(harness.read_log(log), "step")
         step = len(steps)
+        self.assertFails(result, "not finite", "--lr", f"hint:  --skip-steps {step}:{step + 1} ")
         self.assertRegex(result.err, rf"error: rank 0 of \d \(.*\): step {step}: loss \S+, gradient norm \S+: (?:the gradient "
                                      r"of \w+(?: of layer \d)? on rank \d is not finite|not finite, though)")
         self.assertGreater(len(steps), 2)
         self.assertTrue(all(s["loss"] is not None for s in steps))
         self.assertEqual(checkpoints.steps_in(out, killed=True), [])
         self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+
+
+    def test_a_resume_that_ends_again_names_what_to_leave_out(self):
+        """And the option it names is taken by the same command, without --force."""
+        out, skip = self.fresh("out"), None
+        for times in range(3):
+            result = harness.run(harness.options(**self.recipe(out=out, save_every=1, skip_steps=skip, **BLOWN)))
+            self.assertFails(result, "not finite", "--skip-steps")
+            step, = re.findall(r": step (\d+): loss", result.err)
+            named, = re.findall(r"hint:  --skip-steps (\S+) ", result.err)
+            step = int(step) + times
+            self.assertEqual(named, f"{skip + ',' if skip else ''}{step}:{step + 1}")
+            self.assertEqual("resume    from step" in result.out, times > 0, str(result))
+            skip = named
 
 
 @unittest.skipUnless(shutil.which("mpicc"), "no mpicc")
