@@ -91,7 +91,7 @@ def say_what_is_not_installed(kind, error, trace):
     """Of a package that an import does not find, at the top of a script too. Other errors of a script's own are shown as always."""
     if not issubclass(kind, ImportError):
         return sys.__excepthook__(kind, error, trace)
-    note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it; "
+    note(f"error: {error}, in {sys.executable}\nhint:  scripts/install_deps.sh installs it, or pip as --help says; "
          f'"$(scripts/find_python.sh)" {sys.argv[0]} uses a Python that has it')
 
 

@@ -5,11 +5,11 @@ import statistics
 from command import Problem, opened
 
 
-def lines(path, *keys):
+def lines(path, *keys, read=iter):
     """The objects of a file, as far as it is written; each has the keys ("event"). A cut last line is ignored: its writer may have
-    been killed, or not be done. If only its end is missing, it counts."""
+    been killed, or not be done. If only its end is missing, it counts. read: gives the lines of the open file."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):  # bytes, because a cut may split a character
+        for number, line in enumerate(read(file), 1):  # bytes, because a cut may split a character
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
