@@ -4,6 +4,7 @@
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, mpi4py, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --mutants      also build/venv with universalmutator, for tests/mutants.py
+#     scripts/install_deps.sh --torch        also build/venv with PyTorch, for tests/bench/torch_ranks.py: 7 GB
 #     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid and Graphviz, for tests
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
@@ -16,9 +17,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --mutants | --slurm | --lint | --simgrid | --carry) ;;
+    --bpe | --mutants | --torch | --slurm | --lint | --simgrid | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --mutants, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --mutants, --torch, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
     esac
 done
 options=" any $* "
@@ -51,6 +52,8 @@ any|python3-matplotlib|module matplotlib|plots
 lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known speed between them
 --bpe|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
 --mutants|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
+--torch|python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI
+--torch|python3-dev|header python3.11/Python.h|torch.compile's C++
 --slurm|slurmctld|program slurmctld|Slurm's controller
 --slurm|slurmd|program slurmd|Slurm's nodes
 --slurm|slurm-client|program srun|srun, sbatch
@@ -116,4 +119,5 @@ pypi() {
 }
 pypi --bpe tiktoken "numpy tiktoken==0.14.0" "the GPT-2 encoding of data/prepare.py"
 pypi --mutants universalmutator universalmutator==1.14.1 tests/mutants.py
+pypi --torch torch torch==2.15.0 "the comparison with PyTorch"
 exit 0

@@ -18,10 +18,10 @@ import sys
 import lab
 import plots
 from command import Parser, at_least, note, some_of, status_of, whole, write_whole
-from experiments import ablation, timeline, training
+from experiments import ablation, policy, timeline, training
 from experiments.steps import Place
 
-EXPERIMENTS = {module.NAME: module for module in (ablation, training, timeline)}  # in the order of the report
+EXPERIMENTS = {module.NAME: module for module in (ablation, policy, training, timeline)}  # in the order of the report
 
 
 def doubts(cores):
@@ -48,7 +48,7 @@ def section(module, rows, commands, folder, where):
     with whole(folder / f"{module.NAME}.csv", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
         table.writeheader()
-        table.writerows(rows)
+        table.writerows({name: f"{cell:.9g}" if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows)
     commands = list(dict.fromkeys(commands))
     return "\n".join([
         f"## {module.TITLE}", "", module.__doc__.strip(), "", module.shown(rows, folder),
@@ -95,6 +95,8 @@ def main():
     o.out.mkdir(parents=True, exist_ok=True)
     place, done, failed = Place(o.place, o.ratio), {}, []
     caption = caption_of(place)
+    stamp = {"commit": place.runner.printed("git", "describe", "--always", "--dirty"), "processor": caption.split(",")[0],
+             "date": f"{datetime.date.today()}"}
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
     note(caption)
@@ -106,7 +108,7 @@ def main():
         try:
             measured = EXPERIMENTS[name].measure(place, point)
             rows, commands = done.setdefault(name, ([], []))
-            rows += measured
+            rows += [{**row, **stamp} for row in measured]
             commands += place.commands
         except Exception as error:  # any error: the other points are still useful
             failed.append(f"not measured: {name} {short}: {error}")

@@ -20,7 +20,8 @@ MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2)
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
 LOSS_TOLERANCE = 1e-5  # relative to mode none, for every step
 LOSS_ROUNDS = 30       # losses are compared up to here: rounding alone makes them differ by 4e-8 after 50 steps, 5e-5 after 100
-BLOCK_ROUNDS, QUICK_ROUNDS = 8, 4  # of one process
+BLOCK_ROUNDS, QUICK_ROUNDS = 12, 4  # of one process, at most
+DRAWS = 10000  # of the bootstrap
 SECONDS, QUICK_SECONDS = 900, 12  # of a point, approximately
 TIMEOUT_S = 7200    # only a limit: ranks that hang end themselves after a minute
 FREE_LINK = 40e9    # bits per second: practically unlimited
@@ -94,13 +95,14 @@ def set_link(place, point, ideal_ms, bits):
 
 
 def measure(place, point):
-    """A row for each step, of one process after another until the seconds of the point are over."""
+    """A row for each step, of one process after another; the last one takes the rounds that the seconds of the point leave."""
+    end = time.monotonic() + point["seconds"]
     ideal_ms, bits = first_look(place, point)
-    rows, before, end = [], 0, time.monotonic() + point["seconds"]
+    rows, before, rounds, begin = [], 0, point["rounds"], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
-        while not rows or time.monotonic() < end:
+        while rounds > 0:
             rate = set_link(place, point, ideal_ms, bits)
-            config, steps = take_turns(place, point, point["modes"], point["rounds"], "--out", folder)
+            config, steps = take_turns(place, point, point["modes"], rounds, "--out", folder)
             flops_of_peak = config.get("peak_tflops_all_ranks", 0) * 1e9  # in a millisecond
             rows += [{"mesh": "{strategy} {tp}x{dp}".format(**point), "ranks": config["ranks"], "model": point["model"],
                       "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"], "mode": step["mode"],
@@ -109,7 +111,9 @@ def measure(place, point):
                       "mfu_share": config["flops"] / (step["step_ms"] * flops_of_peak), "exposed_ms": step["exposed_mean_ms"],
                       "comm_ms": step["comm_ms"], "loss": step["loss"], "bytes_sent_per_step": step["bytes_sent_rank0"]}
                      for step in sorted(steps, key=lambda step: point["modes"].index(step["mode"]))]
-            ideal_ms, before = ideal_of(steps), before + point["rounds"]
+            now = time.monotonic()
+            left = int((end - now) * (rounds + 1) / max(now - begin, 1e-3)) - 1  # a process begins with a round that does not count
+            ideal_ms, before, begin, rounds = ideal_of(steps), before + rounds, now, min(point["rounds"], left)
     return rows
 
 
@@ -125,10 +129,28 @@ def by_mesh(rows):
             for mesh, modes in meshes.items()}
 
 
+def beside(columns, other):
+    """By how much a mode's step is longer than another's, in percent: the median over rounds of the ratio of the two steps of a round,
+    which lie seconds apart, so that what slows the machine down for longer than a round counts for nothing; and the bounds of its
+    95 % interval, by bootstrap over the rounds."""
+    percent = 100 * (columns["step_ms"] / other["step_ms"] - 1)
+    drawn = np.random.default_rng(1).integers(len(percent), size=(DRAWS, len(percent)))
+    return np.median(percent), *np.percentile(np.median(percent[drawn], axis=1), [2.5, 97.5])
+
+
 def alike(columns, other):
-    """Whether neither mode has the shorter step in more than three quarters of the rounds."""
-    low, high = np.percentile(columns["step_ms"] - other["step_ms"], [25, 75])
+    _, low, high = beside(columns, other)
     return low <= 0 <= high
+
+
+def difference(modes, mode, other):
+    """As a sentence."""
+    middle, low, high = beside(modes[mode], modes[other])
+    if low <= 0 <= high:
+        return f"`{mode}` and `{other}` do not differ ({low:+.1f} to {high:+.1f} %, {len(modes[mode]['step_ms'])} rounds)"
+    word = "longer" if middle > 0 else "shorter"
+    low, middle, high = sorted(map(abs, (low, middle, high)))
+    return f"`{mode}` is {middle:.1f} % {word} than `{other}` ({low:.1f} to {high:.1f})"
 
 
 def compared(modes):
@@ -160,6 +182,7 @@ def table(modes):
         lines.append({
             "mode": mode, "step, ms": f"{middle * ideal_ms:.1f}", "of ideal, p10 – p90": f"{middle:.3f} ({low:.3f} – {high:.3f})",
             "exposed, ms": f"{np.median(steps['exposed_ms']):.1f}",
+            "rest, ms": f"{np.median(steps['step_ms'] - modes['ideal']['step_ms']) - np.median(steps['exposed_ms']):.1f}",
             "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
             "loss differs by": ("wrong by construction" if mode not in right else
                                 f"{'' if difference <= LOSS_TOLERANCE else '**ERROR** '}{difference:.0e}"),
@@ -181,6 +204,8 @@ def describe_mesh(modes):
                    f"{line / ms:.2f} of the ideal step.")
 
 
-def shown(rows, _=None):
-    """Markdown of the rows."""
-    return "\n".join(f"### {mesh}\n\n{describe_mesh(modes)}\n\n{table(modes)}" for mesh, modes in by_mesh(rows).items())
+def shown(rows, _=None, pairs=()):
+    """Markdown of the rows, and the differences of pairs of modes."""
+    return "\n".join(f"### {mesh}\n\n{describe_mesh(modes)}\n\n{table(modes)}" +
+                     "".join(f"\n* {difference(modes, *pair)}" for pair in pairs) + "\n" * bool(pairs)
+                     for mesh, modes in by_mesh(rows).items())

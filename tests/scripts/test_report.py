@@ -149,6 +149,9 @@ class ReportOfAFakeExperiment(Case):
         self.assertTrue((self.out / "fake.png").exists())
         with open(self.out / "fake.csv", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
+        version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        self.assertEqual({row["commit"] for row in rows}, {version})
+        self.assertRegex(rows[0]["date"] + rows[0]["processor"], r"^\d{4}-\d\d-\d\d.+")
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
                          [(size, way) for size in range(POINTS) for way in (1, 2)])
         config = subprocess.run(["make", "-s", "config"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
