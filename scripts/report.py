@@ -95,8 +95,8 @@ def main():
     o.out.mkdir(parents=True, exist_ok=True)
     place, done, failed = Place(o.place, o.ratio), {}, []
     caption = caption_of(place)
-    stamp = {"commit": place.runner.printed("git", "describe", "--always", "--dirty"), "processor": caption.split(",")[0].replace("Model name ", ""),
-             "date": f"{datetime.date.today()}"}
+    stamp = {"commit": place.runner.printed("git", "describe", "--always", "--dirty"), "date": f"{datetime.date.today()}",
+             "processor": caption.split(",")[0].replace("Model name ", "")}
     points = [(name, {**point, "seconds": o.patience * point["seconds"]})
               for name, module in EXPERIMENTS.items() if name in o.only for point in module.points(place, o.quick)]
     note(caption)

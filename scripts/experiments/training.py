@@ -8,7 +8,8 @@ before the first round; later processes read it. The bytes of a step over the li
 (whole computations, no transfers). A machine's speed changes within minutes, so the link of each process is set by the ideal step
 of the process before. Times are medians; the step also has its 10th and 90th percentile. Modes are compared in pairs of one round:
 two do not differ if the 95 % interval of the median ratio (bootstrap) includes 1. Exposed time is the mean over ranks of what the log
-says; the rest of the time beyond `ideal` is what slices cost and what transfers take of the cores. A rank has two cores in every mode, one of them for transfers.
+says; the rest of the time beyond `ideal` is what slices cost and what transfers take of the cores. A rank has two cores in every
+mode, one of them for transfers.
 """
 from . import steps
 
