@@ -3,6 +3,7 @@
 Their side is written here a second time, from the format: names, the (in, out) weights of their Conv1D, and a forward
 pass of a block by x @ W + b. test_transformers.py asks transformers itself, where it is installed.
 """
+import dataclasses
 import json
 import os
 import re
@@ -38,6 +39,34 @@ def their_tensors(shape, model):
             values = model[ours][layer]
             tensors[f"h.{layer}.{theirs}"] = values.T if values.ndim == 2 else values
     return {name: np.ascontiguousarray(values, "<f4") for name, values in tensors.items()}
+
+
+LLAMA = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128, KV=4, F=112, eps=1e-6, theta=5e5,
+                        stretch=(32.0, 1.0, 4.0, 8192))
+THEIRS_OF_LLAMA = {"ln1w": ["input_layernorm"], "qkvw": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+                   "attprojw": ["self_attn.o_proj"], "ln2w": ["post_attention_layernorm"],
+                   "fcw": ["mlp.gate_proj", "mlp.up_proj"], "fcprojw": ["mlp.down_proj"]}
+
+
+def their_llama(shape, model):
+    tensors = {"model.embed_tokens.weight": model["wte"][:shape.V], "model.norm.weight": model["lnfw"]}
+    for ours, names in THEIRS_OF_LLAMA.items():
+        keys = shape.KV * shape.C // shape.heads
+        at = {3: (shape.C, shape.C + keys), 2: (shape.F,), 1: ()}[len(names)]
+        for layer in range(shape.L):
+            parts = np.split(model[ours][layer], at)
+            tensors.update((f"model.layers.{layer}.{name}.weight", part) for name, part in zip(names, parts, strict=True))
+    return {name: np.ascontiguousarray(values, "<f4") for name, values in tensors.items()}
+
+
+def config_of_llama(shape, **more):
+    factor, low, high, original = shape.stretch or (0, 0, 0, 0)
+    scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+               "original_max_position_embeddings": original} if factor else None
+    return {"model_type": "llama", "vocab_size": shape.V, "max_position_embeddings": shape.maxT, "hidden_size": shape.C,
+            "num_hidden_layers": shape.L, "num_attention_heads": shape.heads, "num_key_value_heads": shape.KV,
+            "intermediate_size": shape.F, "rms_norm_eps": shape.eps, "rope_theta": shape.theta, "rope_scaling": scaling,
+            "tie_word_embeddings": True, **more}
 
 
 def their_config(shape, **more):
@@ -101,10 +130,12 @@ def their_loss(tensors, shape, inputs, targets):
 
 
 class Case(unittest.TestCase):
+    shape, tensors_of, config_of = SHAPE, staticmethod(their_tensors), staticmethod(their_config)
+
     def setUp(self):
         self.directory = harness.temporary_directory(self)
-        self.model = reference.random_model(SHAPE)
-        self.model["wte"][SHAPE.V:] = 0
+        self.model = reference.random_model(self.shape)
+        self.model["wte"][self.shape.V:] = 0
 
     def path(self, name):
         return os.path.join(self.directory, name)
@@ -121,13 +152,13 @@ class Case(unittest.TestCase):
         shutil.rmtree(self.path(name), ignore_errors=True)
         os.mkdir(self.path(name))
         with open(self.path(f"{name}/config.json"), "w", encoding="utf-8") as file:
-            json.dump(their_config(SHAPE) if config is None else config, file)
-        tensors = safetensors.pop("tensors", None) or their_tensors(SHAPE, self.model)
+            json.dump(self.config_of(self.shape) if config is None else config, file)
+        tensors = safetensors.pop("tensors", None) or self.tensors_of(self.shape, self.model)
         write_safetensors(self.path(f"{name}/model.safetensors"), tensors, **safetensors)
         return self.path(name)
 
     def ours(self, name="model.bin", version=3, model=None):
-        reference.write_model(self.path(name), SHAPE, model or self.model, version)
+        reference.write_model(self.path(name), self.shape, model or self.model, version)
         return self.path(name)
 
     def assertImported(self, directory, version=3, model=None):
@@ -138,6 +169,12 @@ class Case(unittest.TestCase):
         expected = self.ours("expected.bin", version, model)
         with open(self.path("imported.bin"), "rb") as found, open(expected, "rb") as file:
             self.assertEqual(found.read(), file.read())
+
+    def refused(self, *words, **directory):
+        error = self.convert("--import", self.theirs(**directory), "--out", self.path("imported.bin"), status=1)
+        for word in words:
+            self.assertIn(word, error)
+        self.assertFalse(os.path.exists(self.path("imported.bin")))
 
 
 class Import(Case):
@@ -220,17 +257,11 @@ class Import(Case):
             self.assertLess(abs(loss / expected - 1), 1e-5)
         self.assertGreater(expected, 4)
 
-    def refused(self, *words, **directory):
-        error = self.convert("--import", self.theirs(**directory), "--out", self.path("imported.bin"), status=1)
-        for word in words:
-            self.assertIn(word, error)
-        self.assertFalse(os.path.exists(self.path("imported.bin")))
-
     def test_another_model_is_refused(self):
         for name, value in (("model_type", "gpt_neo"), ("activation_function", "relu"), ("layer_norm_epsilon", 1e-6),
                             ("n_inner", 100), ("scale_attn_weights", False), ("scale_attn_by_inverse_layer_idx", True),
                             ("tie_word_embeddings", False), ("add_cross_attention", True), ("n_head", 7), ("n_embd", -96),
-                            ("n_layer", "2"), ("n_layer", 10**9), ("vocab_size", 65537), ("n_positions", True)):
+                            ("n_layer", "2"), ("n_layer", 10**9), ("vocab_size", (1 << 24) + 1), ("n_positions", True)):
             with self.subTest(name=name, value=value):
                 self.refused("config.json", "heads" if name == "n_head" else name,
                              config=their_config(SHAPE, **{name: value}))
@@ -411,7 +442,7 @@ class Export(Case):
         with open(self.ours(), "rb") as file:
             whole = file.read()
         for at, value, word in ((0, 1, "not a model file"), (1, 4, "version is 4"), (2, 0, "n_positions"),
-                                (3, 65537, "vocab_size"), (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
+                                (3, (1 << 24) + 1, "vocab_size"), (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
                                 (7, 129, "promises"), (1, 5, "promises")):
             with self.subTest(at=at, value=value):
                 with open(self.path("damaged.bin"), "wb") as file:
@@ -463,6 +494,116 @@ class Export(Case):
                 child.communicate(timeout=60)
                 self.assertEqual(child.returncode, status)
                 self.assertEqual(sorted(os.listdir(self.directory)), sorted(before))
+
+
+class Llama(Case):
+    shape, tensors_of, config_of = LLAMA, staticmethod(their_llama), staticmethod(config_of_llama)
+
+    def test_there_and_back(self):
+        for version, dtype in (3, "F32"), (5, "BF16"):
+            for shape in LLAMA, dataclasses.replace(LLAMA, stretch=()), dataclasses.replace(LLAMA, KV=12, eps=1e-5, theta=1e4):
+                with self.subTest(version=version, shape=shape):
+                    self.shape, self.model = shape, reference.random_model(shape)
+                    self.model["wte"][shape.V:] = 0
+                    self.assertImported(self.theirs(dtypes=lambda name: dtype), version)
+                    out = self.path("out")
+                    shutil.rmtree(out, ignore_errors=True)
+                    self.convert("--export", self.ours(version=version), "--out", out)
+                    found = read_safetensors(os.path.join(out, "model.safetensors"))
+                    expected = their_llama(shape, self.model)
+                    self.assertEqual(sorted(found), sorted(expected))
+                    for name, values in expected.items():
+                        self.assertEqual(found[name][0], dtype)
+                        np.testing.assert_array_equal(found[name][1], stored(values, dtype), name)
+                    with open(os.path.join(out, "config.json"), encoding="utf-8") as file:
+                        config = json.load(file)
+                    self.assertEqual(config, {**config, **config_of_llama(shape), "architectures": ["LlamaForCausalLM"],
+                                              "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+                                              "bos_token_id": None, "eos_token_id": None,
+                                              "torch_dtype": "float32" if version == 3 else "bfloat16"})
+                    self.assertImported(out, version)
+
+    def test_what_a_configuration_may_say(self):
+        """The newer name of rope_scaling, with theta in it; the older one of its type; names without a prefix; a head that is the
+        table; what is usual may be missing."""
+        config, tensors = config_of_llama(LLAMA), their_llama(LLAMA, self.model)
+        scaling, old = config.pop("rope_scaling"), config.copy()
+        config["rope_parameters"] = {**scaling, "rope_theta": config.pop("rope_theta")}
+        self.assertImported(self.theirs(config=config))
+        scaling["type"] = scaling.pop("rope_type")
+        self.assertImported(self.theirs(config={**old, "rope_scaling": scaling}))
+        config = config_of_llama(LLAMA, head_dim=8, hidden_act="silu", attention_bias=False)
+        self.assertImported(self.theirs(config=config, tensors={
+            **{name.removeprefix("model."): values for name, values in tensors.items()},
+            "lm_head.weight": tensors["model.embed_tokens.weight"], "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4)}))
+        self.shape = dataclasses.replace(LLAMA, KV=12, eps=1e-6, theta=1e4, stretch=())
+        self.model = reference.random_model(self.shape)
+        self.model["wte"][self.shape.V:] = 0
+        config = config_of_llama(self.shape, rope_scaling={"rope_type": "default", "factor": 7.0}, factor=3)
+        for name in "num_key_value_heads", "rms_norm_eps", "rope_theta":
+            del config[name]
+        self.assertImported(self.theirs(config=config))
+
+    def test_another_model_is_refused(self):
+        for name, value, word in (
+                ("model_type", "mistral", "model_type"), ("model_type", ["llama"], "model_type"),
+                ("hidden_act", "gelu", "hidden_act"), ("attention_bias", True, "attention_bias"), ("mlp_bias", True, "mlp_bias"),
+                ("head_dim", 16, "head_dim is 16"), ("tie_word_embeddings", False, "tie_word_embeddings is False"),
+                ("hidden_size", 100, "100 channels cannot be split"), ("num_key_value_heads", 5, "share 5"),
+                ("num_key_value_heads", 24, "share 24"), ("num_attention_heads", 32, "are odd"),
+                ("num_key_value_heads", 0, "num_key_value_heads is 0"), ("intermediate_size", "112", "intermediate_size is '112'"),
+                ("rms_norm_eps", 0, "rms_norm_eps is 0"), ("rms_norm_eps", float("nan"), "rms_norm_eps is nan"),
+                ("rms_norm_eps", True, "rms_norm_eps is True"), ("rope_theta", 0, "rope_theta is 0"),
+                ("rope_theta", -1e4, "rope_theta is -10000"), ("rope_theta", float("inf"), "rope_theta is inf"),
+                ("rope_scaling", "yarn", "rope_scaling is 'yarn'"),
+                *(("rope_scaling", {key: kind, "factor": 2.0}, f"rope_scaling is '{kind}', the trainer has only 'default' or")
+                  for key, kind in (("type", "linear"), ("rope_type", "dynamic"), ("rope_type", "yarn")))):
+            with self.subTest(name=name, value=value):
+                self.refused("config.json", word, config=config_of_llama(LLAMA, **{name: value}))
+        config = config_of_llama(LLAMA)
+        del config["tie_word_embeddings"]  # which transformers take as False
+        self.refused("tie_word_embeddings is False", config=config)
+        for change, word in (({"factor": None}, "factor is 'missing'"), ({"factor": 0}, "factor is 0"),
+                             ({"factor": 0.5}, "factor is 0.5"),
+                             ({"low_freq_factor": 4.0}, "between 4.0 and 4.0"), ({"low_freq_factor": -1}, "low_freq_factor is -1"),
+                             ({"high_freq_factor": "4"}, "high_freq_factor is '4'"),
+                             ({"original_max_position_embeddings": 10.5}, "of 10.5")):
+            with self.subTest(change=change):
+                scaling = {**config["rope_scaling"], **change}
+                self.refused("config.json", word, config=config_of_llama(LLAMA, rope_scaling=scaling))
+        del scaling["high_freq_factor"]
+        self.refused("high_freq_factor is 'missing'", config=config_of_llama(LLAMA, rope_scaling=scaling))
+
+    def test_fields_that_contradict_the_tensors(self):
+        for name, value, word in (("num_key_value_heads", 6, "k_proj.weight is F32 [32, 96], not F32 or F16 or BF16 [48, 96]"),
+                                  ("intermediate_size", 100, "mlp.gate_proj.weight is F32 [112, 96]"),
+                                  ("vocab_size", 100, "embed_tokens.weight is F32 [101, 96]"),
+                                  ("hidden_size", 48, "embed_tokens.weight is F32 [101, 96]"),
+                                  ("num_hidden_layers", 1, "layers.1.input_layernorm.weight, which the trainer's Llama does not"),
+                                  ("num_hidden_layers", 3, "no tensor layers.2.input_layernorm.weight")):
+            with self.subTest(name=name):
+                self.refused(word, config=config_of_llama(LLAMA, **{name: value}))
+        tensors = their_llama(LLAMA, self.model)
+        bias, head = "model.layers.1.self_attn.q_proj.bias", "lm_head.weight"
+        self.refused("has layers.1.self_attn.q_proj.bias", tensors={**tensors, bias: np.ones(96)})
+        self.refused("lm_head.weight is not the token table", tensors={**tensors, head: tensors["model.embed_tokens.weight"] + 1})
+        self.refused("n_positions", config=their_config(SHAPE, n_positions=0))  # neither is taken for the other
+        self.refused("no tensor wte.weight", config=their_config(SHAPE))
+
+    def test_damaged_files_are_refused(self):
+        with open(self.ours(), "rb") as file:
+            whole = file.read()
+        for at, value, word in ((0, 20240326, "promises"), (1, 4, "version is 4"), (8, 0, "num_key_value_heads is 0"),
+                                (8, 5, "share 5"),
+                                (8, 6, "promises"), (9, -1, "intermediate_size is -1"), (9, 111, "promises"),
+                                (10, 0, "rms_norm_eps is 0.0"), (11, 0, "rope_theta is 0.0"), (11, 0x7FC00000, "rope_theta is nan"),
+                                (12, -1, "factor is nan"), (13, 0, "low_freq_factor is 0"),
+                                (15, 0, "original_max_position_embeddings is 0")):
+            with self.subTest(at=at, value=value):
+                with open(self.path("damaged.bin"), "wb") as file:
+                    file.write(whole[:4 * at] + struct.pack("<i", value) + whole[4 * at + 4:])
+                self.assertIn(word, self.convert("--export", self.path("damaged.bin"), "--out", self.path("out"), status=1))
+        self.assertFalse(os.path.exists(self.path("out")))
 
 
 class Options(Case):
