@@ -1,4 +1,5 @@
-// The parts of a block that work on one rank and do not depend on the strategy: layer norms, and attention of a range of time steps.
+// The parts of a block that work on one rank and do not depend on the strategy: norms, rotary positions, and attention of a range of
+// time steps.
 #pragma once
 #include "model.h"
 
@@ -14,8 +15,12 @@ typedef struct norm_use {
 } norm_use;
 void gpt_norm_backward(void *argument, cf_sum dnorm, int64_t t0, int64_t steps, cf_stream *stream);
 
+// Turns queries and keys of qkv (T, B, Ql) by their positions; back: their gradients, after the last range of attention. Learned positions:
+// does nothing.
+void gpt_turn(gpt *g, real *qkv, bool back);
 // Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into attended (T, B, Cl); and its gradient from
 // dattended, which is added to dqkv if g->dqkv_begun. model: a gpt. They are time_steps.
 void gpt_attend(void *model, int layer, real *attended, int64_t t0, int64_t n, cf_stream *stream);
 void gpt_attend_backward(void *model, int layer, real *dattended, int64_t t0, int64_t n, cf_stream *stream);
-void gpt_attend_backward_whole(gpt *g, int layer); // of g->dattended, if attention_backward_by_ranges() is false
+// Completes dqkv: the gradient of attention from g->dattended, if attention_backward_by_ranges() is false; then turns back.
+void gpt_attend_backward_whole(gpt *g, int layer);

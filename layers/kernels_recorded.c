@@ -47,14 +47,14 @@ static void product(cf_stream *stream, const char *name, int64_t times, int64_t 
 }
 
 // Scores that queries t0 … t0 + n − 1 have with the keys before them.
-static void attention(cf_stream *stream, bool backward, int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+static void attention(cf_stream *stream, bool backward, int64_t t0, int64_t n, int64_t B, int64_t H, int64_t KV, int64_t D) {
     const cf_hardware *h = cf_record_hardware();
     double scores = (double)n * ((double)t0 + 0.5 * (double)n) * (double)(B * H), flops = (backward ? 10 : 4) * scores * (double)D;
     double rate = cf_curve_at(backward ? &h->attention_backward : &h->attention_forward, flops);
     const double blocks = whole() ? 0 : (double)(B * H * ceil_div(n, ATTENTION_ROWS));
     cf_record_kernel(stream, CF_WORK_ATTENTION, backward ? "attention backward" : "attention", blocks,
                      flops / rate * (blocks > 0 ? h->multiprocessors / blocks : 1),
-                     (backward ? 4 : 2) * E * (double)((t0 + 2 * n) * B * H * D));
+                     (backward ? 4 : 2) * E * (double)(((t0 + n) * KV + n * H) * B * D));
 }
 
 static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t bytes) { // a kernel that memory limits
@@ -79,9 +79,9 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_linear_algorithm           0
 
 #define RECORDED_attention_channels_max     CHANNELS_MAX
-#define RECORDED_attention_forward          attention(false, t0, n, B, H, D)
+#define RECORDED_attention_forward          attention(false, t0, n, B, H, KV, D)
 #define RECORDED_attention_scratch          gpu() ? T * B * H : T * B * H * (1 + D)
-#define RECORDED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
+#define RECORDED_attention_backward         attention(true, t0, n, B, H, KV, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
 #define RECORDED_attention_backward_by_ranges !gpu()
 
 #define RECORDED_layernorm_forward          moves("layer norm", R * C, 2 * E)
@@ -89,6 +89,8 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_layernorm_backward         moves("layer norm backward", R * C, (4 + dy.parts) * E)
 #define RECORDED_activation_forward         moves("GELU", count, 2 * E)
 #define RECORDED_activation_backward        moves("GELU backward", count, 3 * E)
+#define RECORDED_gated_forward              moves("gate", R * F, 3 * E)
+#define RECORDED_gated_backward             moves("gate backward", R * F, (5 + (out != NULL)) * E)
 #define RECORDED_residual_forward           moves("residual", R * C, (3 + y.parts) * E)
 #define RECORDED_convert_to_real            moves("gradients, rounded", count, E + P)
 #define RECORDED_convert_to_accum           moves("gradients, widened", count, E + P)
@@ -96,6 +98,7 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_embedding_backward         moves(wide ? "lookup, added" : "lookup backward", R * C, (wide ? P : E) + 2 * P)
 #define RECORDED_position_forward           moves("positions", T * B * C, 2 * E)
 #define RECORDED_position_backward          moves("positions backward", T * B * C, E)
+#define RECORDED_rotary_turn                moves("rotary positions", T * B * heads * D, 2 * E)
 #define RECORDED_crossentropy_stats         moves("cross-entropy", R * V, E)
 #define RECORDED_crossentropy_combine       scale == 0 ? moves("cross-entropy", ranks * R * 3, P) : moves("cross-entropy backward", R * V, 2 * E)
 #define RECORDED_crossentropy_fused         moves("cross-entropy", R * V, 2 * E)

@@ -65,6 +65,8 @@ static bool is_up(const gpt *g) {
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
 //   recompute: the MLP's       output of the MLP's norm    gpt_norm_forward(), gpt_norm_again()  fc's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
+//   gates: fch                 their input              forward                           the pass behind fcproj's dgrad
+//                              its gradient             that pass                         fc's weight gradient
 //   recompute: hidden          GELU's output of a layer    forward, row_begin_backward()     fcproj's product, weight gradient
 //   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
 //                              the gradient of QKV         attention's backward              QKV's weight gradient
@@ -72,6 +74,21 @@ static bool is_up(const gpt *g) {
 //   prepared                   weights of a product        linear_prepare_…()                the next product's preparation
 static real *shared_with(gpt *g, real *memory, int64_t elements) {
     return g->setup.apart ? gpt_alloc(g, elements, sizeof *memory, "activations, shared") : memory;
+}
+
+static void alloc_rotary(gpt *g) {
+    const gpt_shape *s = &g->params.shape;
+    const int64_t T = g->setup.T, half = s->C / s->H / 2;
+    if (params_block(s)->positions) return;
+    g->rotary = gpt_alloc(g, T * 2 * half, sizeof *g->rotary, "activations, shared");
+    if (cf_memory_is_reserved(g->rotary)) return;
+    accum *table = host_table(g, T * 2 * half, sizeof *table);
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t i = 0; i < half; i++) {
+            const double angle = (double)t * params_angle(s, i);
+            table[t * 2 * half + i] = (accum)cos(angle), table[t * 2 * half + half + i] = (accum)sin(angle);
+        }
+    cf_copy(g->rotary, table, T * 2 * half * (int64_t)sizeof *table, g->context->stream);
 }
 
 static void alloc_activations(gpt *g) {
@@ -93,7 +110,7 @@ static void alloc_activations(gpt *g) {
     g->acts.hidden = alloc_each(g, L, again ? 1 : L, S * shard_rows * g->Fl, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
     g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
-    g->dhidden = gpt_alloc(g, S * shard_rows * g->Gl, sizeof(real), shared);
+    g->dhidden = gpt_alloc(g, S * shard_rows * g->Fl, sizeof(real), shared);
     g->dattended = gpt_alloc(g, rows * g->Cl, sizeof(real), shared);
     g->dqkv = gpt_alloc(g, rows * g->Ql, sizeof(real), shared);
     if (is_up(g)) {
@@ -106,7 +123,8 @@ static void alloc_activations(gpt *g) {
         g->up.arrived = host_table(g, N, sizeof *g->up.arrived);
     }
     g->norm_scratch = gpt_alloc(g, layernorm_scratch(C), sizeof(accum), shared);
-    g->attention_scratch = gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, C / s->H), sizeof(accum), shared);
+    g->attention_scratch =
+        gpt_alloc(g, attention_scratch(g->setup.T, g->setup.B, s->H / N, s->KV / N, C / s->H), sizeof(accum), shared);
 }
 
 static void alloc_ends(gpt *g) {
@@ -144,6 +162,7 @@ static void create_layers(gpt *g) {
     g->qkv = linear_of(g, tp, QKVW);
     g->attproj = linear_of(g, tp, ATTPROJW);
     g->head = linear_of(g, g->split, WTE);
+    g->fc.gated = g->fcproj.gated = params_block(s)->gates == 2;
     column_create(&g->fc, "mlp.fc1", shard, how, g->setup.recompute);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 0, 0);
     if (is_up(g)) {
@@ -195,6 +214,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
     alloc_activations(g);
+    alloc_rotary(g);
     alloc_ends(g);
     create_layers(g);
     g->gather_stats = create_gather(g, "loss", g->split, ACCUM_DTYPE, T * B * 3);
@@ -311,6 +331,7 @@ void gpt_forward(gpt *g, double scale) {
                              stream);
         } else {
             column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
+            gpt_turn(g, g->acts.qkv[l], false);
             row_forward(&g->attproj, l, g->x[mlp_norm], g->x[attention_norm], g->sums, g->acts.attended[l], gpt_attend, g);
         }
         column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp_norm));
@@ -327,6 +348,7 @@ void gpt_forward(gpt *g, double scale) {
 void gpt_backward(gpt *g, bool first, bool last) {
     const int64_t L = g->params.shape.L, C = g->params.shape.C;
     real *norm = g->norm[2 * L], *dx = g->dx;
+    const bool gated = g->fc.gated;
     cf_event begin = trace_begin(g);
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
@@ -339,13 +361,14 @@ void gpt_backward(gpt *g, bool first, bool last) {
         const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;
         begin = trace_begin(g);
         linear_backward_job job = {.dx = g->dhidden, .pre = g->acts.fch[l], .x = g->acts.hidden[l], .again = g->setup.recompute};
+        real *dfch = gated ? g->acts.fch[l] : g->dhidden;
         row_begin_backward(&g->fcproj, l, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp_norm);
-        column_begin_gather(&g->fc, l, norm, g->dhidden);
+        column_begin_gather(&g->fc, l, norm, dfch);
         row_finish_backward(&g->fcproj, l);
         if (!is_up(g)) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention_norm), g->dqkv);
-        column_backward(&g->fc, l, g->sums, g->dhidden, norm, gpt_norm_backward, &(norm_use){g, mlp_norm});
-        column_gradient_after(&g->fc, l, g->dhidden, norm); // unless column_backward() has computed it
+        column_backward(&g->fc, l, g->sums, dfch, norm, gpt_norm_backward, &(norm_use){g, mlp_norm});
+        column_gradient_after(&g->fc, l, dfch, norm); // unless column_backward() has computed it
         g->dqkv_begun = false;
         norm_use before = {g, attention_norm};
         if (is_up(g)) {

@@ -6,7 +6,7 @@
 //
 // N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
 // UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, Gl those
-// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S.
+// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S; with gates Gl = 2 Fl.
 #pragma once
 #include "parallel_linear.h"
 
@@ -43,8 +43,8 @@ typedef struct gpt {
         real **attended;  // (T, B, Cl) attention's output
         accum **lse;      // (B, Hl, T)
         real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
-        real **fch;       // (S · Ts, B, Gl) before GELU
-        real **hidden;    // (S · Ts, B, Fl) after GELU; with recompute one for all layers
+        real **fch;       // (S · Ts, B, Gl) before GELU or gates; of gates backward writes the gradient here
+        real **hidden;    // (S · Ts, B, Fl) after GELU or gates; with recompute one for all layers
     } acts;
     struct {                           // UP alone
         real *qkv;                     // (N, Ts, B, Ql) by destination
@@ -57,12 +57,13 @@ typedef struct gpt {
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
     real *dx;                    // (Ts, B, C) gradient of the residual stream
     real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
-    real *dhidden;               // (S · Ts, B, Gl) gradient of the GELU's input
+    real *dhidden;               // (S · Ts, B, Fl) gradient of the GELU's input; of a gated MLP of its output
     real *dattended;             // (T, B, Cl)
     real *dqkv;                  // (T, B, Ql)
     bool dqkv_begun;             // dqkv holds the gradient of some time steps
     real *prepared;              // (largest linear_prepared_size()) weights of the product in progress
     accum *norm_scratch, *attention_scratch;
+    accum *rotary;                       // (T, 2, D / 2) cosines and sines of rotary positions; NULL: learned ones
     real *logits;                        // (S · Ts · B, Vl); their gradient after a forward pass with a scale
     accum *stats;                        // (S, S · Ts · B, 3)
     accum *losses;                       // (S · Ts · B)
@@ -72,7 +73,7 @@ typedef struct gpt {
     cf_fuse *gather_stats, *gather_logits, *collect;
     real *next;                    // (N, Vl): logits of one position, for sampling
     real *pieces;                  // (S, COLLECT): pieces of a tensor that is written to a file
-    void *memory[32], *tables[16]; // all allocations on the device, on the host
+    void *memory[40], *tables[20]; // all allocations on the device, on the host
     int memory_count, table_count;
     bool lookup_begun; // in this pass
     bool has_targets;

@@ -64,9 +64,12 @@ static void column_forward_rows(void *argument, const cf_span *span, cf_stream *
     const linear_forward_job *j = (const linear_forward_job *)argument;
     const parallel_linear *l = j->linear;
     const real *bias = params_weight(l->pass->params, l->bias, j->layer);
-    int64_t first = span->row * l->pass->B * l->OC;
-    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, NULL,
-                   rows_of(l, span, l->IC), l->IC, l->OC, stream);
+    const linear_rows r = rows_of(l, span, l->IC);
+    const int64_t first = span->row * l->pass->B, F = l->OC / 2;
+    real *pre = j->pre ? j->pre + first * l->OC : NULL, *out = l->gated ? pre : j->out + first * l->OC;
+    linear_forward(out, l->gated ? NULL : pre, (const real *)span->data, l->ready, bias, NULL, r, l->IC, l->OC, stream);
+    for (int64_t i = 0; i < r.blocks && l->gated; i++)
+        gated_forward(j->out + (first + i * r.out) * F, pre + i * r.out * l->OC, r.rows, F, stream);
 }
 
 static void add_weight_gradient(linear_backward_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
@@ -121,7 +124,10 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     const bool adds = j->dw.place == GRADIENT_BY_SLICES;
     const int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(l, span, l->OC);
-    linear_dgrad(j->dx + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
+    const real *pre = j->pre && !l->gated ? j->pre + first : NULL;
+    linear_dgrad(j->dx + first, dy, l->ready, pre, false, r, l->IC, l->OC, stream);
+    for (int64_t i = 0, at = first; i < r.blocks && l->gated; i++, at += r.out * l->IC)
+        gated_backward(j->pre + 2 * at, j->again ? j->x + at : NULL, j->dx + at, r.rows, l->IC, stream);
     // Slices may run on two streams, but they add to the gradients one after another.
     if (j->use_dx && j->begun) cf_stream_after(stream, j->used);
     for (int64_t i = 0; i < r.blocks && j->use_dx; i++)
@@ -130,7 +136,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     if (adds && j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++) {
         const int64_t at = first + i * r.out * l->IC;
-        if (j->again) activation_forward(j->x + at, j->pre + at, r.rows * l->IC, stream);
+        if (j->again && !l->gated) activation_forward(j->x + at, j->pre + at, r.rows * l->IC, stream);
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + at, r.rows, stream);
     }
     if (adds) j->added = cf_event_record_untimed(stream);

@@ -31,7 +31,7 @@ typedef struct linear_forward_job {
     int layer;
     real *x;               // row: (T·B, IC)
     real *out;             // column: (T·B, OC); row: this rank's shard (Ts·B, OC)
-    real *pre;             // column: (T·B, OC) GELU's input, of which out is the output; NULL: no GELU
+    real *pre;             // column: (T·B, OC) input of GELU or gates, of which out is the output; NULL: neither
     const real *residual;  // row: (Ts·B, OC) is added, and the bias
     time_steps *compute_x; // row: NULL: x is complete
     void *argument;        // of compute_x
@@ -41,16 +41,17 @@ typedef struct linear_forward_job {
 typedef struct linear_backward_job {
     const struct parallel_linear *linear;
     int layer;
-    const real *dy;       // (T·B, OC)
-    matrix_gradient dw;   // of the weights, if slices compute it
-    sum_steps *use_sum;   // column: of this rank's shard of dx
-    real *dx;             // row: (T·B, IC)
-    const real *pre;      // row: (T·B, IC) GELU's input, whose gradient dx then is; NULL: no GELU
-    real *x;              // row: (T·B, IC) GELU's output, or the layer's input if there is no GELU
-    bool again;           // row: x is not there: GELU is computed again
-    time_steps *use_dx;   // row: NULL: the caller uses it, when the operation has finished
-    void *argument;       // of use_sum or use_dx
-    bool begun;           // row: an earlier slice was enqueued:
+    const real *dy;     // (T·B, OC)
+    matrix_gradient dw; // of the weights, if slices compute it
+    sum_steps *use_sum; // column: of this rank's shard of dx
+    real *dx;           // row: (T·B, IC)
+    real *pre;          // row: GELU's input (T·B, IC), whose gradient dx then is; or that of gates (T·B, 2 IC), which becomes its
+                        // gradient; NULL: neither
+    real *x;            // row: (T·B, IC) the layer's input: output of GELU or gates, if there are
+    bool again;         // row: x is not there: GELU or gates are computed again
+    time_steps *use_dx; // row: NULL: the caller uses it, when the operation has finished
+    void *argument;     // of use_sum or use_dx
+    bool begun;         // row: an earlier slice was enqueued:
     cf_event used, added; // when it has called use_dx, and added to the weight gradient
 } linear_backward_job;
 
@@ -59,6 +60,7 @@ typedef struct parallel_linear {
     const cf_group *group;
     real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
     int w, bias;    // tensors; bias −1: none
+    bool gated;     // column: out (T·B, OC / 2) is gate · value; row: of that
     cf_fuse *forward, *backward;
     cf_fuse *gather;   // column: of the saved input; NULL: backward still has all of it
     cf_fuse *arrives;  // in backward: brings one factor of the weight gradient; NULL: none does
@@ -74,7 +76,8 @@ void row_create(parallel_linear *l, const char *name, int64_t capacity, const ov
                 double backward_flops);
 void parallel_linear_free(parallel_linear *l);
 
-// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. With pre (T·B, OC), pre is that, and out its GELU.
+// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. With pre (T·B, OC), pre is that, and out its
+// GELU, or gated (T·B, OC / 2).
 void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x);
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): complete when column_backward, which must follow, is called.

@@ -110,14 +110,42 @@ double params_flops(const gpt_shape *s, int64_t T) {
 }
 
 gpt_shape params_named(const char *model) {
-    static const struct {
+    const block_row *llama = &block_rows[1];
+    const struct {
         const char *name;
-        int64_t layers, channels, heads;
-    } named[] = {{"d6", 6, 384, 6}, {"d12", 12, 768, 12}, {"d24", 24, 1024, 16}, {"d36", 36, 1280, 20}, {"d48", 48, 1600, 25}};
-    gpt_shape s = {0};
+        gpt_shape shape; // positions, vocabulary, -, layers, heads, channels, heads of keys, units
+    } named[] = {
+        {"d6", {.L = 6, .C = 384, .H = 6}},
+        {"d12", {.L = 12, .C = 768, .H = 12}},
+        {"d24", {.L = 24, .C = 1024, .H = 16}},
+        {"d36", {.L = 36, .C = 1280, .H = 20}},
+        {"d48", {.L = 48, .C = 1600, .H = 25}},
+        {"smollm2-135m", {8192, 49152, 0, 30, 9, 576, 3, 1536, llama, .rotary.theta = 100000}},
+        {"smollm2-360m", {8192, 49152, 0, 32, 15, 960, 5, 2560, llama, .rotary.theta = 100000}},
+        {"smollm2-1.7b", {8192, 49152, 0, 24, 32, 2048, 32, 8192, llama, .rotary.theta = 130000}},
+        {"llama3.2-1b", {131072, 128256, 0, 16, 32, 2048, 8, 8192, llama, .rotary = {500000, 32, 1, 4, 8192}}},
+    };
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        if (strcmp(model, named[i].name) == 0) s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+        if (strcmp(model, named[i].name) == 0) return named[i].shape;
+    return (gpt_shape){0};
+}
+
+gpt_shape params_filled(gpt_shape s) {
+    if (s.KV == 0) s.KV = s.H;
+    s.F = length(&s, UNITS, 0);
+    if (s.norm_eps == 0) s.norm_eps = 1e-5;
+    if (s.rotary.theta == 0) s.rotary.theta = 10000;
     return s;
+}
+
+// Stretched, a pair that turns less than `low` times within the original positions is slower by the factor, one that turns more than
+// `high` times is as it was, and between them it is between both.
+double params_angle(const gpt_shape *s, int64_t pair) {
+    const rotary_settings *r = &s->rotary;
+    const double angle = pow(r->theta, -2.0 * (double)pair / (double)(s->C / s->H)), turns = r->original * angle / (2 * M_PI);
+    if (r->factor == 0) return angle;
+    const double kept = fmin(fmax((turns - r->low) / (r->high - r->low), 0), 1);
+    return kept * angle + (1 - kept) * angle / r->factor;
 }
 
 // --- the local part ---
@@ -279,8 +307,26 @@ static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) 
     add_bucket(p, mesh, BUCKET_VECTORS, &mesh->world_group, -1, 0, L);
 }
 
+// tp must divide the heads of keys, with which those of queries are split, and the units that are split, too.
+static void check_groups(gpt_shape s, int64_t units, int64_t tp) {
+    int64_t most = s.KV;
+    if (s.KV < 1 || s.H % s.KV != 0)
+        cf_die_together("choose --kv-heads so that it divides --heads",
+                        "%ld heads cannot share %ld heads of keys and values evenly", s.H, s.KV);
+    while (units % most != 0 || s.KV % most != 0) most--;
+    if (!params_block(&s)->positions && s.KV % tp != 0)
+        cf_die_together("choose a --tp that divides them",
+                        "%ld heads of keys and values do not divide over --tp %ld; at most --tp %ld", s.KV, tp, most);
+    if (units % tp != 0)
+        cf_die_together("choose --ffn as a multiple of --tp, or --strategy up, which does not split the MLP",
+                        "%ld units of the MLP do not divide over --tp %ld", units, tp);
+}
+
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0) cf_die_together("--channels must be a multiple of --heads", "%ld channels in %ld heads", s.C, s.H);
+    if (!params_block(&s)->positions && s.C / s.H % 2 != 0)
+        cf_die_together("choose --heads so that channels / heads is even",
+                        "rotary positions turn pairs of channels, but a head has %ld", s.C / s.H);
     if (s.C / s.H > attention_channels_max())
         cf_die_together("use more --heads", "%ld channels in %ld heads: %ld per head, at most %ld", s.C, s.H, s.C / s.H,
                         attention_channels_max());
@@ -290,8 +336,10 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
 }
 
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes) {
-    check_shape(shape, mesh);
     const bool up = strategy == STRATEGY_UP;
+    shape = params_filled(shape);
+    check_groups(shape, up ? 0 : shape.F, mesh->tp);
+    check_shape(shape, mesh);
     *p = (parameters){.shape = shape, .strategy = strategy, .tp_rank = mesh->tp_group.rank};
     p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1;
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");

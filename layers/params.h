@@ -52,11 +52,13 @@ typedef struct gpt_shape {
     rotary_settings rotary;       // unless positions are learned; theta 0: 10000
 } gpt_shape;
 
-const block_row *params_block_named(const char *name); // NULL: none has that name
+const block_row *params_block_named(const char *name);     // NULL: none has that name
+gpt_shape params_filled(gpt_shape shape);                  // KV, F, norm_eps and theta, where 0, become what that stands for
+double params_angle(const gpt_shape *shape, int64_t pair); // of rotary positions, from one to the next
 
 enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
 
-// Layers, heads and channels of GPT-2 by depth, d6 to d48; all else is 0. An unknown name: all is 0.
+// Layers, heads and channels of GPT-2 by depth, d6 to d48, all else 0; or the whole shape of a known model. An unknown name: all is 0.
 gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
@@ -101,7 +103,7 @@ typedef struct parameters {
     param_bucket *bucket;
 } parameters;
 
-// Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
+// Dies (together), before memory is taken, unless heads divide channels, and tp divides heads, those of keys, and the MLP's units. Weights and gradients are zero.
 // shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs.
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);

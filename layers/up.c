@@ -103,6 +103,7 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     prepare_groups(g, linear_prepare_forward, QKVW, layer, C, Ql);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * Ql, qkv_rows, &j, layer);
+    gpt_turn(g, g->acts.qkv[layer], false);
     j = (job){.g = g, .layer = layer, .width = Cl};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
     cf_fuse_begin(g->attproj.forward, g->acts.attended[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j, layer);

@@ -11,14 +11,21 @@
 
 // clang-format off
 #define GROUP "model"
-CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48",
-    "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M")
+CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48|smollm2-135m|smollm2-360m|smollm2-1.7b|llama3.2-1b",
+    "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M; or a known model of blocks of llama")
+CHOICE(block, "block", "gpt2", "gpt2|llama",
+    "gpt2: layer norms, GELU, learned positions, biases; llama: RMS norms, SwiGLU, rotary positions, no biases, and the four options "
+    "that follow")
+REAL(norm_eps, "norm-eps", "1e-5", 1e-30, 1, "added to the mean square in norms")
+REAL(rope_theta, "rope-theta", "10000", 1, 1e12, "base of the angles of rotary positions")
+INT(ffn, "ffn", "0", 0, 1048576, "units of the MLP; 0: 8/3 of the channels, rounded up to a multiple of 128")
+INT(kv_heads, "kv-heads", "0", 0, 1024, "heads of keys and values, which must divide the heads; 0: as many as heads")
 INT(layers, "layers", "0", 0, 4096, "transformer blocks; 0: those of --model")
 INT(channels, "channels", "0", 0, 131072, "width of the model; 0: that of --model")
 INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: those of --model")
 INT(seq, "seq", "1024", 1, 262144, "tokens per sequence")
-INT(vocab, "vocab", "0", 0, 65536,
-    "size of the vocabulary; 0: the model file's, else that of tokenizer.bin beside the training tokens, else 256")
+INT(vocab, "vocab", "0", 0, 16777216,
+    "size of the vocabulary; 0: the model file's or that of --model, else that of tokenizer.bin beside the training tokens, else 256")
 TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c format); it sets the shape")
 #undef GROUP
 #define GROUP "data"

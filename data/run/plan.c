@@ -93,9 +93,12 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     const bool search_again = strcmp(opt->plan, "new") == 0, interrupted = saved && !*saved && !*opt->plan; // saved in trials
     *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again};
     p->worth = p->given || opt->reproducible ? INT64_MAX : search_again || interrupted ? INT64_MIN : PLAN_WORTH_STEPS;
+    char block[80] = ""; // GPT-2's plans do not name it
+    if (strcmp(opt->block, "gpt2") != 0)
+        snprintf(block, sizeof block, "%s, %ld heads of keys, %ld units, ", opt->block, opt->kv_heads, opt->ffn);
     snprintf(p->shape, sizeof p->shape,
-             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, vocabulary %ld, %ld tokens, micro-batch %ld, %s%s",
-             opt->tp, opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, opt->vocab, opt->seq, opt->micro_batch,
+             "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, %svocabulary %ld, %ld tokens, micro-batch %ld, %s%s",
+             opt->tp, opt->dp, opt->strategy, opt->layers, opt->channels, opt->heads, block, opt->vocab, opt->seq, opt->micro_batch,
              strcmp(opt->reduce_dtype, "bf16") == 0 ? "bf16, gradients too" : opt->dtype,
              opt->reproducible ? ", reproducible" : "");
     const int length = (int)strlen(p->shape); // a policy that is not auto's

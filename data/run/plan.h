@@ -12,7 +12,7 @@
 
 typedef struct run_plan {
     cf_tuner *tuner;               // NULL: nothing to choose
-    char shape[256], machine[256]; // of this run
+    char shape[384], machine[256]; // of this run
     char path[PATH_MAX];           // of plan.json; "": none is written
     char *text;                    // of --plan (given), else of the checkpoint, else of DIR/plan.json; NULL: none
     int64_t bytes;                 // of text

@@ -9,7 +9,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX, MACHINE_BYTES_MAX = 1 << 16 };
+enum { TP_MOST = CF_PLAYERS_MAX, MACHINE_BYTES_MAX = 1 << 16 };
 static const char *modes[] = {"ideal", "none", "slice", "ring", "levels", "auto"}; // --overlap NAME takes the place of ring
 enum { IDEAL, NONE, SLICE, RING, LEVELS, AUTO, MODES };
 
@@ -195,7 +195,6 @@ void predict_options(options *opt, cf_hardware *h) {
     if (strcmp(opt->dtype, dtype) != 0)
         cf_die_together("name another MACHINE.json, or leave out --dtype", "the rates in %s are of %s, not of --dtype %s",
                         opt->predict, dtype, opt->dtype);
-    if (opt->vocab == 0 && !*opt->train) opt->vocab = GPT2_WORDS;
 }
 
 // --- one mesh in one mode ---
@@ -290,7 +289,7 @@ static bool set_mesh(options *opt, const options *given, int64_t ranks, int64_t 
     *opt = *given;
     opt->tp = tp, opt->dp = ranks / tp, opt->micro_batch = given->micro_batch * tp;
     if (given->batch > 0 && opt->micro_batch * opt->dp > given->batch) opt->micro_batch = given->batch / opt->dp;
-    return ranks % tp == 0 && given->heads % tp == 0 && given->seq % tp == 0 && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
+    return ranks % tp == 0 && given->heads % tp == 0 && given->kv_heads % tp == 0 && given->seq % tp == 0 && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
            (given->batch == 0 || given->batch % (opt->micro_batch * opt->dp) == 0);
 }
 

@@ -104,8 +104,11 @@ void report_banner(const run_report *r) {
     const options *opt = r->opt;
     const cf_choice schedule = derived_schedule(opt);
     if (!root(r)) return;
-    cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads, %ld tokens of vocabulary: %.2f M parameters\n",
-             r->version, opt->layers, opt->channels, opt->heads, opt->vocab, (double)r->parameters * 1e-6);
+    char keys[64] = "";
+    if (strcmp(opt->block, "gpt2") != 0)
+        snprintf(keys, sizeof keys, ", %ld of keys, %ld units of %s", opt->kv_heads, opt->ffn, opt->block);
+    cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads%s, %ld tokens of vocabulary: %.2f M parameters\n",
+             r->version, opt->layers, opt->channels, opt->heads, keys, opt->vocab, (double)r->parameters * 1e-6);
     cf_print(stdout, "device    %s, %s; %ld thread%s of the host a rank%s\n", cf_device_name(), opt->dtype, opt->threads,
              opt->threads == 1 ? "" : "s", cf_limits_text());
     cf_print(stdout, "mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp,

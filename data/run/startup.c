@@ -161,8 +161,9 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
-enum { OF_MODEL = 6 }; // the first six fix the shape of the weights
-static const char *const must_stay[] = {"layers",       "channels",     "heads",     "vocab",        "padded-vocab", "positions",
+enum { OF_MODEL = 12 }; // the first twelve fix the model
+static const char *const must_stay[] = {"block",        "kv-heads",     "ffn",       "norm-eps",     "rope-theta",   "rope-stretch",
+                                        "layers",       "channels",     "heads",     "vocab",        "padded-vocab", "positions",
                                         "seq",          "batch",        "lr",        "min-lr",       "warmup",       "schedule",
                                         "decay-steps",  "weight-decay", "beta1",     "beta2",        "eps",          "clip",
                                         "seed",         "dtype",        "steps",     "reduce-dtype", "optimizer",    "train-tokens",
@@ -170,6 +171,12 @@ static const char *const must_stay[] = {"layers",       "channels",     "heads",
 // What some are, if not an option, and what a checkpoint that does not say it had.
 static const char *const described[][3] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
                                            {"positions", "--seq, the model's positions", NULL},
+                                           {"block", NULL, "gpt2"},
+                                           {"kv-heads", NULL, "0"},
+                                           {"ffn", NULL, "0"},
+                                           {"norm-eps", NULL, "1e-05"},
+                                           {"rope-theta", NULL, "10000"},
+                                           {"rope-stretch", "stretch of rotary positions", "none"},
                                            {"train-tokens", "tokens of --train", NULL},
                                            {"train-blocks", "content of --train", NULL},
                                            {"define", "make DEFINE=", "none"},
@@ -181,6 +188,9 @@ cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
     manifest_add(all, "positions", "%ld", facts->shape->maxT);
     manifest_add(all, "padded-vocab", "%ld", facts->shape->Vp);
+    const rotary_settings *rope = &facts->shape->rotary;
+    manifest_add(all, "rope-stretch", rope->factor > 0 ? "%.17g %.17g %.17g %.17g" : "none", rope->factor, rope->low, rope->high,
+                 rope->original);
     manifest_add(all, "train-tokens", "%ld", facts->train ? facts->train->count : 0);
     manifest_add(all, "train-blocks", "%ld", facts->train ? (int64_t)facts->train->fingerprint : 0);
     const char *define = strchr(facts->version, ' '); // see the Makefile
@@ -235,6 +245,11 @@ int64_t startup_number(const manifest *m, const char *name) {
     return text && *text && !*end ? value : 0;
 }
 
+static double saved_real(const manifest *m, const char *name) {
+    const char *text = json_text(m->options, name);
+    return text ? strtod(text, NULL) : 0;
+}
+
 void startup_compare_run(const options *opt, const run_facts *facts, const manifest *m) {
     char model[1024] = "", run[1024] = ""; // "--lr 0.1 (the checkpoint: 0.2), …"
     cJSON *mine = startup_describe(opt, facts);
@@ -266,8 +281,13 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
 
 // --- the model's shape -------------------------------------------------------------------------------------
 
+// Options of blocks with gates and rotary positions, which others refuse.
+static const int of_llama[] = {OPTION_norm_eps, OPTION_rope_theta, OPTION_ffn, OPTION_kv_heads};
+enum { OF_LLAMA = sizeof of_llama / sizeof *of_llama };
+
 static gpt_shape shape_of_file(const options *opt, model_file **start) {
-    static const int fixed[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_heads, OPTION_vocab};
+    static const int fixed[] = {OPTION_model, OPTION_layers,   OPTION_channels,   OPTION_heads, OPTION_vocab,
+                                OPTION_block, OPTION_norm_eps, OPTION_rope_theta, OPTION_ffn,   OPTION_kv_heads};
     *start = model_file_open(opt->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (opt->given[fixed[i]])
@@ -276,16 +296,35 @@ static gpt_shape shape_of_file(const options *opt, model_file **start) {
     return (*start)->shape;
 }
 
+enum { GPT2_WORDS = 50257 }; // of a prediction, which has no tokens
+
 // saved: the checkpoint's shape, which options override; L = 0: there is no checkpoint.
 static gpt_shape shape_of_options(const options *opt, const vocabulary *words, const gpt_shape *saved) {
     gpt_shape s = saved->L > 0 && !opt->given[OPTION_model] ? *saved : params_named(opt->model);
+    const block_row *asked = params_block_named(opt->block), *block = s.block ? s.block : saved->block;
+    if (opt->given[OPTION_block] && opt->given[OPTION_model] && s.block && s.block != asked)
+        cf_die_together("leave out one of them", "--model %s has blocks of %s, not of --block %s", opt->model, s.block->name,
+                        opt->block);
+    s.block = opt->given[OPTION_block] || !block ? asked : block;
+    for (int i = 0; i < OF_LLAMA; i++)
+        if (opt->given[of_llama[i]] && params_block(&s)->positions)
+            cf_die_together("add --block llama, or leave it out", "--%s: blocks of %s have none", options_table[of_llama[i]].name,
+                            s.block->name);
+    if (opt->given[OPTION_norm_eps]) s.norm_eps = opt->norm_eps;
+    if (opt->given[OPTION_rope_theta]) s.rotary.theta = opt->rope_theta;
+    if (opt->ffn > 0) s.F = opt->ffn;
+    if (opt->kv_heads > 0) s.KV = opt->kv_heads;
     if (opt->layers > 0) s.L = opt->layers;
     if (opt->channels > 0) s.C = opt->channels;
     if (opt->heads > 0) s.H = opt->heads;
-    s.V = opt->vocab > 0 ? opt->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
+    s.V = opt->vocab > 0                  ? opt->vocab
+          : saved->L > 0                  ? saved->V
+          : s.V > 0                       ? s.V
+          : *opt->predict && !*opt->train ? GPT2_WORDS
+                                          : vocabulary_size(words);
     s.Vp = padded(s.V);
     if (s.V == saved->V) s.Vp = saved->Vp;
-    s.maxT = saved->L > 0 ? saved->maxT : opt->seq;
+    if (saved->L > 0 || s.maxT == 0) s.maxT = saved->L > 0 ? saved->maxT : opt->seq;
     return s;
 }
 
@@ -298,7 +337,16 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m
                             .Vp = startup_number(m, "padded-vocab"),
                             .L = startup_number(m, "layers"),
                             .H = startup_number(m, "heads"),
-                            .C = startup_number(m, "channels")};
+                            .C = startup_number(m, "channels"),
+                            .KV = startup_number(m, "kv-heads"),
+                            .F = startup_number(m, "ffn"),
+                            .norm_eps = saved_real(m, "norm-eps"),
+                            .rotary.theta = saved_real(m, "rope-theta")};
+        const char *block = json_text(m->options, "block"), *stretch = json_text(m->options, "rope-stretch");
+        rotary_settings *r = &shape.rotary;
+        shape.block = params_block_named(block ? block : "gpt2");
+        if (!shape.block) cf_die("continue with the program that saved it", "the checkpoint in %s has --block %s", opt->out, block);
+        if (stretch) sscanf(stretch, "%lf %lf %lf %lf", &r->factor, &r->low, &r->high, &r->original);
         model_shape_check(&shape, "checkpoint in", opt->out);
     }
     if (*opt->export_to) { // nothing is computed, so the smallest activations will do
@@ -310,6 +358,10 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m
     }
     if (!opt->given[OPTION_seq] && opt->seq > shape.maxT) opt->seq = shape.maxT;
     opt->layers = shape.L, opt->channels = shape.C, opt->heads = shape.H, opt->vocab = shape.V;
+    shape = params_filled(shape);
+    opt->block = params_block(&shape)->name;
+    if (!params_block(&shape)->positions) opt->kv_heads = shape.KV, opt->ffn = shape.F;
+    opt->norm_eps = shape.norm_eps, opt->rope_theta = shape.rotary.theta;
     return shape;
 }
 

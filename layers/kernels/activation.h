@@ -1,4 +1,4 @@
-// The MLP's activation and its derivative, of one element, for both twins, which include math_real.h or kernel.h before. README.md
+// The MLP's activation, or gate, and its derivative, of one element, for both twins, which include math_real.h or kernel.h before. README.md
 // says what else another one changes.
 //
 // GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and (1 + tanh u) / 2 =
@@ -18,4 +18,14 @@ FUNCTION accum activation_slope(accum x) {
     x = x < -100 ? -100 : x;
     const accum s = times_sigmoid(1, TWICE_ROOT * (x + CUBIC * x * x * x));
     return s + x * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * x * x);
+}
+
+// Of a gated MLP (SwiGLU): x · sigmoid(x), by which its second product is multiplied.
+FUNCTION accum gate(accum x) {
+    return times_sigmoid(x, x);
+}
+
+FUNCTION accum gate_slope(accum x) {
+    const accum s = times_sigmoid(1, x);
+    return s + x * s * (1 - s);
 }

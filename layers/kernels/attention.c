@@ -3,7 +3,7 @@
 // For a tile of queries and a tile of keys there are two products: scores = Q·Kᵀ, and after the softmax O += P·V. The softmax is
 // a running one: each query keeps the maximum and the sum of exponentials so far, and a new maximum rescales the sum and the row
 // of the output. gemm() does the products, on the calling thread; it is fast if tiles are large and their rows close to each
-// other, so tiles are packed first (two rows of a head in qkv are B·3·H·D elements apart). Tiles above the diagonal are skipped;
+// other, so tiles are packed first (two rows of a head in qkv are B·(H + 2 KV)·D elements apart). Tiles above the diagonal are skipped;
 // on it, columns that no query of the tile may see. With bf16 elements the factors of products are bf16, P and its gradient
 // too, but scores and all sums are not.
 //
@@ -11,8 +11,8 @@
 // large blocks are better, and they are cut only as far as threads need tasks: a range of few queries, as Query-Split has them,
 // must not cost more per query than all of them.
 //
-// Backward: a task is a block of keys of one head, whose dk and dv it alone sums; with enough heads for many threads, a block is
-// the whole head. Each task has a partial dq in the scratch, and the partials are added in order.
+// Backward: a task is a block of keys of one head, whose dk and dv it alone sums, over all heads of queries that share them; with
+// enough heads for many threads, a block is the whole head. Each task has a partial dq in the scratch, and the partials are added in order.
 //
 // The cuts of backward depend on shapes alone, and those of forward do not change the tiles, so the order of every sum does not
 // depend on the number of threads.
@@ -32,7 +32,8 @@ enum {
 };
 
 typedef struct shape {
-    int64_t t0, n, T, B, H, D;
+    int64_t t0, n, T, B, H, KV, D;
+    int64_t sharing;          // heads of queries that share keys and values
     int64_t pairs;            // B·H: a pair is one head of one sequence
     int64_t qkv_row, out_row; // elements from one time step to the next
     int64_t key_tile, query_tile, query_block;
@@ -51,10 +52,10 @@ int64_t attention_channels_max(void) {
     return PACK_QUERY;
 }
 
-static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
+static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
+    shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .KV = KV, .D = D, .sharing = H / KV};
     s.pairs = B * H;
-    s.qkv_row = B * 3 * H * D;
+    s.qkv_row = B * (H + 2 * KV) * D;
     s.out_row = B * H * D;
     s.key_tile = smaller(KEY_TILE, PACK / D);
     s.query_tile = smaller(QUERY_TILE, PACK_QUERY / D);
@@ -67,10 +68,11 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
 
 enum { QUERY, KEY, VALUE };
 
-// Offset in qkv (T, B, 3, H, D) of one head's query, key or value at time t.
+// Offset in qkv (T, B, H + 2 KV, D) of the query of one head at time t, or of the key or value that it sees.
 static int64_t qkv_at(const shape *s, int64_t t, int64_t pair, int64_t part) {
     int64_t b = pair / s->H, h = pair % s->H;
-    return t * s->qkv_row + ((b * 3 + part) * s->H + h) * s->D;
+    int64_t head = part == QUERY ? h : s->H + (part - KEY) * s->KV + h / s->sharing;
+    return t * s->qkv_row + (b * (s->H + 2 * s->KV) + head) * s->D;
 }
 
 // The same in out (T, B, H, D) and lse (B, H, T).
@@ -159,10 +161,10 @@ static void forward_block(real *out, accum *lse, const real *qkv, int64_t pair, 
     }
 }
 
-void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                       cf_stream *stream) {
+void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV,
+                       int64_t D, cf_stream *stream) {
     if (n == 0) return;
-    const shape s = shape_of(t0, n, T, B, H, D);
+    const shape s = shape_of(t0, n, T, B, H, KV, D);
     const int64_t blocks = ceil_div(n, s.query_block);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++) {
@@ -179,9 +181,9 @@ static int64_t key_blocks(int64_t keys, int64_t pairs) {
 }
 
 // Fewer heads are cut into more blocks, so fewer sequences than B may need the most.
-int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
     int64_t most = 0;
-    for (int64_t b = 1; b <= B; b++) most = larger(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
+    for (int64_t b = 1; b <= B; b++) most = larger(most, T * b * H + key_blocks(T, b * KV) * T * b * H * D);
     return most;
 }
 
@@ -234,27 +236,28 @@ static accum *partial_at(const backward *a, int64_t i, int64_t t, int64_t pair) 
     return a->partials + (i * a->s->n + t - a->s->t0) * a->s->out_row + pair * a->s->D;
 }
 
-// All queries of the range against one tile of keys of block i, the block's first or not.
-static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys, bool first) {
+// All queries of the range against one tile of keys of block i, the block's first or not. first_pair: of those that share the keys.
+static void backward_keys(const backward *a, int64_t i, int64_t first_pair, span keys, bool first) {
     const shape *s = a->s;
     const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(accum);
     key_tile tile;
     real q[PACK_QUERY], dout[PACK_QUERY]; // (rows, D)
     tile.keys = keys;
-    pack(tile.k, a->qkv + qkv_at(s, keys.begin, pair, KEY), s->qkv_row, length(keys), D);
-    pack(tile.v, a->qkv + qkv_at(s, keys.begin, pair, VALUE), s->qkv_row, length(keys), D);
+    pack(tile.k, a->qkv + qkv_at(s, keys.begin, first_pair, KEY), s->qkv_row, length(keys), D);
+    pack(tile.v, a->qkv + qkv_at(s, keys.begin, first_pair, VALUE), s->qkv_row, length(keys), D);
     memset(tile.dk, 0, (size_t)bytes);
     memset(tile.dv, 0, (size_t)bytes);
-    for (int64_t t = larger(s->t0, keys.begin); t < s->t0 + s->n; t += s->query_tile) {
-        span rows = {t, smaller(t + s->query_tile, s->t0 + s->n)};
-        pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
-        pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
-        backward_tile(partial_at(a, i, t, pair), !first, &tile, q, dout, a->lse + lse_at(s, t, pair),
-                      a->delta + (t - s->t0) * s->pairs + pair, rows, s);
-    }
+    for (int64_t pair = first_pair; pair < first_pair + s->sharing; pair++)
+        for (int64_t t = larger(s->t0, keys.begin); t < s->t0 + s->n; t += s->query_tile) {
+            span rows = {t, smaller(t + s->query_tile, s->t0 + s->n)};
+            pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
+            pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
+            backward_tile(partial_at(a, i, t, pair), !first, &tile, q, dout, a->lse + lse_at(s, t, pair),
+                          a->delta + (t - s->t0) * s->pairs + pair, rows, s);
+        }
     for (int64_t r = 0; r < length(keys); r++) {
-        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, pair, KEY), tile.dk + r * D, D);
-        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, pair, VALUE), tile.dv + r * D, D);
+        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, first_pair, KEY), tile.dk + r * D, D);
+        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, first_pair, VALUE), tile.dv + r * D, D);
     }
 }
 
@@ -285,16 +288,17 @@ static void add_partials(const backward *a, int64_t blocks, int64_t block) {
 }
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
-                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
-    if (first) cf_zero(dqkv, T * B * 3 * H * D * (int64_t)sizeof(real), stream);
+                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, bool first,
+                        cf_stream *stream) {
+    if (first) cf_zero(dqkv, T * B * (H + 2 * KV) * D * (int64_t)sizeof(real), stream);
     if (n == 0) return;
-    const shape s = shape_of(t0, n, T, B, H, D);
-    const int64_t keys = t0 + n, blocks = key_blocks(keys, s.pairs), block = ceil_div(keys, blocks);
+    const shape s = shape_of(t0, n, T, B, H, KV, D);
+    const int64_t keys = t0 + n, blocks = key_blocks(keys, B * KV), block = ceil_div(keys, blocks);
     const backward a = {dqkv, dout, qkv, lse, scratch, scratch + n * s.pairs, &s};
     output_dot_gradient(a.delta, dout, out, &s);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++) { // the first keys have the most queries
-        for (int64_t pair = 0; pair < s.pairs; pair++) {
+        for (int64_t pair = 0; pair < s.pairs; pair += s.sharing) {
             int64_t end = smaller((i + 1) * block, keys);
             for (int64_t k = i * block; k < end; k += s.key_tile)
                 backward_keys(&a, i, pair, (span){k, smaller(k + s.key_tile, end)}, k == i * block);

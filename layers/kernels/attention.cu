@@ -6,7 +6,7 @@
 //
 //   forward    S = Q·Kᵀ; P = exp(scale · S − lse); out = P·V
 //   backward   delta = sum of dout ∘ out; S and P again; dP = dout·Vᵀ; dS = P ∘ (dP − delta) · scale;
-//              dV = Pᵀ·dout; dK = dSᵀ·Q; dQ = dS·K
+//              dV = Pᵀ·dout; dK = dSᵀ·Q; dQ = dS·K; of heads that share keys and values dV and dK are added up, one after another
 #include "attention.h"
 #include "attention_cudnn.h"
 #include "kernel.h"
@@ -15,42 +15,47 @@ enum { WARPS = 8, THREADS = WARPS * WARP };    // a warp for each row
 static const int64_t SCORES_BYTES = 128 << 20; // of all matrices of scores together, unless one head needs more
 
 typedef struct shape {
-    int64_t t0, n, T, B, H, D;
-    int64_t keys;  // t0 + n
-    int64_t pairs; // B·H: a pair is one head of one sequence
+    int64_t t0, n, T, B, H, KV, D;
+    int64_t sharing; // heads of queries that share keys and values
+    int64_t keys;    // t0 + n
+    int64_t pairs;   // B·H: a pair is one head of one sequence
     float scale;
 } shape;
 
-typedef struct heads { // that products take at once: pairs, of one sequence, or one head of several
+typedef struct heads { // that products take at once: pairs, of one sequence, each with keys of its own, or one head of several
     int64_t first, count, step;
+    bool again; // others have had the same keys
 } heads;
 
 int64_t attention_channels_max(void) {
     return INT32_MAX;
 }
 
-static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    return {t0, n, T, B, H, D, t0 + n, B * H, 1 / sqrtf((float)D)};
+static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
+    return {t0, n, T, B, H, KV, D, H / KV, t0 + n, B * H, 1 / sqrtf((float)D)};
 }
 
 // Calls work(heads, memory) for all pairs, with `bytes` of memory for each head.
 template <typename Work> static void for_heads(const shape &s, int64_t bytes, cf_stream *stream, Work work) {
     static workspace of_stream[STREAMS_MAX];
-    const bool one_sequence = s.H >= s.B;
-    const int64_t together = one_sequence ? s.H : s.B, step = one_sequence ? 1 : s.H;
+    const bool one_sequence = s.KV >= s.B;
+    const int64_t together = one_sequence ? s.KV : s.B, step = one_sequence ? s.sharing : s.H;
     const int64_t most = larger(1, smaller(together, SCORES_BYTES / bytes));
     char *memory = workspace_of(of_stream, stream, most * bytes, "scores of attention");
-    for (int64_t i = 0; i < s.pairs / together; i++)
+    for (int64_t i = 0; i < s.pairs / together; i++) {
+        const int64_t turn = i % s.sharing, first = one_sequence ? i / s.sharing * s.H + turn : i;
         for (int64_t k = 0; k < together; k += most)
-            work(heads{i * (one_sequence ? s.H : 1) + k * step, smaller(most, together - k), step}, memory);
+            work(heads{first + k * step, smaller(most, together - k), step, turn > 0}, memory);
+    }
 }
 
 enum { QUERY, KEY, VALUE };
 
-// Rows t … of these heads' queries, keys or values in qkv (T, B, 3, H, D), or of their part of out (T, B, H, D).
+// Rows t … of these heads' queries, keys or values in qkv (T, B, H + 2 KV, D), or of their part of out (T, B, H, D).
 static gemm_matrix part_of(const real *qkv, int part, int64_t t, const heads &h, const shape &s) {
-    const int64_t row = 3 * s.pairs * s.D, first = ((h.first / s.H * 3 + part) * s.H + h.first % s.H) * s.D;
-    return {(void *)(qkv + t * row + first), row, s.H >= s.B ? s.D : 3 * s.H * s.D, false};
+    const int64_t all = s.H + 2 * s.KV, row = s.B * all * s.D, query = h.first % s.H, step = part == QUERY ? s.sharing : 1;
+    const int64_t head = part == QUERY ? query : s.H + (part - KEY) * s.KV + query / s.sharing;
+    return {(void *)(qkv + t * row + (h.first / s.H * all + head) * s.D), row, (s.KV >= s.B ? step : all) * s.D, false};
 }
 static gemm_matrix head_of(const real *out, int64_t t, const heads &h, const shape &s) {
     return {(void *)(out + (t * s.pairs + h.first) * s.D), s.pairs * s.D, h.step * s.D, false};
@@ -86,22 +91,23 @@ static __global__ void softmax_rows(real *p, float *lse, const float *score, hea
     if (lane() == 0) lse[(h.first + row / s.n * h.step) * s.T + query] = highest + logf(sum);
 }
 
-void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                       cf_stream *stream) {
+void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV,
+                       int64_t D, cf_stream *stream) {
     if (n == 0) return;
-    if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
-    const shape s = shape_of(t0, n, T, B, H, D);
+    if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, KV, D, stream)) return;
+    const shape s = shape_of(t0, n, T, B, H, KV, D);
     for_heads(s, n * s.keys * (int64_t)(sizeof(float) + sizeof(real)), stream, [&](heads h, char *memory) {
         float *score = (float *)memory;
         real *p = (real *)(score + h.count * n * s.keys);
         multiply_batch(h.count, n, s.keys, D, part_of(qkv, QUERY, t0, h, s), transposed(part_of(qkv, KEY, 0, h, s)),
-                       scores_at(score, s), true, stream);
+                       scores_at(score, s), true, false, stream);
         cf_launch(softmax_rows, blocks_for(h.count * n), THREADS, stream, p, lse, score, h, s);
-        multiply_batch(h.count, n, D, s.keys, scores_at(p, s), part_of(qkv, VALUE, 0, h, s), head_of(out, t0, h, s), false, stream);
+        multiply_batch(h.count, n, D, s.keys, scores_at(p, s), part_of(qkv, VALUE, 0, h, s), head_of(out, t0, h, s), false, false,
+                       stream);
     });
 }
 
-int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t) { // delta
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t, int64_t) { // delta
     return T * B * H;
 }
 
@@ -129,21 +135,21 @@ static __global__ void softmax_backward_rows(real *p, real *dscore, const float 
 }
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch, int64_t,
-                        int64_t, int64_t T, int64_t B, int64_t H, int64_t D, bool, cf_stream *stream) {
-    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream)) return;
-    const shape s = shape_of(0, T, T, B, H, D);
+                        int64_t, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, bool, cf_stream *stream) {
+    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, KV, D, stream)) return;
+    const shape s = shape_of(0, T, T, B, H, KV, D);
     cf_launch(output_dot_gradient, blocks_for(T * s.pairs), THREADS, stream, scratch, dout, out, s);
     for_heads(s, 2 * T * T * (int64_t)(sizeof(float) + sizeof(real)), stream, [&](heads h, char *memory) {
         float *score = (float *)memory, *dp = score + h.count * T * T;
         real *p = (real *)(dp + h.count * T * T), *dscore = p + h.count * T * T;
         const gemm_matrix q = part_of(qkv, QUERY, 0, h, s), k = part_of(qkv, KEY, 0, h, s), v = part_of(qkv, VALUE, 0, h, s),
                           dy = head_of(dout, 0, h, s), P = scores_at(p, s), dS = scores_at(dscore, s);
-        multiply_batch(h.count, T, T, D, q, transposed(k), scores_at(score, s), true, stream);
-        multiply_batch(h.count, T, T, D, dy, transposed(v), scores_at(dp, s), true, stream);
+        multiply_batch(h.count, T, T, D, q, transposed(k), scores_at(score, s), true, false, stream);
+        multiply_batch(h.count, T, T, D, dy, transposed(v), scores_at(dp, s), true, false, stream);
         cf_launch(softmax_backward_rows, blocks_for(h.count * T), THREADS, stream, p, dscore, score, dp, lse, scratch, h, s);
-        multiply_batch(h.count, T, D, T, transposed(P), dy, part_of(dqkv, VALUE, 0, h, s), false, stream);
-        multiply_batch(h.count, T, D, T, transposed(dS), q, part_of(dqkv, KEY, 0, h, s), false, stream);
-        multiply_batch(h.count, T, D, T, dS, k, part_of(dqkv, QUERY, 0, h, s), false, stream);
+        multiply_batch(h.count, T, D, T, transposed(P), dy, part_of(dqkv, VALUE, 0, h, s), false, h.again, stream);
+        multiply_batch(h.count, T, D, T, transposed(dS), q, part_of(dqkv, KEY, 0, h, s), false, h.again, stream);
+        multiply_batch(h.count, T, D, T, dS, k, part_of(dqkv, QUERY, 0, h, s), false, false, stream);
     });
 }
 

@@ -15,6 +15,9 @@
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
 // blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
 //
+// Heads of queries that share keys and values: in products cuDNN repeats the fewer heads by itself. In backward dK and dV are first those
+// of each head of queries, in the workspace, and then reduced, in bf16 each and summed in fp32.
+//
 // Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward. Of all rows they are lse itself.
 //
 // A plan is made on the first call with a shape (libnvrtc compiles for a second) and kept until the process ends. If cuDNN is not
@@ -38,7 +41,7 @@ typedef struct four {
 } four;
 
 // Tensors that exist have these names in a graph, scalars from SCALE on; the others are numbered from VIRTUAL.
-enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
+enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, DK_EACH, DV_EACH, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
 
 static const char *const PURPOSE = "attention workspace (cuDNN)";
 static const cudnnDataType_t BF16 = CUDNN_DATA_BFLOAT16, FP32 = CUDNN_DATA_FLOAT, INT32 = CUDNN_DATA_INT32,
@@ -49,7 +52,7 @@ typedef enum { FORWARD, BACKWARD } direction;
 
 typedef struct problem {
     int64_t pass; // a direction; of one type, so that two problems can be compared byte by byte
-    int64_t n, keys, B, H, D;
+    int64_t n, keys, B, H, KV, D;
 } problem;
 
 // Keeps the first status that is no success; later calls do nothing.
@@ -214,18 +217,15 @@ static descriptor index_along(graph *g, int64_t axis, four size, descriptor x) {
 // ---- the two graphs
 
 typedef struct sizes {
-    four query, key, score, row; // (B, H, n, D), (B, H, keys, D), (B, H, n, keys), (B, H, n, 1)
+    four query, key, score, row; // (B, H, n, D), (B, KV, keys, D), (B, H, n, keys), (B, H, n, 1)
+    four each;                   // (B, H, keys, D)
     four qkv, out;               // strides: of a part of qkv or dqkv, of out or dout
 } sizes;
 
 static sizes sizes_of(const problem *p) {
-    const int64_t B = p->B, H = p->H, D = p->D;
-    return {{{B, H, p->n, D}},
-            {{B, H, p->keys, D}},
-            {{B, H, p->n, p->keys}},
-            {{B, H, p->n, 1}},
-            {{3 * H * D, D, B * 3 * H * D, 1}},
-            {{H * D, D, B * H * D, 1}}};
+    const int64_t B = p->B, H = p->H, KV = p->KV, D = p->D, row = (H + 2 * KV) * D;
+    return {{{B, H, p->n, D}},    {{B, KV, p->keys, D}},  {{B, H, p->n, p->keys}},   {{B, H, p->n, 1}},
+            {{B, H, p->keys, D}}, {{row, D, B * row, 1}}, {{H * D, D, B * H * D, 1}}};
 }
 
 static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
@@ -266,6 +266,14 @@ static void build_forward(graph *g, const problem *p) {
     matmul(g, o, probability, v);
 }
 
+// sum (B, KV, keys, D) = aᵀ · b, added up over the heads that share it
+static void matmul_shared(graph *g, const problem *p, int64_t each, descriptor sum, descriptor a, descriptor b) {
+    const four size = sizes_of(p).each;
+    descriptor y = p->KV == p->H ? sum : tensor(g, each, BF16, size, packed(size));
+    matmul(g, y, a, b);
+    if (y != sum) reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, y);
+}
+
 static void build_backward(graph *g, const problem *p) {
     const sizes s = sizes_of(p);
     const four across = transposed(s.score), steps = transposed(packed(s.score)); // (B, H, keys, n)
@@ -289,14 +297,14 @@ static void build_backward(graph *g, const problem *p) {
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, stats);
     x = causal_mask(g, p, s.score, x);
     descriptor probability = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
-    matmul(g, dv, seen_as(g, across, steps, probability), dout);
+    matmul_shared(g, p, DV_EACH, dv, seen_as(g, across, steps, probability), dout);
 
     x = between(g, FP32, s.score);
     matmul(g, x, dout, v);
     x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, delta);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, probability);
     x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
-    matmul(g, dk, seen_as(g, across, steps, x), q);
+    matmul_shared(g, p, DK_EACH, dk, seen_as(g, across, steps, x), q);
 
     matmul(g, dq, x, seen_as(g, s.key, s.qkv, k));
 }
@@ -435,19 +443,19 @@ static void run(const plan *p, void *pointer[NAMES], void *workspace_memory, cf_
 // What both directions read or write. t0: the first query.
 static void set_pointers(void *pointer[NAMES], const problem *of, const real *qkv, const real *out, const float *stats,
                          int64_t t0) {
-    const int64_t HD = of->H * of->D, first = t0 * of->B * HD;
-    pointer[Q] = (void *)(qkv + 3 * first);
-    pointer[K] = (void *)(qkv + HD);
-    pointer[V] = (void *)(qkv + 2 * HD);
-    pointer[O] = (void *)(out + first);
+    const int64_t keys = of->H * of->D, values = keys + of->KV * of->D;
+    pointer[Q] = (void *)(qkv + t0 * of->B * (values + of->KV * of->D));
+    pointer[K] = (void *)(qkv + keys);
+    pointer[V] = (void *)(qkv + values);
+    pointer[O] = (void *)(out + t0 * of->B * keys);
     pointer[STATS] = (void *)stats;
 }
 
 // ---- called by attention.cu
 
 bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
-                             int64_t D, cf_stream *stream) {
-    const problem of = {FORWARD, n, t0 + n, B, H, D};
+                             int64_t KV, int64_t D, cf_stream *stream) {
+    const problem of = {FORWARD, n, t0 + n, B, H, KV, D};
     const plan *p = supported(&of, packable(0, out, qkv, lse));
     if (!p) return false;
     const int64_t row = n * (int64_t)sizeof *lse, statistics = n < T ? (row * B * H + 255) / 256 * 256 : 0; // bytes
@@ -463,30 +471,34 @@ bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0,
 }
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
-                              int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
-    const problem of = {BACKWARD, T, T, B, H, D};
+                              int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, cf_stream *stream) {
+    const problem of = {BACKWARD, T, T, B, H, KV, D};
     const plan *p = supported(&of, packable(0, dqkv, dout, out, qkv, lse, scratch));
     if (!p) return false;
-    const int64_t HD = H * D;
+    const int64_t each =
+        KV < H ? ceil_div(B * H * T * D * (int64_t)sizeof(real), 256) * 256 : 0; // bytes of dK, and of dV, of all heads
+    char *memory = workspace_of(cudnn.of_stream, stream, 2 * each + p->workspace, PURPOSE);
     void *pointer[NAMES] = {};
     set_pointers(pointer, &of, qkv, out, lse, 0);
+    if (each > 0) pointer[DK_EACH] = memory, pointer[DV_EACH] = memory + each;
     pointer[DO] = (void *)dout;
     pointer[DELTA] = scratch;
     pointer[DQ] = dqkv;
-    pointer[DK] = dqkv + HD;
-    pointer[DV] = dqkv + 2 * HD;
-    run(p, pointer, workspace_of(cudnn.of_stream, stream, p->workspace, PURPOSE), stream);
+    pointer[DK] = dqkv + H * D;
+    pointer[DV] = dqkv + (H + KV) * D;
+    run(p, pointer, memory + 2 * each, stream);
     return true;
 }
 
 #else // fp32, or the emulator
 
-bool attention_cudnn_forward(real *, accum *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
+bool attention_cudnn_forward(real *, accum *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                             cf_stream *) {
     return false;
 }
 
 bool attention_cudnn_backward(real *, const real *, const real *, const accum *, const real *, accum *, int64_t, int64_t, int64_t,
-                              int64_t, cf_stream *) {
+                              int64_t, int64_t, cf_stream *) {
     return false;
 }
 

@@ -26,6 +26,48 @@ void activation_backward(real *dx, const real *dy, const real *x, int64_t count,
     each(activation_map<true>{dx, x, dy}, count, packable(0, dx, dy, x), stream);
 }
 
+struct gated_map {
+    const real *pre;
+    int64_t F;
+
+    template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
+        values<W> x = load<W>(pre + r * 2 * F + c), y = load<W>(pre + (r * 2 + 1) * F + c);
+#pragma unroll
+        for (int k = 0; k < W; k++) y.at[k] *= gate(x.at[k]);
+        return y;
+    }
+};
+
+void gated_forward(real *out, const real *pre, int64_t R, int64_t F, cf_stream *stream) {
+    each_row(out, gated_map{pre, F}, R, F, packable(F, out, pre), stream);
+}
+
+// W neighbouring elements of dout, of one row because F is whole packs.
+struct gated_backward_map {
+    real *pre, *out;
+    const real *dout;
+    int64_t F;
+
+    template <int W> __device__ void at(int64_t i) const {
+        real *gates = pre + i / F * 2 * F + i % F;
+        values<W> x = load<W>(gates), y = load<W>(gates + F), h;
+        const values<W> d = load<W>(dout + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            const float of = gate(x.at[k]);
+            h.at[k] = of * y.at[k];
+            x.at[k] = d.at[k] * y.at[k] * gate_slope(x.at[k]);
+            y.at[k] = d.at[k] * of;
+        }
+        store<W>(gates, x), store<W>(gates + F, y);
+        if (out) store<W>(out + i, h);
+    }
+};
+
+void gated_backward(real *pre, real *out, const real *dout, int64_t R, int64_t F, cf_stream *stream) {
+    each(gated_backward_map{pre, out, dout, F}, R * F, packable(F, pre, out, dout), stream);
+}
+
 struct residual_map {
     const real *x, *bias;
     cf_sum y;
@@ -34,7 +76,7 @@ struct residual_map {
     template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
         values<W> sum = load<W>(x + r * C + c);
         sum += values_of(load_sum<W>(y, r * C + c));
-        sum += load<W>(bias + c);
+        if (bias) sum += load<W>(bias + c);
         return sum;
     }
 };

@@ -51,3 +51,20 @@ void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64
             for (int64_t i = 0; i < C; i++) to[i] += accum_of(dx[(t * B + b) * C + i]);
     }
 }
+
+void rotary_turn(real *x, const accum *table, bool back, int64_t T, int64_t B, int64_t heads, int64_t D, int64_t row,
+                 cf_stream *stream) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < T * B; r++) {
+        const accum *cosine = table + r / B * D, *sine = cosine + D / 2, sign = back ? -1 : 1;
+        for (int64_t h = 0; h < heads; h++) {
+            real *restrict low = x + r * row + h * D, *restrict high = low + D / 2;
+#pragma omp simd
+            for (int64_t i = 0; i < D / 2; i++) {
+                const accum a = accum_of(low[i]), b = accum_of(high[i]), s = sign * sine[i];
+                low[i] = real_of(a * cosine[i] - b * s);
+                high[i] = real_of(b * cosine[i] + a * s);
+            }
+        }
+    }
+}

@@ -132,3 +132,31 @@ struct batch_map {
 void position_backward(accum *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     each(batch_map{dwpe + t0 * C, dx, B, C}, T * C, packable(C, dwpe) && packable(C, dx), stream);
 }
+
+// W neighbouring pairs of one head, because half a head is whole packs.
+struct rotary_map {
+    real *x;
+    const accum *table;
+    float sign;
+    int64_t B, heads, D, row;
+
+    template <int W> __device__ void at(int64_t i) const {
+        const int64_t half = D / 2, pair = i % half, r = i / half / heads;
+        real *low = x + r * row + i / half % heads * D + pair;
+        values<W> a = load<W>(low), b = load<W>(low + half);
+        const values<W> cosine = load<W>(table + r / B * D + pair), sine = load<W>(table + r / B * D + half + pair);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            const float before = a.at[k], s = sign * sine.at[k];
+            a.at[k] = before * cosine.at[k] - b.at[k] * s;
+            b.at[k] = b.at[k] * cosine.at[k] + before * s;
+        }
+        store<W>(low, a), store<W>(low + half, b);
+    }
+};
+
+void rotary_turn(real *x, const accum *table, bool back, int64_t T, int64_t B, int64_t heads, int64_t D, int64_t row,
+                 cf_stream *stream) {
+    const bool packed = packable(D / 2, x) && packable(row, table);
+    each(rotary_map{x, table, back ? -1.0f : 1.0f, B, heads, D, row}, T * B * heads * (D / 2), packed, stream);
+}

@@ -16,7 +16,6 @@
 
 enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256 };
 enum { ROWS = 4, ROWS_BACKWARD = 2, SUMS = 3 }; // rows: as many as registers allow without spills
-#define EPS 1e-5f
 
 // Threads for rows of C columns, W a thread; 0: too many.
 static int64_t threads_of_row(int64_t C, int64_t W) {
@@ -24,9 +23,11 @@ static int64_t threads_of_row(int64_t C, int64_t W) {
     return threads <= THREADS_MAX ? threads : 0;
 }
 
-template <int W>
+// RMS: mean and b are NULL. A template, because a condition when it runs takes registers that it does not have.
+template <int W, bool RMS>
 static __global__ void __launch_bounds__(THREADS_MAX, 2)
-    forward_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C) {
+    forward_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, float eps, int64_t R,
+                   int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
     int64_t at = mine ? c : 0;
@@ -34,7 +35,7 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
     float m[ROWS], s[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; k++) row[k] = load_raw<W>(x + (first + k < R ? first + k : R - 1) * C + at);
-    const cf_pack<real, W> raw_scale = load_raw<W>(w + at), raw_shift = load_raw<W>(b + at);
+    const cf_pack<real, W> raw_scale = load_raw<W>(w + at), raw_shift = RMS ? raw_scale : load_raw<W>(b + at);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         const values<W> v = values_of(row[k]);
@@ -43,11 +44,11 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
         for (int i = 0; i < W; i++) m[k] += v.at[i];
         if (!mine) m[k] = 0;
     }
-    block_sum(m);
+    if (!RMS) block_sum(m);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         const values<W> v = values_of(row[k]);
-        m[k] /= (float)C;
+        m[k] = RMS ? 0 : m[k] / (float)C;
         s[k] = 0;
 #pragma unroll
         for (int i = 0; i < W; i++)
@@ -59,40 +60,43 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
     for (int k = 0; k < ROWS; k++) {
         if (first + k >= R) break;
         values<W> v = values_of(row[k]);
-        float rs = 1 / sqrtf(s[k] / (float)C + EPS);
+        float rs = 1 / sqrtf(s[k] / (float)C + eps);
 #pragma unroll
-        for (int i = 0; i < W; i++) v.at[i] = (v.at[i] - m[k]) * rs * scale.at[i] + shift.at[i];
+        for (int i = 0; i < W; i++) v.at[i] = (v.at[i] - m[k]) * rs * scale.at[i] + (RMS ? 0 : shift.at[i]);
         if (mine) store<W>(out + (first + k) * C + c, v);
-        if (threadIdx.x == 0) mean[first + k] = m[k], rstd[first + k] = rs;
+        if (threadIdx.x == 0 && !RMS) mean[first + k] = m[k];
+        if (threadIdx.x == 0) rstd[first + k] = rs;
     }
 }
 
 // A block per row.
 static __global__ void forward_long_kernel(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b,
-                                           int64_t C) {
+                                           float eps, int64_t C) {
     const real *row = x + blockIdx.x * C;
     real *out_row = out + blockIdx.x * C;
     float sum[1] = {0}, squares[1] = {0};
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += (float)row[c];
     block_sum(sum);
-    float m = sum[0] / (float)C;
+    const float m = mean ? sum[0] / (float)C : 0;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) squares[0] += ((float)row[c] - m) * ((float)row[c] - m);
     block_sum(squares);
-    float s = 1 / sqrtf(squares[0] / (float)C + EPS);
+    float s = 1 / sqrtf(squares[0] / (float)C + eps);
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
-        out_row[c] = (real)(((float)row[c] - m) * s * (float)w[c] + (float)b[c]);
-    if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = s;
+        out_row[c] = (real)(((float)row[c] - m) * s * (float)w[c] + (b ? (float)b[c] : 0));
+    if (threadIdx.x == 0 && mean) mean[blockIdx.x] = m;
+    if (threadIdx.x == 0) rstd[blockIdx.x] = s;
 }
 
-void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
-                       cf_stream *stream) {
+void layernorm_forward(real *out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, double eps, int64_t R,
+                       int64_t C, cf_stream *stream) {
     bool packed = packable(C, out, x, w, b);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
+    auto kernel = packed ? forward_kernel<PACK, false> : forward_kernel<1, false>;
+    if (!mean) kernel = packed ? forward_kernel<PACK, true> : forward_kernel<1, true>;
     if (threads > 0)
-        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, {ceil_div(R, ROWS)}, threads, stream, out, mean, rstd, x, w, b,
-                  R, C);
+        cf_launch(kernel, {ceil_div(R, ROWS)}, threads, stream, out, mean, rstd, x, w, b, (float)eps, R, C);
     else
-        cf_launch(forward_long_kernel, {R}, LONG_THREADS, stream, out, mean, rstd, x, w, b, C);
+        cf_launch(forward_long_kernel, {R}, LONG_THREADS, stream, out, mean, rstd, x, w, b, (float)eps, C);
 }
 
 int64_t layernorm_scratch(int64_t C) {
@@ -105,10 +109,10 @@ template <int W> struct rows_read {
     float mean[ROWS_BACKWARD], rstd[ROWS_BACKWARD];
 };
 
-// With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
+// With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)); with mean NULL without mean(g).
 // partial (stretches, SUMS, C): dw, db and dbias of each stretch of rows.
-// PARTS: dy is a sum of parts. Without them the kernel needs all registers for itself.
-template <int W, bool PARTS>
+// PARTS: dy is a sum of parts. Without them the kernel needs all registers for itself. RMS: mean is NULL.
+template <int W, bool PARTS, bool RMS>
 static __global__ void __launch_bounds__(THREADS_MAX)
     backward_kernel(real *dx, accum *partial, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
                     int64_t stretch, int64_t R, int64_t C) {
@@ -126,7 +130,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
             next.x[k] = load_raw<W>(x + r * C + at);
             next.dy[k] = PARTS ? load_sum<W>(dy, r * C + at) : load_raw<W>((const real *)dy.to + r * C + at);
             next.dx[k] = load_raw<W>(dx + r * C + at);
-            next.mean[k] = mean[r], next.rstd[k] = rstd[r];
+            next.mean[k] = RMS ? 0 : mean[r], next.rstd[k] = rstd[r];
         }
     };
     read(begin);
@@ -152,12 +156,12 @@ static __global__ void __launch_bounds__(THREADS_MAX)
             if (first + k >= end) break;
             const values<W> v = values_of(now.x[k]), d = values_of(now.dy[k]);
             values<W> old = values_of(now.dx[k]);
-            float mean_g = sum[2 * k] / (float)C, mean_gh = sum[2 * k + 1] / (float)C;
+            float mean_g = RMS ? 0 : sum[2 * k] / (float)C, mean_gh = sum[2 * k + 1] / (float)C;
 #pragma unroll
             for (int i = 0; i < W; i++) {
                 float h = (v.at[i] - now.mean[k]) * now.rstd[k];
                 dw.at[i] += d.at[i] * h;
-                db.at[i] += d.at[i];
+                if (!RMS) db.at[i] += d.at[i];
                 old.at[i] += now.rstd[k] * (d.at[i] * scale.at[i] - mean_g - h * mean_gh);
             }
             dbias += old;
@@ -165,7 +169,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
         }
     }
     accum *part = partial + blockIdx.x * SUMS * C;
-    if (mine) store<W>(part + c, dw), store<W>(part + C + c, db), store<W>(part + 2 * C + c, dbias);
+    if (mine) store<W>(part + c, dw), RMS ? (void)0 : store<W>(part + C + c, db), store<W>(part + 2 * C + c, dbias);
 }
 
 // The same for long rows: one thread adds up each element of dw, db and dbias in the scratch.
@@ -175,7 +179,7 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, cf_sum dy,
     accum *dw = partial + blockIdx.x * SUMS * C, *db = dw + C, *dbias = db + C;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = dbias[c] = 0;
     for (int64_t r = begin; r < end; r++) {
-        float m = mean[r], s = rstd[r], sum[2] = {0, 0};
+        float m = mean ? mean[r] : 0, s = rstd[r], sum[2] = {0, 0};
         real *dy_row = (real *)dy.to + r * C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
             if (dy.parts > 0) dy_row[c] = load_sum<1>(dy, r * C + c).at[0];
@@ -186,7 +190,7 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, cf_sum dy,
             sum[1] += g * h;
         }
         block_sum(sum);
-        float mean_g = sum[0] / (float)C, mean_gh = sum[1] / (float)C;
+        float mean_g = mean ? sum[0] / (float)C : 0, mean_gh = sum[1] / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
             float g = (float)dy_row[c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;
             float changed = (float)dx[r * C + c] + s * (g - mean_g - h * mean_gh);
@@ -196,13 +200,17 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, cf_sum dy,
     }
 }
 
+template <bool RMS> static auto backward_for(bool packed, bool parts) {
+    if (parts) return packed ? backward_kernel<PACK, true, RMS> : backward_kernel<1, true, RMS>;
+    return packed ? backward_kernel<PACK, false, RMS> : backward_kernel<1, false, RMS>;
+}
+
 void layernorm_backward(real *dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean,
                         const accum *rstd, accum *scratch, int64_t R, int64_t C, cf_stream *stream) {
     bool packed = packable(C, dx, x, w, scratch) && packable(dy);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);
-    auto kernel = packed ? backward_kernel<PACK, false> : backward_kernel<1, false>;
-    if (dy.parts > 0) kernel = packed ? backward_kernel<PACK, true> : backward_kernel<1, true>;
+    auto kernel = mean ? backward_for<false>(packed, dy.parts > 0) : backward_for<true>(packed, dy.parts > 0);
     if (threads == 0) kernel = backward_long_kernel;
     if (threads == 0) threads = LONG_THREADS;
     cf_launch(kernel, {stretches}, threads, stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);

@@ -67,7 +67,7 @@ typedef struct bench {
 
 static void attend(work *k, char *to, int64_t t0, int64_t n, cf_stream *stream) {
     int64_t B = k->s.B, row = t0 * B * k->Cl;
-    attention_forward(k->heads, k->lse, k->qkv, t0, n, k->s.T, B, k->Hl, k->D, stream);
+    attention_forward(k->heads, k->lse, k->qkv, t0, n, k->s.T, B, k->Hl, k->Hl, k->D, stream);
     if (k->kind == QUERY_SPLIT)
         linear_forward((real *)to, NULL, k->heads + row, k->w, NULL, NULL, linear_all(n * B), k->Cl, k->s.C, stream);
     else

@@ -112,7 +112,7 @@ static void attention_scatter(void *argument, const cf_span *span, cf_stream *st
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
-        attention_forward(k->heads, k->lse, k->qkv, t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
+        attention_forward(k->heads, k->lse, k->qkv, t0, span->rows, k->s.T, k->s.B, k->Hl, k->Hl, k->D, stream);
         project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local, span->rows * k->s.B, stream);
     }
 }
@@ -164,7 +164,7 @@ static void attention_alltoall(void *argument, const cf_span *span, cf_stream *s
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
         attention_forward((real *)(span->data + i * span->data_stride) - t0 * k->row_elements, k->lse, k->qkv, t0, span->rows,
-                          k->s.T, k->s.B, k->Hl, k->D, stream);
+                          k->s.T, k->s.B, k->Hl, k->Hl, k->D, stream);
     }
 }
 

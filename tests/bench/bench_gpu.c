@@ -147,7 +147,7 @@ static void make_buffers(bench *b) {
     b->vectors = filled(b, OF_ACCUM, 8 * s->C);
     b->rows = filled(b, OF_ACCUM, 8 * s->R);
     b->lse = filled(b, OF_ACCUM, s->R * s->H);
-    b->scratch = filled(b, OF_ACCUM, largest(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->scratch = filled(b, OF_ACCUM, largest(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->H, s->D)));
     b->w = filled(b, OF_REAL, s->S);
     b->master = filled(b, OF_ACCUM, s->S);
     b->m = filled(b, OF_ACCUM, s->S);
@@ -245,18 +245,18 @@ static void head_wgrad(bench *b, const int64_t *n) {
 static void attention(bench *b, const int64_t *n) {
     (void)n;
     const sizes *s = &b->s;
-    attention_forward(sink(b, 0), b->lse, b->wide, 0, s->T, s->T, s->B, s->H, s->D, b->stream);
+    attention_forward(sink(b, 0), b->lse, b->wide, 0, s->T, s->T, s->B, s->H, s->H, s->D, b->stream);
 }
 static void attention_gradient(bench *b, const int64_t *n) {
     (void)n;
     const sizes *s = &b->s;
-    attention_backward(b->dqkv, residual(b, 0), residual(b, 1), b->lse, b->wide, b->scratch, 0, s->T, s->T, s->B, s->H, s->D, true,
-                       b->stream);
+    attention_backward(b->dqkv, residual(b, 0), residual(b, 1), b->lse, b->wide, b->scratch, 0, s->T, s->T, s->B, s->H, s->H, s->D,
+                       true, b->stream);
 }
 
 static void norm(bench *b, const int64_t *n) {
     (void)n;
-    layernorm_forward(sink(b, 0), b->rows, b->rows + b->s.R, residual(b, 1), b->weight, b->weight + b->s.C, b->s.R, b->s.C,
+    layernorm_forward(sink(b, 0), b->rows, b->rows + b->s.R, residual(b, 1), b->weight, b->weight + b->s.C, 1e-5, b->s.R, b->s.C,
                       b->stream);
 }
 static void norm_gradient(bench *b, const int64_t *n) {
@@ -583,7 +583,7 @@ static void attention_scatter(bench *b, const int64_t *n) {
     const sizes *s = &b->s;
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
-        attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, s->D, b->stream);
+        attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, H, s->D, b->stream);
         linear_forward(sink(b, 1) + i * rows * s->C, NULL, sink(b, 0) + i * rows * local, b->weight, NULL, NULL, linear_all(rows),
                        local, s->C, b->stream);
     }

@@ -75,7 +75,7 @@ static void bench_buffers(bench *b) {
     b->dweight = precise_buffer(4 * s->C * s->C);
     b->bias = normal_buffer(4 * s->C);
     b->row_stats = precise_buffer(s->R * 8);
-    b->scratch = precise_buffer(max(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->scratch = precise_buffer(max(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->H, s->D)));
     b->logits = normal_buffer(s->R * s->V);
     b->table = normal_buffer(s->V * s->C);
     b->dtable = precise_buffer(s->V * s->C);
@@ -127,7 +127,8 @@ static void run_bias_grad(bench *b) {
 }
 
 static void run_layernorm_forward(bench *b) {
-    layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C, b->s.R, b->s.C, NULL);
+    layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C, 1e-5, b->s.R, b->s.C,
+                      NULL);
 }
 static void run_layernorm_backward(bench *b) {
     layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, NULL, whole_sum(b->narrow2), b->narrow, b->bias, b->row_stats,
@@ -158,19 +159,19 @@ static void run_position_backward(bench *b) {
 }
 
 static void run_attention_forward(bench *b) { // qkv: three quarters of wide
-    attention_forward(b->narrow, b->lse, b->wide, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D, NULL);
+    attention_forward(b->narrow, b->lse, b->wide, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.H, b->s.D, NULL);
 }
 static void run_attention_backward(bench *b) {
-    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
-                       true, NULL);
+    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.H,
+                       b->s.D, true, NULL);
 }
 // Of scores so far apart that a fifth of the probabilities would be subnormal.
 static void run_sharp_forward(bench *b) {
-    attention_forward(b->narrow, b->lse, b->sharp, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D, NULL);
+    attention_forward(b->narrow, b->lse, b->sharp, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.H, b->s.D, NULL);
 }
 static void run_sharp_backward(bench *b) {
-    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->sharp, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
-                       true, NULL);
+    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->sharp, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.H,
+                       b->s.D, true, NULL);
 }
 
 // The head's three products, and two of a block's.

@@ -16,11 +16,11 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FOLDER = os.path.join(ROOT, "build", "cuda-bf16", "tests", "cuda")
 TOOL, DRIVER = os.path.join(FOLDER, "tool_plans"), os.path.join(FOLDER, "driver")
-LINE = re.compile(r"(\S+) (forward|backward) n=(\d+) keys=(\d+) B=(\d+) H=(\d+) D=(\d+) workspace=(\d+) (\S+) (\S+)$")
+LINE = re.compile(r"(\S+) (forward|backward) n=(\d+) keys=(\d+) B=(\d+) H=(\d+) KV=(\d+) D=(\d+) workspace=(\d+) (\S+) (\S+)$")
 # The generation of forward's and backward's kernels for the shapes of GPT-2. (Of a B200's own backward kernels none adds up
 # dQ in one order.)
 GENERATIONS = {"A100": ("sm80", "sm80"), "H100": ("sm90", "sm90"), "B200": ("sm100", "sm80")}
-ANSWERS = 12 + 7  # forward; backward, of shapes with as many queries as keys
+ANSWERS = 16 + 10  # forward; backward, of shapes with as many queries as keys
 MARGIN = 1 << 20  # bytes: tiles are padded
 
 
@@ -44,29 +44,29 @@ class Plans(unittest.TestCase):
         found = [LINE.match(line) for line in output.splitlines()]
         self.assertTrue(all(found), output)
         self.assertEqual(len(found), ANSWERS, output)
-        return [(one[2], *map(int, one.groups()[2:8]), one[9], one[10]) for one in found]
+        return [(one[2], *map(int, one.groups()[2:9]), one[10], one[11]) for one in found]
 
     def test_every_shape_has_a_fused_kernel(self):
         for gpu in GENERATIONS:
-            for pass_name, n, keys, B, H, D, workspace, said, kernel in self.plans(gpu):
-                with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, D=D):
+            for pass_name, n, keys, B, H, KV, D, workspace, said, kernel in self.plans(gpu):
+                with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, KV=KV, D=D):
                     self.assertEqual(said, "plan")
                     self.assertIn("sdpa", kernel)
                     self.assertIn({"forward": "fprop", "backward": "bprop"}[pass_name], kernel)
 
     def test_kernels_are_of_the_gpu_s_generation(self):
         for gpu, generations in GENERATIONS.items():
-            for pass_name, n, keys, B, H, D, workspace, said, kernel in self.plans(gpu):
+            for pass_name, n, keys, B, H, KV, D, workspace, said, kernel in self.plans(gpu):
                 wanted = generations[pass_name == "backward"]
                 if D in (64, 128) and n >= 256:
-                    with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, D=D):
+                    with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, KV=KV, D=D):
                         self.assertIn(f"_{wanted}_", kernel)
 
     def test_workspace(self):
         """Forward needs next to none; backward keeps dS, padded to tiles, so that dQ is added up in one order."""
         for gpu in GENERATIONS:
-            for pass_name, n, keys, B, H, D, workspace, said, kernel in self.plans(gpu):
-                with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, D=D):
+            for pass_name, n, keys, B, H, KV, D, workspace, said, kernel in self.plans(gpu):
+                with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, KV=KV, D=D):
                     kept = 2 * B * H * n * keys if pass_name == "backward" else 0
                     self.assertLessEqual(workspace, kept + MARGIN)
 

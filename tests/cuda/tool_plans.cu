@@ -77,20 +77,24 @@ static descriptor describe(const gpu *g) {
 
 // --- shapes: whole sequences, ranges of Query-Split, and odd ones
 
-static const problem shapes[] = {{FORWARD, 1024, 1024, 16, 12, 64}, // d12, and its heads on 2 and 4 ranks
-                                 {FORWARD, 1024, 1024, 16, 6, 64},  {FORWARD, 1024, 1024, 8, 25, 64}, // d48
-                                 {FORWARD, 2048, 2048, 4, 16, 128},                                   // heads of 128 channels
-                                 {FORWARD, 512, 1024, 16, 6, 64}, // the last of two ranges, of four, and one between
-                                 {FORWARD, 256, 1024, 16, 3, 64},   {FORWARD, 256, 512, 16, 3, 64},
-                                 {FORWARD, 100, 300, 2, 5, 64}, // nothing is a multiple of anything
-                                 {FORWARD, 300, 300, 2, 5, 64},     {FORWARD, 33, 65, 3, 4, 40},
-                                 {FORWARD, 65, 65, 3, 4, 40},       {FORWARD, 2, 2, 1, 1, 8}};
+static const problem shapes[] = {{FORWARD, 1024, 1024, 16, 12, 12, 64}, // d12, and its heads on 2 and 4 ranks
+                                 {FORWARD, 1024, 1024, 16, 6, 6, 64},   {FORWARD, 1024, 1024, 8, 25, 25, 64}, // d48
+                                 {FORWARD, 2048, 2048, 4, 16, 16, 128}, // heads of 128 channels
+                                 {FORWARD, 512, 1024, 16, 6, 6, 64},    // the last of two ranges, of four, and one between
+                                 {FORWARD, 256, 1024, 16, 3, 3, 64},    {FORWARD, 256, 512, 16, 3, 3, 64},
+                                 {FORWARD, 1024, 1024, 16, 9, 3, 64}, // heads that share keys: SmolLM2 135M,
+                                 {FORWARD, 2048, 2048, 4, 16, 4, 64}, // Llama 3.2 1B on two ranks,
+                                 {FORWARD, 1024, 2048, 4, 16, 4, 64}, // its last of two ranges,
+                                 {FORWARD, 1024, 1024, 2, 8, 1, 128}, // and of one head for all
+                                 {FORWARD, 100, 300, 2, 5, 5, 64},    // nothing is a multiple of anything
+                                 {FORWARD, 300, 300, 2, 5, 5, 64},      {FORWARD, 33, 65, 3, 4, 4, 40},
+                                 {FORWARD, 65, 65, 3, 4, 2, 40},        {FORWARD, 2, 2, 1, 1, 1, 8}};
 
 static void ask(const gpu *g, const problem *of, const char *kernel) {
     plan *p = plan_for(of);
-    printf("%s %s n=%lld keys=%lld B=%lld H=%lld D=%lld workspace=%lld %s %s\n", g->name,
+    printf("%s %s n=%lld keys=%lld B=%lld H=%lld KV=%lld D=%lld workspace=%lld %s %s\n", g->name,
            of->pass == FORWARD ? "forward" : "backward", (long long)of->n, (long long)of->keys, (long long)of->B, (long long)of->H,
-           (long long)of->D, (long long)p->workspace, p->execution ? "plan" : cudnnGetErrorString(p->refusal),
+           (long long)of->KV, (long long)of->D, (long long)p->workspace, p->execution ? "plan" : cudnnGetErrorString(p->refusal),
            p->execution ? kernel : "-");
     fflush(stdout);
 }

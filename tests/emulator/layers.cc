@@ -47,15 +47,15 @@ decltype(attention_cudnn_forward) __real_attention_cudnn_forward, __wrap_attenti
 decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_attention_cudnn_backward;
 
 bool __wrap_attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
-                                    int64_t D, cf_stream *stream) {
+                                    int64_t KV, int64_t D, cf_stream *stream) {
     return takes_time(flops(t0, n, B, H, D), (double)(B * H), n, false, stream) ||
-           __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
+           __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, KV, D, stream);
 }
 
 bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv,
-                                     accum *scratch, int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+                                     accum *scratch, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, cf_stream *stream) {
     return takes_time(2.5 * flops(0, T, B, H, D), (double)(B * H), T, true, stream) ||
-           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, D, stream);
+           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, T, B, H, KV, D, stream);
 }
 
 enum { E = sizeof(real), P = sizeof(accum) };
@@ -72,8 +72,8 @@ static bool takes_time_to_move(double bytes, cf_stream *stream) {
         if (!takes_time_to_move((double)(bytes), stream)) __real_##name(__VA_ARGS__);                                              \
     }
 MOVES(layernorm_forward, R *C * 2 * E,
-      (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C, cf_stream *stream),
-      out, mean, rstd, x, w, b, R, C, stream)
+      (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, double eps, int64_t R, int64_t C, cf_stream *stream),
+      out, mean, rstd, x, w, b, eps, R, C, stream)
 MOVES(layernorm_backward, R *C *(4 + dy.parts) * E,
       (real * dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
        accum *scratch, int64_t R, int64_t C, cf_stream *stream),
@@ -81,6 +81,12 @@ MOVES(layernorm_backward, R *C *(4 + dy.parts) * E,
 MOVES(residual_forward, R *C *(3 + y.parts) * E,
       (real * out, const real *x, cf_sum y, const real *bias, int64_t R, int64_t C, cf_stream *stream), out, x, y, bias, R, C,
       stream)
+MOVES(gated_forward, R *F * 3 * E, (real * out, const real *pre, int64_t R, int64_t F, cf_stream *stream), out, pre, R, F, stream)
+MOVES(gated_backward, R *F *(5 + (out != NULL)) * E,
+      (real * pre, real *out, const real *dout, int64_t R, int64_t F, cf_stream *stream), pre, out, dout, R, F, stream)
+MOVES(rotary_turn, T *B *heads *D * 2 * E,
+      (real * x, const accum *table, bool back, int64_t T, int64_t B, int64_t heads, int64_t D, int64_t row, cf_stream *stream), x,
+      table, back, T, B, heads, D, row, stream)
 MOVES(linear_bias_grad, R *OC *E, (accum * db, const real *dy, int64_t R, int64_t OC, cf_stream *stream), db, dy, R, OC, stream)
 MOVES(crossentropy_stats, R *V *E,
       (accum * stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R, int64_t V,

@@ -52,13 +52,13 @@ static void sharp_attention(void) {
     enum { D = 16, T = 2, B = 2, H = 8 };
     float *qkv = filled(T * B * 3 * H * D, 0), *out = filled(T * B * H * D, 0), *lse = filled(T * B * H, 0);
     float *dqkv = filled(T * B * 3 * H * D, 0), *dout = filled(T * B * H * D, 1),
-          *scratch = filled(attention_scratch(T, B, H, D), 0);
+          *scratch = filled(attention_scratch(T, B, H, H, D), 0);
     for (int64_t i = 0; i < B * H * D; i++) {
         const int64_t at = i / (H * D) * 3 * H * D + i % (H * D), next = B * 3 * H * D;
         qkv[next + at] = 1, qkv[at + H * D] = -95 / sqrtf(D), qkv[at + 2 * H * D] = 1e30f; // query, the first key and its value
     }
-    attention_forward(out, lse, qkv, 0, T, T, B, H, D, NULL);
-    attention_backward(dqkv, dout, out, lse, qkv, scratch, 0, T, T, B, H, D, true, NULL);
+    attention_forward(out, lse, qkv, 0, T, T, B, H, H, D, NULL);
+    attention_backward(dqkv, dout, out, lse, qkv, scratch, 0, T, T, B, H, H, D, true, NULL);
     CHECK(out[0] == 1e30f, "a query that sees one key");
     CHECK(are_zero(out + B * H * D, B * H * D), "a query takes %g of a value that it sees with exp(-95)", out[B * H * D]);
     for (int64_t i = 0; i < B * H * D; i++) {

@@ -5,15 +5,15 @@
 #include "layers/kernels/attention.h"
 
 typedef struct problem {
-    int64_t T, B, H, D;
+    int64_t T, B, H, KV, D;
     int64_t used; // rows of the sequence that have queries: 0 … used − 1
     real *qkv, *out, *lse, *dout;
 } problem;
 
-static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t used) {
+static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, int64_t used) {
     int64_t rows = T * B;
-    problem p = {T, B, H, D, used, NULL, NULL, NULL, NULL};
-    p.qkv = random_buffer(rows * 3 * H * D);
+    problem p = {T, B, H, KV, D, used, NULL, NULL, NULL, NULL};
+    p.qkv = random_buffer(rows * (H + 2 * KV) * D);
     p.out = poisoned_buffer(rows * H * D);
     p.lse = poisoned_buffer(rows * H);
     p.dout = random_buffer(rows * H * D);
@@ -22,23 +22,28 @@ static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t u
 
 static double loss(void *context) {
     problem *p = context;
-    attention_forward(p->out, p->lse, p->qkv, 0, p->used, p->T, p->B, p->H, p->D, NULL);
+    attention_forward(p->out, p->lse, p->qkv, 0, p->used, p->T, p->B, p->H, p->KV, p->D, NULL);
     return dot(p->out, p->dout, p->used * p->B * p->H * p->D);
+}
+
+// Offset in qkv; part 0, 1, 2: query, and the key and value that it sees
+static int64_t at(const problem *p, int64_t t, int64_t b, int64_t part, int64_t h) {
+    int64_t head = part == 0 ? h : p->H + (part - 1) * p->KV + h * p->KV / p->H;
+    return ((t * p->B + b) * (p->H + 2 * p->KV) + head) * p->D;
 }
 
 // One query of the naive softmax: out (D), returns its lse. score: (T).
 static double naive_row(double *out, double *score, const problem *p, int64_t t, int64_t b, int64_t h) {
-    int64_t row = p->B * 3 * p->H * p->D, part = p->H * p->D;
-    const real *q = p->qkv + t * row + (b * 3 * p->H + h) * p->D;
+    const real *q = p->qkv + at(p, t, b, 0, h);
     double sum = 0, maximum = -INFINITY;
     for (int64_t i = 0; i <= t; i++) {
-        const real *k = p->qkv + i * row + (b * 3 * p->H + h) * p->D + part;
+        const real *k = p->qkv + at(p, i, b, 1, h);
         score[i] = dot(q, k, p->D) / sqrt((double)p->D);
         maximum = fmax(maximum, score[i]);
     }
     for (int64_t d = 0; d < p->D; d++) out[d] = 0;
     for (int64_t i = 0; i <= t; i++) {
-        const real *v = p->qkv + i * row + (b * 3 * p->H + h) * p->D + 2 * part;
+        const real *v = p->qkv + at(p, i, b, 2, h);
         sum += exp(score[i] - maximum);
         for (int64_t d = 0; d < p->D; d++) out[d] += exp(score[i] - maximum) * (double)v[d];
     }
@@ -58,41 +63,41 @@ static void assert_forward_is_naive(const problem *p, int64_t t0, int64_t n) {
 
 static void forward_equals_naive_softmax(void **state) {
     (void)state;
-    static const int64_t shapes[][6] = {// T, B, H, D, t0, n
-                                        {1, 1, 1, 1, 0, 1},      {7, 2, 3, 5, 0, 7},      {19, 1, 2, 3, 4, 11},
-                                        {300, 1, 2, 3, 0, 300},  {600, 1, 1, 2, 33, 555}, {70, 3, 2, 64, 69, 1},
-                                        {290, 1, 1, 130, 0, 290}};
+    static const int64_t shapes[][7] = {// T, B, H, KV, D, t0, n
+                                        {1, 1, 1, 1, 1, 0, 1},      {7, 2, 3, 3, 5, 0, 7},      {19, 1, 2, 1, 3, 4, 11},
+                                        {300, 1, 4, 2, 3, 0, 300},  {600, 1, 1, 1, 2, 33, 555}, {70, 3, 2, 2, 64, 69, 1},
+                                        {290, 1, 1, 1, 130, 0, 290}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const int64_t *s = shapes[i], width = s[1] * s[2] * s[3];
-        problem p = problem_new(s[0], s[1], s[2], s[3], s[0]);
-        attention_forward(p.out, p.lse, p.qkv, s[4], s[5], p.T, p.B, p.H, p.D, NULL);
-        assert_forward_is_naive(&p, s[4], s[5]);
-        assert_untouched("out before", p.out, s[4] * width);
-        assert_untouched("out after", p.out + (s[4] + s[5]) * width, (p.T - s[4] - s[5]) * width);
-        for (int64_t pair = 0; pair < s[1] * s[2]; pair++) assert_untouched("lse before", p.lse + pair * p.T, s[4]);
+        const int64_t *s = shapes[i], width = s[1] * s[2] * s[4];
+        problem p = problem_new(s[0], s[1], s[2], s[3], s[4], s[0]);
+        attention_forward(p.out, p.lse, p.qkv, s[5], s[6], p.T, p.B, p.H, p.KV, p.D, NULL);
+        assert_forward_is_naive(&p, s[5], s[6]);
+        assert_untouched("out before", p.out, s[5] * width);
+        assert_untouched("out after", p.out + (s[5] + s[6]) * width, (p.T - s[5] - s[6]) * width);
+        for (int64_t pair = 0; pair < s[1] * s[2]; pair++) assert_untouched("lse before", p.lse + pair * p.T, s[5]);
     }
 }
 
 // Backward over the ranges between `cuts`, in a shuffled order. Rows outside each range hold NaN in dout.
 static void backward_in_ranges(real *dqkv, const problem *p, const int64_t *cuts, int64_t ranges) {
     int64_t width = p->B * p->H * p->D, count = p->T * width;
-    real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->D));
+    real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->KV, p->D));
     for (int64_t i = 0; i < ranges; i++) {
         int64_t j = (i * 2 + 1) % ranges; // 1, 3, …, then 0, 2, …: each once when their number is odd
         real *only_these = poisoned_buffer(count);
         int64_t t0 = cuts[j], n = cuts[j + 1] - t0;
         memcpy(only_these + t0 * width, p->dout + t0 * width, (size_t)(n * width) * sizeof(real));
-        attention_backward(dqkv, only_these, p->out, p->lse, p->qkv, scratch, t0, n, p->T, p->B, p->H, p->D, i == 0, NULL);
+        attention_backward(dqkv, only_these, p->out, p->lse, p->qkv, scratch, t0, n, p->T, p->B, p->H, p->KV, p->D, i == 0, NULL);
     }
 }
 
 // Adds the gradient of one query of the naive softmax to dqkv, in qkv's layout.
 static void naive_row_backward(double *dqkv, double *out, double *score, const problem *p, int64_t t, int64_t b, int64_t h) {
-    const int64_t D = p->D, row = p->B * 3 * p->H * D, part = p->H * D, first = (b * 3 * p->H + h) * D, query = t * row + first;
+    const int64_t D = p->D, query = at(p, t, b, 0, h);
     const real *dout = p->dout + ((t * p->B + b) * p->H + h) * D;
     const double lse = naive_row(out, score, p, t, b, h), scale = 1 / sqrt((double)D);
     for (int64_t i = 0; i <= t; i++) {
-        const int64_t key = i * row + first + part, value = key + part;
+        const int64_t key = at(p, i, b, 1, h), value = at(p, i, b, 2, h);
         double share = exp(score[i] - lse), into = 0; // what flows into the score
         for (int64_t d = 0; d < D; d++) into += share * scale * (double)dout[d] * ((double)p->qkv[value + d] - out[d]);
         for (int64_t d = 0; d < D; d++) {
@@ -104,7 +109,7 @@ static void naive_row_backward(double *dqkv, double *out, double *score, const p
 }
 
 static void assert_backward_is_naive(const problem *p, const real *dqkv) {
-    const int64_t count = p->T * p->B * 3 * p->H * p->D;
+    const int64_t count = p->T * p->B * (p->H + 2 * p->KV) * p->D;
     double *expected = double_buffer(count), *out = double_buffer(p->D), *score = double_buffer(p->T);
     memset(expected, 0, (size_t)count * sizeof *expected);
     for (int64_t t = 0; t < p->used; t++)
@@ -114,10 +119,10 @@ static void assert_backward_is_naive(const problem *p, const real *dqkv) {
 
 enum { SMALL = 1000 };
 
-static void check_backward(int64_t T, int64_t B, int64_t H, int64_t D, const int64_t *cuts, int64_t ranges) {
+static void check_backward(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, const int64_t *cuts, int64_t ranges) {
     assert_int_equal(ranges % 2, 1);
-    problem p = problem_new(T, B, H, D, cuts[ranges]);
-    int64_t count = T * B * 3 * H * D, used = p.used * B * 3 * H * D;
+    problem p = problem_new(T, B, H, KV, D, cuts[ranges]);
+    int64_t row = B * (H + 2 * KV) * D, count = T * row, used = p.used * row;
     real *dqkv = poisoned_buffer(count); // the first range writes all of it
     loss(&p);
     cf_device_threads(2);
@@ -130,23 +135,26 @@ static void check_backward(int64_t T, int64_t B, int64_t H, int64_t D, const int
 
 static void backward_one_range(void **state) {
     (void)state;
-    check_backward(1, 1, 1, 1, (int64_t[]){0, 1}, 1);
-    check_backward(9, 2, 3, 5, (int64_t[]){0, 9}, 1);
-    check_backward(17, 1, 2, 7, (int64_t[]){0, 13}, 1); // keys after the last query get nothing
+    check_backward(1, 1, 1, 1, 1, (int64_t[]){0, 1}, 1);
+    check_backward(9, 2, 3, 3, 5, (int64_t[]){0, 9}, 1);
+    check_backward(9, 2, 4, 2, 5, (int64_t[]){0, 9}, 1);
+    check_backward(8, 1, 3, 1, 5, (int64_t[]){0, 8}, 1);
+    check_backward(17, 1, 2, 2, 7, (int64_t[]){0, 13}, 1); // keys after the last query get nothing
 }
 
 static void backward_shuffled_ranges(void **state) {
     (void)state;
-    check_backward(13, 2, 2, 3, (int64_t[]){0, 1, 6, 13}, 3);
-    check_backward(11, 1, 1, 4, (int64_t[]){0, 2, 2, 5, 9, 11}, 5); // one range is empty
+    check_backward(13, 2, 2, 1, 3, (int64_t[]){0, 1, 6, 13}, 3);
+    check_backward(11, 1, 1, 1, 4, (int64_t[]){0, 2, 2, 5, 9, 11}, 5); // one range is empty
 }
 
 static void backward_many_tiles(void **state) {
     (void)state;
     // Few heads: cut into blocks of keys. Wide heads: small tiles, so several in a block.
-    check_backward(530, 1, 2, 3, (int64_t[]){0, 530}, 1);
-    check_backward(131, 1, 1, 1000, (int64_t[]){0, 131}, 1);
-    check_backward(126, 1, 1, 300, (int64_t[]){0, 50, 93, 126}, 3); // too short to be cut
+    check_backward(530, 1, 2, 2, 3, (int64_t[]){0, 530}, 1);
+    check_backward(530, 1, 4, 2, 3, (int64_t[]){0, 530}, 1);
+    check_backward(131, 1, 1, 1, 1000, (int64_t[]){0, 131}, 1);
+    check_backward(126, 1, 1, 1, 300, (int64_t[]){0, 50, 93, 126}, 3); // too short to be cut
 }
 
 int main(void) {

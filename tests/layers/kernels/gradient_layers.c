@@ -60,16 +60,16 @@ static void linear(void **state) {
 
 typedef struct layernorm_problem {
     int64_t R, C;
-    real *x, *w, *b, *y, *dy, *mean, *rstd;
+    real *x, *w, *b, *y, *dy, *mean, *rstd; // b, mean NULL: without
 } layernorm_problem;
 
 static double layernorm_loss(void *context) {
     layernorm_problem *p = context;
-    layernorm_forward(p->y, p->mean, p->rstd, p->x, p->w, p->b, p->R, p->C, NULL);
+    layernorm_forward(p->y, p->mean, p->rstd, p->x, p->w, p->b, 1e-5, p->R, p->C, NULL);
     return dot(p->y, p->dy, p->R * p->C);
 }
 
-static void check_layernorm(int64_t R, int64_t C) {
+static void check_layernorm(int64_t R, int64_t C, bool rms) {
     layernorm_problem p = {R,
                            C,
                            random_buffer(R * C),
@@ -79,24 +79,93 @@ static void check_layernorm(int64_t R, int64_t C) {
                            random_buffer(R * C),
                            poisoned_buffer(R),
                            poisoned_buffer(R)};
+    if (rms) p.mean = NULL, p.b = NULL;
     real *dx = random_buffer(R * C), *dw = random_buffer(C), *db = random_buffer(C);
     real *dx_before = copy_buffer(dx, R * C), *dw_before = copy_buffer(dw, C), *db_before = copy_buffer(db, C);
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     layernorm_loss(&p);
-    layernorm_backward(dx, dw, db, NULL, whole_sum(p.dy), p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
+    layernorm_backward(dx, dw, rms ? NULL : db, NULL, whole_sum(p.dy), p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
     subtract(dx, dx_before, R * C);
     subtract(dw, dw_before, C);
     subtract(db, db_before, C);
     assert_gradient("x", p.x, dx, R * C, MOST, layernorm_loss, &p);
     assert_gradient("w", p.w, dw, C, MOST, layernorm_loss, &p);
-    assert_gradient("b", p.b, db, C, MOST, layernorm_loss, &p);
+    if (!rms) assert_gradient("b", p.b, db, C, MOST, layernorm_loss, &p);
 }
 
 static void layernorm(void **state) {
     (void)state;
-    check_layernorm(1, 9);
-    check_layernorm(5, 13);
-    check_layernorm(71, 7); // several rows per block
+    for (int rms = 0; rms < 2; rms++) {
+        check_layernorm(1, 9, rms);
+        check_layernorm(5, 13, rms);
+        check_layernorm(71, 7, rms); // several rows per block
+    }
+}
+
+typedef struct gated_problem {
+    int64_t R, F;
+    real *pre, *out, *dout;
+} gated_problem;
+
+static double gated_loss(void *context) {
+    gated_problem *p = context;
+    gated_forward(p->out, p->pre, p->R, p->F, NULL);
+    return dot(p->out, p->dout, p->R * p->F);
+}
+
+static void gated(void **state) {
+    (void)state;
+    const int64_t R = 5, F = 9;
+    for (int again = 0; again < 2; again++) {
+        gated_problem p = {R, F, random_buffer(R * 2 * F), poisoned_buffer(R * F), random_buffer(R * F)};
+        real *dpre = copy_buffer(p.pre, R * 2 * F), *out = poisoned_buffer(R * F);
+        gated_loss(&p);
+        gated_backward(dpre, again ? out : NULL, p.dout, R, F, NULL);
+        if (again) assert_same_bits("out again", out, p.out, R * F);
+        assert_gradient("pre", p.pre, dpre, R * 2 * F, MOST, gated_loss, &p);
+    }
+}
+
+typedef struct rotary_problem {
+    real *x, *dx, *table;
+} rotary_problem;
+
+enum {
+    ROTARY_T = 4,
+    ROTARY_B = 2,
+    ROTARY_HEADS = 2,
+    ROTARY_D = 6,
+    ROTARY_ROW = 15,
+    ROTARY_COUNT = ROTARY_T * ROTARY_B * ROTARY_ROW
+};
+
+static double rotary_loss(void *context) {
+    rotary_problem *p = context;
+    real *y = copy_buffer(p->x, ROTARY_COUNT);
+    rotary_turn(y, p->table, false, ROTARY_T, ROTARY_B, ROTARY_HEADS, ROTARY_D, ROTARY_ROW, NULL);
+    return dot(y, p->dx, ROTARY_COUNT);
+}
+
+// Against complex numbers, too: head h, pair i at position t is turned by angle t / theta^(2 i / D).
+static void rotary(void **state) {
+    (void)state;
+    rotary_problem p = {random_buffer(ROTARY_COUNT), random_buffer(ROTARY_COUNT), zero_buffer(ROTARY_T * ROTARY_D)};
+    for (int t = 0; t < ROTARY_T; t++)
+        for (int i = 0; i < ROTARY_D / 2; i++) {
+            const double angle = t / pow(10000, 2.0 * i / ROTARY_D);
+            p.table[t * ROTARY_D + i] = cos(angle), p.table[t * ROTARY_D + ROTARY_D / 2 + i] = sin(angle);
+        }
+    real *y = copy_buffer(p.x, ROTARY_COUNT), *dx = copy_buffer(p.dx, ROTARY_COUNT);
+    rotary_turn(y, p.table, false, ROTARY_T, ROTARY_B, ROTARY_HEADS, ROTARY_D, ROTARY_ROW, NULL);
+    for (int i = 0; i < ROTARY_COUNT; i++) {
+        const int at = i % ROTARY_ROW, c = at % ROTARY_D, t = i / ROTARY_ROW / ROTARY_B, half = ROTARY_D / 2;
+        const double angle = t / pow(10000, 2.0 * (c % half) / ROTARY_D),
+                     other = c < half ? -p.x[i + half * (at < 12)] : p.x[i - half];
+        const double expected = at < ROTARY_HEADS * ROTARY_D ? p.x[i] * cos(angle) + other * sin(angle) : p.x[i];
+        assert_close("turned", y + i, &expected, 1, 1e-13, 1);
+    }
+    rotary_turn(dx, p.table, true, ROTARY_T, ROTARY_B, ROTARY_HEADS, ROTARY_D, ROTARY_ROW, NULL);
+    assert_gradient("x", p.x, dx, ROTARY_COUNT, MOST, rotary_loss, &p);
 }
 
 typedef struct gelu_problem {
@@ -217,7 +286,7 @@ typedef struct mlp_problem {
 
 static double mlp_loss(void *context) {
     mlp_problem *p = context;
-    layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, p->R, p->C, NULL);
+    layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, 1e-5, p->R, p->C, NULL);
     const real *w = linear_prepare_forward(p->prepared, p->w1, p->C, p->F, NULL);
     linear_forward(p->hidden, NULL, p->ln, w, p->b1, NULL, linear_all(p->R), p->C, p->F, NULL);
     activation_forward(p->gelu, p->hidden, p->R * p->F, NULL);
@@ -264,8 +333,8 @@ static void mlp_with_residual(void **state) {
 int main(void) {
     cf_device_threads(2);
     const struct CMUnitTest tests[] = {
-        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),         KERNEL_TEST(gelu), KERNEL_TEST(embedding_and_position),
-        KERNEL_TEST(crossentropy), KERNEL_TEST(mlp_with_residual),
+        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),         KERNEL_TEST(gelu),  KERNEL_TEST(embedding_and_position),
+        KERNEL_TEST(crossentropy), KERNEL_TEST(mlp_with_residual), KERNEL_TEST(gated), KERNEL_TEST(rotary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,14 +4,14 @@
 #include "layers/kernels/attention.h"
 
 typedef struct problem {
-    int64_t T, B, H, D, t0, n;
+    int64_t T, B, H, KV, D, t0, n;
     real *qkv, *out, *lse, *dout;
 } problem;
 
-static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n, double deviation) {
-    problem p = {T, B, H, D, t0, n, zero_buffer(T * B * 3 * H * D), NULL, NULL, NULL};
-    int64_t width = B * H * D;
-    fill_normal(p.qkv, T * 3 * width, deviation);
+static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, int64_t t0, int64_t n, double deviation) {
+    int64_t width = B * H * D, count = T * B * (H + 2 * KV) * D;
+    problem p = {T, B, H, KV, D, t0, n, zero_buffer(count), NULL, NULL, NULL};
+    fill_normal(p.qkv, count, deviation);
     p.out = poisoned_buffer(T * width);
     p.lse = poisoned_buffer(T * B * H);
     p.dout = poisoned_buffer(T * width);
@@ -19,9 +19,10 @@ static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t
     return p;
 }
 
-// Offset in qkv; part 0, 1, 2: query, key, value
+// Offset in qkv; part 0, 1, 2: query, and the key and value that it sees
 static int64_t at(const problem *p, int64_t t, int64_t b, int64_t part, int64_t h) {
-    return (((t * p->B + b) * 3 + part) * p->H + h) * p->D;
+    int64_t head = part == 0 ? h : p->H + (part - 1) * p->KV + h * p->KV / p->H;
+    return ((t * p->B + b) * (p->H + 2 * p->KV) + head) * p->D;
 }
 
 // Probabilities (t + 1) of one query; returns its lse.
@@ -59,18 +60,18 @@ static void naive_query(double *out, double *lse, double *dqkv, double *probabil
 
 static void run_forward(void *context, real *out) {
     problem *p = context;
-    attention_forward(out, p->lse, p->qkv, p->t0, p->n, p->T, p->B, p->H, p->D, NULL);
+    attention_forward(out, p->lse, p->qkv, p->t0, p->n, p->T, p->B, p->H, p->KV, p->D, NULL);
 }
 
 static void run_backward(void *context, real *dqkv) {
     problem *p = context;
-    real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->D));
-    attention_backward(dqkv, p->dout, p->out, p->lse, p->qkv, scratch, p->t0, p->n, p->T, p->B, p->H, p->D, false, NULL);
+    real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->KV, p->D));
+    attention_backward(dqkv, p->dout, p->out, p->lse, p->qkv, scratch, p->t0, p->n, p->T, p->B, p->H, p->KV, p->D, false, NULL);
 }
 
-static void check(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n, double deviation) {
-    problem p = problem_new(T, B, H, D, t0, n, deviation);
-    int64_t width = B * H * D, count = T * 3 * width;
+static void check(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, int64_t t0, int64_t n, double deviation) {
+    problem p = problem_new(T, B, H, KV, D, t0, n, deviation);
+    int64_t width = B * H * D, count = T * B * (H + 2 * KV) * D;
     double *out = double_buffer(D), *probability = double_buffer(T), *expected = double_buffer(count), lse;
     real *dqkv = zero_buffer(count), *untouched = copy_buffer(p.out, T * width);
     fill_normal(dqkv, count, 1);
@@ -97,29 +98,32 @@ static void check(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_
 
 static void small_and_odd(void **state) {
     (void)state;
-    check(1, 1, 1, 1, 0, 1, 1);
-    check(5, 2, 3, 7, 0, 5, 1);
-    check(5, 2, 3, 7, 4, 1, 1);
-    check(5, 2, 3, 7, 2, 0, 1); // a range of nothing
+    check(1, 1, 1, 1, 1, 0, 1, 1);
+    check(5, 2, 3, 3, 7, 0, 5, 1);
+    check(5, 2, 3, 3, 7, 4, 1, 1);
+    check(5, 2, 3, 3, 7, 2, 0, 1); // a range of nothing
+    check(5, 2, 6, 2, 7, 0, 5, 1);
+    check(5, 2, 3, 1, 7, 2, 3, 1);
     for (int i = 0; i < 12; i++) {
         int64_t T = random_size(1, 90), t0 = random_size(0, T - 1);
-        check(T, random_size(1, 3), random_size(1, 4), random_size(1, 70), t0, random_size(1, T - t0), 1);
+        int64_t KV = random_size(1, 3);
+        check(T, random_size(1, 3), KV * random_size(1, 3), KV, random_size(1, 70), t0, random_size(1, T - t0), 1);
     }
 }
 
 static void many_tiles(void **state) {
     (void)state;
-    check(650, 1, 2, 16, 0, 650, 1);   // few heads: keys are cut between tasks
-    check(650, 1, 2, 16, 517, 100, 1); // a late slice
-    check(200, 2, 20, 8, 0, 200, 1);   // enough heads
-    check(610, 4, 8, 3, 590, 20, 1);   // enough heads, two tiles of keys
-    check(150, 1, 2, 200, 3, 140, 1);  // wide heads: smaller tiles
+    check(650, 1, 2, 2, 16, 0, 650, 1);   // few heads: keys are cut between tasks
+    check(650, 1, 4, 2, 16, 517, 100, 1); // a late slice
+    check(200, 2, 20, 20, 8, 0, 200, 1);  // enough heads
+    check(610, 4, 8, 1, 3, 590, 20, 1);   // enough heads, two tiles of keys
+    check(150, 1, 2, 2, 200, 3, 140, 1);  // wide heads: smaller tiles
 }
 
 // Scores in the thousands: the softmax is nearly one-hot and must neither overflow nor lose the maximum.
 static void huge_scores(void **state) {
     (void)state;
-    problem p = problem_new(600, 1, 1, 8, 0, 600, 40);
+    problem p = problem_new(600, 1, 1, 1, 8, 0, 600, 40);
     double *out = double_buffer(8), *probability = double_buffer(600), *unused = double_buffer(600 * 24), lse;
     run_forward(&p, p.out);
     for (int64_t t = 0; t < 600; t++) {
@@ -131,7 +135,7 @@ static void huge_scores(void **state) {
 
 static void nan_reaches_every_later_query(void **state) {
     (void)state;
-    problem p = problem_new(560, 1, 1, 4, 0, 560, 1);
+    problem p = problem_new(560, 1, 1, 1, 4, 0, 560, 1);
     p.qkv[at(&p, 530, 0, 1, 0)] = (real)NAN; // a key
     run_forward(&p, p.out);
     for (int64_t i = 0; i < 560 * 4; i++) assert_int_equal(isnan(p.out[i]) != 0, i / 4 >= 530);

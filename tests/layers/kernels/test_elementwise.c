@@ -74,6 +74,28 @@ static void gelu_far_out(void **state) {
     assert_true(isnan(y[7]) && isnan(dx[7]));
 }
 
+static void gated_equals_formula(void **state) {
+    (void)state;
+    static const int64_t shapes[][2] = {{0, 4}, {1, 1}, {3, 17}, {301, 129}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int64_t R = shapes[i][0], F = shapes[i][1];
+        real *pre = random_buffer(R * 2 * F), *dout = random_buffer(R * F), *out = poisoned_buffer(R * F + 1);
+        real *slope = copy_buffer(pre, R * 2 * F), *again = poisoned_buffer(R * F);
+        double *expected = double_buffer(R * F), *gradient = double_buffer(R * 2 * F);
+        for (int64_t j = 0; j < R * F; j++) {
+            const int64_t at = j / F * 2 * F + j % F;
+            const double x = (double)pre[at], y = (double)pre[at + F], s = 1 / (1 + exp(-x)), d = (double)dout[j];
+            expected[j] = x * s * y, gradient[at] = d * y * s * (1 + x * (1 - s)), gradient[at + F] = d * x * s;
+        }
+        gated_forward(out, pre, R, F, NULL);
+        gated_backward(slope, again, dout, R, F, NULL);
+        assert_close("out", out, expected, R * F, 2e-6, 0.1);
+        assert_close("pre", slope, gradient, R * 2 * F, 4e-6, 1);
+        assert_same_bits("out again", again, out, R * F);
+        assert_untouched("after out", out + R * F, 1);
+    }
+}
+
 static void residual_adds(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{0, 4}, {1, 1}, {3, 17}, {301, 129}};
@@ -88,6 +110,10 @@ static void residual_adds(void **state) {
         }
         residual_forward(x, x, whole_sum(y), bias, R, C, NULL);
         assert_same_bits("in place", x, biased, R * C);
+        real *zero = zero_buffer(C), *without = poisoned_buffer(R * C);
+        residual_forward(biased, x, whole_sum(y), zero, R, C, NULL);
+        residual_forward(without, x, whole_sum(y), NULL, R, C, NULL);
+        assert_same_bits("without bias", without, biased, R * C);
     }
 }
 
@@ -110,6 +136,7 @@ int main(void) {
         KERNEL_TEST(exp_of_every_kind_of_float),
         KERNEL_TEST(gelu_equals_tanh_formula),
         KERNEL_TEST(gelu_far_out),
+        KERNEL_TEST(gated_equals_formula),
         KERNEL_TEST(residual_adds),
         KERNEL_TEST(residual_sums_parts),
     };

@@ -257,7 +257,7 @@ static void run_many_linears(tool *t, const int64_t *n) {
 // --- attention ---
 
 typedef struct heads {
-    int64_t T, B, H, D, apart; // apart: how far scores are from 0; rounding then shows more
+    int64_t T, B, H, KV, D, apart; // apart: how far scores are from 0; rounding then shows more
     tensor *qkv, *dout, *out, *lse, *scratch;
 } heads;
 
@@ -285,8 +285,8 @@ static void move_apart(const tool *t, const heads *h) {
     double far = sqrt((double)h->apart / sqrt((double)h->D));
     char *host = tensor_read(h->qkv, t->stream);
     for (int64_t i = 0; i < h->qkv->count; i++) {
-        int64_t third = i / (h->H * h->D) % 3;
-        double by = third == 0 ? far : third == 1 ? -far : 0;
+        int64_t head = i / h->D % (h->H + 2 * h->KV);
+        double by = head < h->H ? far : head < h->H + h->KV ? -far : 0;
         float value = (float)(element_get(host, OF_REAL, i) + by);
         element_set(host, OF_REAL, i, t->round ? cf_float_of_bf16(cf_bf16_of_float(value)) : value);
     }
@@ -295,18 +295,18 @@ static void move_apart(const tool *t, const heads *h) {
 }
 
 static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t0, int64_t n) {
-    const int64_t T = h->T, B = h->B, H = h->H, D = h->D;
+    const int64_t T = h->T, B = h->B, H = h->H, KV = h->KV, D = h->D;
     h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_ACCUM, T * B * H);
-    attention_forward(reals(h->out), accums(h->lse), reals(h->qkv), 0, T, T, B, H, D, t->stream);
+    attention_forward(reals(h->out), accums(h->lse), reals(h->qkv), 0, T, T, B, H, KV, D, t->stream);
     keep(t, "attention_forward", "out", h->out);
     keep(t, "attention_forward", "lse", h->lse);
     tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_ACCUM, T * B * H);
     for (int i = 0; i < parts->count; i++)
-        attention_forward(reals(out), accums(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, D, t->stream);
+        attention_forward(reals(out), accums(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, KV, D, t->stream);
     keep(t, "attention_forward", "out, in ranges", out);
     keep(t, "attention_forward", "lse, in ranges", lse);
     tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_ACCUM, T * B * H);
-    attention_forward(reals(some), accums(some_lse), reals(h->qkv), t0, n, T, B, H, D, t->stream);
+    attention_forward(reals(some), accums(some_lse), reals(h->qkv), t0, n, T, B, H, KV, D, t->stream);
     keep_rows(t, "attention_forward", "out, one range", some, t0, n, B * H * D);
     others_untouched(t, "attention_forward", "out", some, t0, n, B * H * D);
     char *host = tensor_read(some_lse, t->stream);
@@ -318,19 +318,19 @@ static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t
 }
 
 static void run_attention(tool *t, const int64_t *n) {
-    heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3], .apart = n[4]};
-    shape_is(t, "T %lld B %lld H %lld D %lld apart %lld", (long long)h.T, (long long)h.B, (long long)h.H, (long long)h.D,
-             (long long)h.apart);
-    h.qkv = randoms(t, OF_REAL, h.T * h.B * 3 * h.H * h.D, 0, 1);
+    heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3], .apart = n[4], .KV = n[5] > 0 ? n[5] : n[2]};
+    shape_is(t, "T %lld B %lld H %lld KV %lld D %lld apart %lld", (long long)h.T, (long long)h.B, (long long)h.H, (long long)h.KV,
+             (long long)h.D, (long long)h.apart);
+    h.qkv = randoms(t, OF_REAL, h.T * h.B * (h.H + 2 * h.KV) * h.D, 0, 1);
     if (h.apart) move_apart(t, &h);
     h.dout = randoms(t, OF_REAL, h.T * h.B * h.H * h.D, 0, 1);
-    h.scratch = poisoned(t, OF_ACCUM, attention_scratch(h.T, h.B, h.H, h.D));
+    h.scratch = poisoned(t, OF_ACCUM, attention_scratch(h.T, h.B, h.H, h.KV, h.D));
     ranges parts = cut(t, h.T);
     int64_t t0 = draw(t, 0, h.T - 1), some = draw(t, 1, h.T - t0);
     attention_forwards(t, &h, &parts, t0, some);
     tensor *dqkv = poisoned(t, OF_REAL, h.qkv->count);
     attention_backward(reals(dqkv), reals(h.dout), reals(h.out), accums(h.lse), reals(h.qkv), accums(h.scratch), 0, h.T, h.T, h.B,
-                       h.H, h.D, true, t->stream);
+                       h.H, h.KV, h.D, true, t->stream);
     keep(t, h.apart ? "attention_backward_apart" : "attention_backward", "dqkv", dqkv);
 }
 
@@ -352,7 +352,7 @@ static void run_layernorm(tool *t, const int64_t *n) {
            *rstd = poisoned(t, OF_ACCUM, R), *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_ACCUM, C, 0, 1),
            *db = randoms(t, OF_ACCUM, C, 0, 1), *scratch = poisoned(t, OF_ACCUM, layernorm_scratch(C)),
            *dbias = randoms(t, OF_ACCUM, C, 0, 1);
-    layernorm_forward(reals(out), accums(mean), accums(rstd), reals(x), reals(w), reals(b), R, C, t->stream);
+    layernorm_forward(reals(out), accums(mean), accums(rstd), reals(x), reals(w), reals(b), 1e-5, R, C, t->stream);
     keep(t, "layernorm_forward", "out", out);
     keep(t, "layernorm_forward", "mean", mean);
     keep(t, "layernorm_forward", "rstd", rstd);
@@ -369,6 +369,15 @@ static void run_layernorm(tool *t, const int64_t *n) {
     keep(t, "layernorm_backward", "dx of parts", dx);
     keep(t, "layernorm_backward", "dw of parts", dw);
     keep(t, "layernorm_backward", "db of parts", db);
+    // Without mean and biases.
+    dx = randoms(t, OF_REAL, R * C, 0, 0.5);
+    layernorm_forward(reals(out), NULL, accums(rstd), reals(x), reals(w), NULL, 1e-6, R, C, t->stream);
+    keep(t, "rmsnorm_forward", "out", out);
+    keep(t, "rmsnorm_forward", "rstd", rstd);
+    layernorm_backward(reals(dx), accums(dw), NULL, NULL, whole_sum(reals(dy)), reals(x), reals(w), NULL, accums(rstd),
+                       accums(scratch), R, C, t->stream);
+    keep(t, "rmsnorm_backward", "dx", dx);
+    keep(t, "rmsnorm_backward", "dw", dw);
 }
 
 // --- GELU and residual ---
@@ -399,6 +408,16 @@ static void run_elementwise(tool *t, const int64_t *n) {
     keep(t, "residual_forward", "out is x", in_place);
     residual_forward(reals(sum), reals(x), random_sum(t, count), reals(bias), R, C, t->stream);
     keep(t, "residual_forward", "out of parts", sum);
+    residual_forward(reals(sum), reals(x), whole_sum(reals(y)), NULL, R, C, t->stream);
+    keep(t, "residual_forward", "out without bias", sum);
+    tensor *gates = randoms(t, OF_REAL, 2 * count, 0, 2), *others = copy_of(t, gates), *again = poisoned(t, OF_REAL, count);
+    gated_forward(reals(out), reals(gates), R, C, t->stream);
+    keep(t, "gated_forward", "out", out);
+    gated_backward(reals(gates), reals(again), reals(y), R, C, t->stream);
+    keep(t, "gated_backward", "pre", gates);
+    keep(t, "gated_backward", "out", again);
+    gated_backward(reals(others), NULL, reals(y), R, C, t->stream);
+    keep(t, "gated_backward", "pre alone", others);
 }
 
 // --- embeddings ---
@@ -412,6 +431,12 @@ static void run_embedding(tool *t, const int64_t *n) {
            *wpe = randoms(t, OF_REAL, (t0 + T) * C, 0, 1), *dout = randoms(t, OF_REAL, R * C, 0, 1),
            *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1), *dwte = randoms(t, OF_ACCUM, count * C, 0, 1),
            *sums = randoms(t, OF_ACCUM, R * C, 0, 1), *dwpe = randoms(t, OF_ACCUM, (t0 + T) * C, 0, 1);
+    // Three heads of four, of 2 C channels.
+    tensor *turned = randoms(t, OF_REAL, R * 8 * C, 0, 1), *table = randoms(t, OF_ACCUM, T * 2 * C, 0, 1);
+    for (int back = 0; back < 2; back++) {
+        rotary_turn(reals(turned), accums(table), back, T, B, 3, 2 * C, 8 * C, t->stream);
+        keep(t, "rotary_turn", back ? "x, turned back" : "x", turned);
+    }
     embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
     keep(t, "embedding_forward", "out", out);
     embedding_backward(accums(dwte), reals(dout), false, tokens_of(tokens), first, count, R, C, t->stream);
@@ -575,6 +600,9 @@ static const test_case fixed[] = {
     {"attention", run_attention, {2, 3, 1, 16}, false},
     {"attention", run_attention, {37, 2, 3, 64}, false},
     {"attention", run_attention, {65, 1, 2, 32}, false},
+    {"attention", run_attention, {37, 2, 6, 64, 0, 2}, false}, // heads that share keys and values,
+    {"attention", run_attention, {70, 3, 4, 32, 0, 1}, false}, // fewer than sequences
+    {"attention", run_attention, {512, 2, 9, 64, 0, 3}, true}, // SmolLM2 135M's
     {"attention", run_attention, {128, 1, 2, 64}, false},
     {"attention", run_attention, {200, 2, 12, 64}, true}, // d12's heads
     {"attention", run_attention, {257, 1, 25, 64}, true}, // d48's
