@@ -3,6 +3,7 @@
 // The transport by itself: requests filled by hand, as the executor would fill them. The bytes of every message depend on sender,
 // receiver and tag, so a message in another one's place is found.
 #include "tests/commfuse/ranks.h"
+#include <math.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -45,14 +46,17 @@ static cf_request exchange(int to, const void *send, int from, void *recv, int64
 }
 
 static void post(cf_request *request) {
+    request->posted = cf_event_record(stream);
     transport->post(transport, request, 1, stream);
 }
 static void finish(cf_request *request) {
     transport->wait(transport, request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
     CHECK(transport->test(transport, request, CF_COMPLETE, stream), "%s: waited for and not done", request->label);
-    double begin_ms = cf_event_ms(request->begin), end_ms = cf_event_ms(request->end);
-    CHECK(end_ms >= begin_ms && end_ms <= cf_now_ms(), "%s: in flight from %g to %g ms", request->label, begin_ms, end_ms);
+    double posted_ms = cf_event_ms(request->posted), begin_ms = cf_event_ms(request->begin), end_ms = cf_event_ms(request->end);
+    const bool moves = request->kind != CF_REQUEST_EXCHANGE || request->send_to >= 0 || request->recv_from >= 0;
+    CHECK((posted_ms <= begin_ms || !moves) && begin_ms <= end_ms && end_ms <= cf_now_ms(),
+          "%s: posted at %g, in flight from %g to %g ms", request->label, posted_ms, begin_ms, end_ms);
 }
 static void run(cf_request request) {
     post(&request);
@@ -67,6 +71,22 @@ static void knows_its_world(void) {
     CHECK(transport->local_size == transport->size && transport->local_rank == transport->rank,
           "all ranks are on this host, yet this is local rank %d of %d", transport->local_rank, transport->local_size);
     CHECK(transport->name && *transport->name, "a transport without a name");
+}
+
+// A rank whose threads, and the one that moves bytes, have a core each notices a message within 30 us. Where they take turns, all
+// takes as many times longer, and no core is to spare.
+static void costs_follow_the_cores(void) {
+    for (int threads = 1; threads <= 8; threads *= 2) {
+        const double own = (double)transport->local_size * threads / transport->local_cores;
+        const double turns = fmax(1, own * (threads + 1) / threads);
+        const cf_costs c = transport->set_threads(transport, threads);
+        const double each[] = {c.latency_s / 30e-6,         c.message_s / 2e-6,  c.piece_s / 3e-6,
+                               c.network_latency_s / 30e-6, 4e9 / c.bytes_per_s, 1.25e9 / c.network_bytes_per_s};
+        for (int i = 0; i < 6; i++) CHECK(fabs(each[i] / turns - 1) < 1e-9, "cost %d is %g times that of idle cores", i, each[i]);
+        CHECK(fabs(c.flops_per_s * fmax(1, own) / (60e9 * threads) - 1) < 1e-9, "%g flop/s", c.flops_per_s);
+        CHECK(c.spare == (turns <= 1), "%d threads: spare is %d", threads, c.spare);
+    }
+    transport->set_threads(transport, 1);
 }
 
 // Sends in one order, receives in another: tags distinguish messages.
@@ -500,6 +520,7 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         RANKS_CASE(knows_its_world),
         RANKS_CASE(a_first_reduce_scatter_of_nothing), // before any other
+        RANKS_CASE(costs_follow_the_cores),
         RANKS_CASE(tags_out_of_order),
         RANKS_CASE(one_tag_keeps_order),
         RANKS_CASE(chain_of_after),
