@@ -3,6 +3,7 @@
 # limit: 240
 import codecs
 import gzip
+import importlib.util
 import json
 import os
 import random
@@ -15,7 +16,7 @@ import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepared import BPE, SHARED, PartOfBytes, PrepareCase, keep_vocabulary, load_prepare
+from prepared import BPE, ROOT, SCRIPT, SHARED, PartOfBytes, PrepareCase, keep_vocabulary, load_prepare
 
 try:
     import tiktoken
@@ -274,6 +275,22 @@ class GPT2(PrepareCase):
         path = self.write("a.jsonl", '{"text": "x"}')
         for words in ["--encoding", "gpt2", "--pack", "9", "--shard-tokens", "9"], ["--pack", "9"]:
             self.assertIn("--pack", self.refused("--input", path, *words, status=2))
+
+    @unittest.skipUnless(importlib.util.find_spec("datasets"), "no datasets: build/venv/bin/pip install datasets")
+    def test_a_data_set_of_hugging_face_through_a_pipe(self):
+        """As data/README has it, of a folder in place of a name on their hub."""
+        with open(os.path.join(ROOT, "data/README.md"), encoding="utf-8") as file:
+            line, = re.findall(r"^ {4}(.*load_dataset.*)$", file.read(), re.MULTILINE)
+        os.mkdir(self.path("stories"))
+        self.write("stories/a.jsonl", '{"text": "Hello world", "id": 1}\n{"id": 2, "text": "Hello\\nworld"}\n')
+        for here, there in (("roneneldan/TinyStories", self.path("stories")), ("build/venv/bin/python", sys.executable),
+                            ("data/prepare.py", SCRIPT), ("--out tokens", f"--out {self.out} --val-fraction 0")):
+            self.assertIn(here, line)
+            line = line.replace(here, there)
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.directory, capture_output=True, text=True, timeout=400,
+                              env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": self.path("cache")})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.all_tokens("train"), [15496, 995, 50256, 15496, 198, 6894])
 
     @unittest.skipUnless(pyarrow, "no pyarrow: build/venv/bin/pip install pyarrow")
     def test_parquet(self):

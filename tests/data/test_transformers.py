@@ -4,7 +4,12 @@ They are no requirement of anything (2 GB):  build/venv/bin/pip install torch tr
 """
 # python: venv
 # limit: 300
+import glob
+import importlib.util
+import json
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -112,6 +117,46 @@ class Transformers(unittest.TestCase):
                 ids = list("To be, or not to be: that is\n\tthe €question.\0".encode())
                 longer = found.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=True, pad_token_id=0)
                 self.assertEqual(longer.shape, (1, len(ids) + 5))
+
+    @unittest.skipUnless(importlib.util.find_spec("lm_eval"), "no lm_eval: build/venv/bin/pip install 'lm_eval[hf]'")
+    @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
+    def test_lm_eval_asks_an_exported_model(self):
+        """As data/README has it, for a task made here in place of one that is downloaded: its accuracy is that of PyTorch's own
+        losses."""
+        model = their_model(50257)
+        model.save_pretrained(self.path("theirs"))
+        self.convert("--import", self.path("theirs"), "--out", self.path("model.bin"))
+        self.convert("--export", self.path("model.bin"), "--out", self.path("my-gpt2"))
+        for ours, theirs in ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt"):
+            shutil.copy(os.path.join(BPE, ours), os.path.join(self.path("my-gpt2"), theirs))
+        draw, words = random.Random(1), "a dog ran home over the green hill and sat down".split()
+        questions = [{"query": " ".join(draw.choices(words, k=6)), "gold": draw.randrange(3),
+                      "choices": [" ".join(draw.choices(words, k=3)) for _ in range(3)]} for _ in range(12)]
+        with open(self.path("questions.json"), "w", encoding="utf-8") as file:
+            file.write("\n".join(map(json.dumps, questions)))
+        with open(self.path("tiny.yaml"), "w", encoding="utf-8") as file:
+            json.dump({"task": "tiny", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": self.path("questions.json")}},
+                       "output_type": "multiple_choice", "test_split": "test", "doc_to_text": "{{query}}", "doc_to_target": "{{gold}}",
+                       "doc_to_choice": "choices", "metric_list": [{"metric": "acc"}]}, file)  # JSON is YAML
+        with open(os.path.join(harness.ROOT, "data/README.md"), encoding="utf-8") as file:
+            command, = re.findall(r"`lm_eval (.*? hellaswag)`", file.read())
+        result = subprocess.run([sys.executable, "-m", "lm_eval", *command.replace("hellaswag", "tiny").split(), "--device", "cpu",
+                                 "--include_path", self.directory, "--output_path", self.path("said.json")], cwd=self.directory,
+                                env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": self.path("cache")}, capture_output=True,
+                                text=True, timeout=280)
+        self.assertEqual(result.returncode, 0, result.stderr[-3000:])
+        with open(glob.glob(self.path("said*.json"))[0], encoding="utf-8") as file:
+            accuracy = json.load(file)["results"]["tiny"]["acc,none"]
+        tokenizer, right = transformers.AutoTokenizer.from_pretrained(self.path("my-gpt2")), 0
+        for question in questions:
+            losses = []
+            for choice in question["choices"]:
+                begin, ids = len(tokenizer(question["query"])["input_ids"]), tokenizer(f"{question['query']} {choice}")["input_ids"]
+                with torch.no_grad():
+                    said = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+                losses.append(-sum(said[i - 1, ids[i]].item() for i in range(begin, len(ids))))
+            right += losses.index(min(losses)) == question["gold"]
+        self.assertAlmostEqual(accuracy, right / len(questions), places=6)
 
     @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
     def test_tokens_of_gpt2(self):
