@@ -128,6 +128,27 @@ class Commands(unittest.TestCase):
                 ran += 1
         self.assertGreater(ran, 8)
 
+    def test_a_model_of_bytes_is_asked(self):
+        """What READMEs do with model.bin, as it is written, on one that has learned a text of one word by bytes."""
+        with tempfile.TemporaryDirectory() as folder:
+            def run(*words):
+                done = subprocess.run(words, cwd=folder, capture_output=True, timeout=300)
+                self.assertEqual(done.returncode, 0, (words, done.stderr.decode(errors="replace")))
+                return done.stdout.decode(errors="replace")
+            pathlib.Path(folder, "corpus.txt").write_text("commfuse " * 2000)
+            for name in "train_gpt", "data", "scripts":
+                os.symlink(ROOT / name, f"{folder}/{name}")
+            run("data/prepare.py", "--input", "corpus.txt", "--out", "tokens")
+            run("./train_gpt", "--train", "tokens", "--out", "run", *"--layers 1 --channels 64 --heads 2 --seq 64 --micro-batch 4 --lr 0.01 "
+                "--steps 60 --warmup 5 --threads 1 --peak-tflops 1".split())
+            os.rename(f"{folder}/run/model.bin", f"{folder}/model.bin")
+            said = [(words, run(*words)) for _, _, words in self.each() if words[:3] == ["./train_gpt", "--init-from", "model.bin"]]
+        self.assertGreater(len(said), 1)
+        self.assertTrue(any("--prompt" in words for words, _ in said))
+        for words, text in said:
+            text = text[text.rindex(words[words.index("--prompt") + 1]):] if "--prompt" in words else text
+            self.assertGreater(text.count("commfuse"), 2, text)
+
     def test_a_case_is_run_by_the_name_that_its_failure_prints(self):
         for name, program in (("test_meshes.Matrix.test_4x1", "train/test_meshes"),  # in no text: made by a loop
                               ("test_tree.Arrows.test_they_point_down", "scripts/test_tree")):
