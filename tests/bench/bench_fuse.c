@@ -2,17 +2,10 @@
 //     mpirun -np N bench_fuse [--repetitions R]
 //     mpirun -np N bench_fuse --op NAME --shape T,B,C,COLUMNS,H [--only VARIANT] [--repetitions R] [--json]
 //
-// The first form prints a table of fixed shapes, a line each:
-//   compute     one monolithic computation, no communication (ms)
-//   comm        the native collective alone (ms)
-//   none …      the fused operation by each schedule (ms)
-//   hidden      1 − (fused − compute) / comm: the share of the communication that costs no time
-//   chunking    (nowire − compute) / compute: what cutting the computation into slices costs by itself; it
-//               is part of the fused times and therefore also lowers "hidden"
-//   spread      (90th − 10th percentile) / median of ring
-// The second form measures one operation by every schedule of the table (commfuse/schedule.h), in 1, 2, 4 and 8 slices of a
-// shard, or by those of one name alone, and prints a line for each, as JSON if asked: it draws no conclusion. nowire:n is
-// what n slices cost to compute by any schedule.
+// The first form prints a table of fixed shapes, a line each, below what its columns are (`definitions`). The second form
+// measures one operation by every schedule of the table (commfuse/schedule.h), in 1, 2, 4 and 8 slices of a shard, or by those
+// of one name alone, and prints a line for each, as JSON if asked: it draws no conclusion. nowire:n is what n slices cost to
+// compute by any schedule.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
 // take turns within one repetition, so that a drift of the machine meets all of them, and each time in another order, so
@@ -69,6 +62,16 @@ typedef struct result {
     double ms, p10_ms, p90_ms; // median and percentiles
 } result;
 
+static const char definitions[] =
+    "compute     the computation alone, in one piece, ms\n"
+    "comm        its collective alone, by the library, ms; ratio: comm / compute\n"
+    "none ...    both, by each schedule, ms: none one after the other, slice:4 data slicing in four, ring CommFuse,\n"
+    "            direct the same with each slice straight to its owner\n"
+    "hidden      1 - (both - compute) / comm: the share of the collective that adds nothing to the computation; below 0: the\n"
+    "            operation takes longer than one after the other\n"
+    "chunking    (nowire - compute) / compute: what computing in slices costs without any transfer; it lowers `hidden`, too\n"
+    "spread      (90th - 10th percentile) / median of ring\n"
+    "A time is the maximum over ranks, the median of all repetitions; schedules take turns in each.\n";
 static const char usage[] = "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|ring|…] [--json]] "
                             "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
                             "attention_alltoall alltoall_gemm wgrad_scatter";
@@ -383,6 +386,7 @@ static void print_heading(const bench *b) {
            t->local_cores,
            2 * t->local_size > t->local_cores ? " (shared: with fewer than one a thread, transfers slow down the computation)" : "",
            b->repetitions);
+    printf("%s\n", definitions);
     printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "", "T x B", "compute", "comm",
            "ratio", "none", "slice:4", "ring", "direct", "hidden:", "ring", "direct", "chunking", "spread");
 }
@@ -567,6 +571,15 @@ static void check_shape(const shape *s, int ranks) {
 
 int main(int argc, char **argv) {
     static bench b;
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        printf("Time one operation, by each schedule, on the ranks that mpirun starts (scripts/mpirun.sh -np 2 ...):\n\n"
+               "    %s\n\nWithout --op a table of the operations of d6 to d24:\n\n%s\n"
+               "With --op and --shape (T,B,C: of the activation; COLUMNS: of the weight; H: heads) a line for each schedule, in 1,\n"
+               "2, 4 and 8 slices of a shard, or for those of --only: the median and the 10th and 90th percentile; --json adds\n"
+               "each time.\n",
+               usage, definitions);
+        return 0;
+    }
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     choice c = parse(argc, argv);
     if (c.op_given) check_shape(&c.s, transport->size);

@@ -196,6 +196,26 @@ class BenchTest(unittest.TestCase):
                 self.assertEqual(line["bytes"], sent, line)
         self.assertEqual(list(self.lines("gemm_scatter", "--only", "ring")), ["ring", "ring:2", "ring:4", "ring:8"])
 
+    def test_columns_are_defined_before_the_first_number(self):
+        """In the help, which needs no other rank, and above the table, of which the first rows are awaited here."""
+        told = subprocess.run([BENCH, "--help"], capture_output=True, text=True, timeout=100, check=True).stdout
+        with subprocess.Popen(["scripts/mpirun.sh", "-np", "2", BENCH, "--repetitions", "10"], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line.startswith("all-gather > GEMM"):
+                    break
+            process.terminate()
+        heading = lines[-2].replace("T x B", "TxB").split()
+        for column in heading[2:]:
+            with self.subTest(column=column):
+                defined = rf"(?m)^{column.strip(':')} +\S|{column}:? (?!1 -)\w"
+                self.assertRegex(told, defined)
+                self.assertRegex("".join(lines[:-2]), defined)
+        self.assertEqual(heading[2:6], ["compute", "comm", "ratio", "none"])
+        self.assertIn("--shape T,B,C,COLUMNS,H", told)
+
     def test_malformed_options_are_refused(self):
         good = ["--op", "gemm_scatter", "--shape", SHAPE]
         for options, why in ((["10"], "unknown option 10"), ([*good, "--jsno"], "unknown option --jsno"),
