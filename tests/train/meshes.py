@@ -83,7 +83,7 @@ class Training(harness.Case):
         shape, found = reference.read_model(path)
         self.assertEqual(shape, self.shape)
         expected = reference.read_model(other)[1] if other else self.expected_model
-        for name in reference.NAMES:
+        for name in shape.names():
             tensors = [self.parameters[name], expected[name], found[name]]
             if name == "qkvb":  # keys' biases do not change the loss: what moves them is rounding and AdamW's eps
                 tensors = [np.delete(x, slice(shape.C, 2 * shape.C), axis=1) for x in tensors]

@@ -97,8 +97,11 @@ class Gradients(unittest.TestCase):
     def test_buffers_that_share_memory(self):
         """A weight gradient that moves behind the next use of its factor's memory is silently wrong: model.c's table of buffers."""
         self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
+        self.check_shared_memory((1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (1, 2, 1))
+
+    def check_shared_memory(self, *meshes):
         for strategy in STRATEGIES:
-            for tp, dp, recompute in ((1, 1, 0), (1, 1, 1), (2, 1, 0), (2, 1, 1), (1, 2, 1)):
+            for tp, dp, recompute in meshes:
                 with self.subTest(strategy=strategy, tp=tp, dp=dp, recompute=recompute):
                     found = []
                     for apart in (0, 1):
@@ -106,6 +109,23 @@ class Gradients(unittest.TestCase):
                         found.append(reference.read_model(self.out)[1])
                     differ = [name for name in self.shape.names() if not np.array_equal(found[0][name], found[1][name])]
                     self.assertEqual(differ, [], "these gradients were computed from memory that another buffer had taken")
+
+    # Two heads of queries for each of keys and values. The gates' gradient is written where their input was.
+    llama = Shape(maxT=24, V=101, L=2, heads=8, C=96, Vp=128, KV=4, F=144, eps=1e-3, theta=50.0, stretch=(4.0, 1.0, 3.0, 12))
+
+    def test_llama(self):
+        self.prepare(self.llama, T=24, samples=6)
+        for strategy in STRATEGIES:
+            for tp, dp, schedule in ((1, 1, "none"), (2, 1, "ring:2"), (2, 1, "slice:3"), (1, 2, "ring"), (2, 2, "direct:2"),
+                                     (4, 1, "once")):
+                for recompute in 0, 1:
+                    self.check(3, strategy, tp, dp, schedule, recompute)
+        self.prepare(Shape(maxT=29, V=67, L=1, heads=6, C=60, Vp=67, KV=6, F=90), T=20, samples=4)
+        self.check(2, "tpsp", 2, 1, "ring:2")
+
+    def test_llama_s_buffers_that_share_memory(self):
+        self.prepare(self.llama, T=24, samples=3)
+        self.check_shared_memory((1, 1, 1), (2, 1, 0), (2, 1, 1))
 
     def test_large_vocabulary(self):
         # Fewer rows are looked up than the table has: the lookup's gradient travels as rows, straight to their owners.
