@@ -81,7 +81,7 @@ static void make_model(trainer *t) {
     const optimizer_row *o = optimizer_find(opt->optimizer);
     const gpt_shape shape = startup_shape(opt, t->words, t->from, t->transport, &t->start); // may lower --seq
     const parallel_strategy strategy = strcmp(opt->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_setup setup = {shape, strategy, o, opt->seq, opt->micro_batch, t->how, false, false};
+    gpt_setup setup = {shape, strategy, o, opt->seq, opt->micro_batch, t->how, false, false, opt->z_loss};
     if (opt->dry_run) cf_device_reserve_only(true);
     if (strcmp(opt->recompute, "auto") == 0)
         opt->recompute = opt->reproducible || gpt_may_keep(&t->context, &t->mesh, &setup) ? "0" : "1";

@@ -300,13 +300,15 @@ static void embed_backward(gpt *g) {
 static void compute_loss(gpt *g, double scale) {
     const int64_t own = g->pass.Ts * g->pass.B, rows = g->split->size * own, Vl = g->Vl;
     const int32_t *targets = g->targets + gpt_first_row(g);
+    const double z = g->setup.z_loss;
     cf_stream *stream = g->context->stream;
     if (g->split->size == 1 && scale != 0) {
-        crossentropy_fused(g->losses, g->logits, targets, scale, g->valid, rows, Vl, stream);
+        crossentropy_fused(g->losses, g->logits, targets, scale, z, g->valid, rows, Vl, stream);
     } else {
         crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, g->first, g->valid, rows, Vl, stream);
         cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
-        crossentropy_combine(g->losses, g->logits, g->stats, g->split->size, targets, scale, g->first, g->valid, rows, Vl, stream);
+        crossentropy_combine(g->losses, g->logits, g->stats, g->split->size, targets, scale, z, g->first, g->valid, rows, Vl,
+                             stream);
     }
     if (scale != 0) crossentropy_sum(g->loss, g->losses + g->split->rank * own, own, stream);
 }

@@ -18,7 +18,8 @@ typedef struct gpt_setup {
     overlap how;
     // Backward computes GELU and layer norms again, and gathers the norms again, instead of keeping them per layer.
     bool recompute;
-    bool apart; // for tests: buffers that share memory (model.c) have memory of their own
+    bool apart;    // for tests: buffers that share memory (model.c) have memory of their own
+    double z_loss; // gradients are those of the loss and of z_loss times the mean of lse² (crossentropy.h)
 } gpt_setup;
 
 typedef struct gpt {
@@ -89,7 +90,7 @@ void gpt_free(gpt *g);
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, and
 // hides its transfers behind the rest of an update (zero_update_layers). inputs, targets (T, B): host memory. targets NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// scale: not 0 if backward follows, which computes gradients of scale · (sum of losses); then the sum of the losses of this
+// scale: not 0 if backward follows, which computes gradients of scale · (sum of losses + z_loss · lse²); then the sum of the losses of this
 // rank's shard is added to *g->loss.
 void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients. first, last: this is the step's first or last micro-batch. The last one

@@ -78,6 +78,7 @@ REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment")
 REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
 REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
 REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
+REAL(z_loss, "z-loss", "0", 0, 1000, "gradients have a part that keeps logits small: of X times their log-sum-exp squared")
 INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")
 TEXT(skip_steps, "skip-steps", "", "A:B,C:D",
     "leaves out the data of steps A up to, but not including, B: later steps take what comes after it; several in order: 5:6,9:12")

@@ -162,12 +162,13 @@ void startup_compare_data(const options *opt, cf_transport *transport, const tok
 // A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, which
 // evaluations are done. These may not, because the result would be neither the old run nor a new one.
 enum { OF_MODEL = 12 }; // the first twelve fix the model
-static const char *const must_stay[] = {"block",        "kv-heads",     "ffn",       "norm-eps",     "rope-theta",   "rope-stretch",
-                                        "layers",       "channels",     "heads",     "vocab",        "padded-vocab", "positions",
-                                        "seq",          "batch",        "lr",        "min-lr",       "warmup",       "schedule",
-                                        "decay-steps",  "weight-decay", "beta1",     "beta2",        "eps",          "clip",
-                                        "seed",         "dtype",        "steps",     "reduce-dtype", "optimizer",    "train-tokens",
-                                        "train-blocks", "define",       "skip-steps"};
+static const char *const must_stay[] = {"block",        "kv-heads",  "ffn",          "norm-eps",    "rope-theta",
+                                        "rope-stretch", "layers",    "channels",     "heads",       "vocab",
+                                        "padded-vocab", "positions", "seq",          "batch",       "lr",
+                                        "min-lr",       "warmup",    "schedule",     "decay-steps", "weight-decay",
+                                        "beta1",        "beta2",     "eps",          "clip",        "seed",
+                                        "dtype",        "steps",     "reduce-dtype", "optimizer",   "train-tokens",
+                                        "train-blocks", "define",    "skip-steps",   "z-loss"};
 // What some are, if not an option, and what a checkpoint that does not say it had.
 static const char *const described[][3] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
                                            {"positions", "--seq, the model's positions", NULL},
@@ -182,7 +183,8 @@ static const char *const described[][3] = {{"padded-vocab", "rows of the vocabul
                                            {"define", "make DEFINE=", "none"},
                                            {"reduce-dtype", NULL, "fp32"},
                                            {"optimizer", NULL, "adamw"},
-                                           {"skip-steps", NULL, ""}};
+                                           {"skip-steps", NULL, ""},
+                                           {"z-loss", NULL, "0"}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);

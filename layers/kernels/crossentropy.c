@@ -49,9 +49,9 @@ void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets
 }
 
 // A row of logits becomes its gradient; target: its column, which may be another rank's.
-static void differentiate(real *row, softmax s, accum scale, int64_t target, int64_t valid, int64_t V) {
+static void differentiate(real *row, softmax s, accum scale, accum z, int64_t target, int64_t valid, int64_t V) {
     const bool here = is_here(target, 0, valid);
-    const accum factor = scale / s.sum, logit = here ? accum_of(row[target]) : 0;
+    const accum factor = scale * (1 + 2 * z * loss_of(s, 0)) / s.sum, logit = here ? accum_of(row[target]) : 0;
 #pragma omp simd
     for (int64_t v = 0; v < valid; v++) row[v] = real_of(exp_real(accum_of(row[v]) - s.maximum) * factor);
     for (int64_t v = valid; v < V; v++) row[v] = real_of(0);
@@ -59,7 +59,7 @@ static void differentiate(real *row, softmax s, accum scale, int64_t target, int
 }
 
 void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
-                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+                          double z, int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
@@ -70,18 +70,18 @@ void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t
             target += stats[2];
         }
         losses[r] = loss_of(s, target);
-        if (scale != 0) differentiate(logits + r * V, s, (accum)scale, targets[r] - first, valid, V);
+        if (scale != 0) differentiate(logits + r * V, s, (accum)scale, (accum)z, targets[r] - first, valid, V);
     }
 }
 
-void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
-                        cf_stream *stream) {
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, double z, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream) {
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
         softmax s = softmax_of(row, valid);
         losses[r] = loss_of(s, accum_of(row[targets[r]]));
-        differentiate(row, s, (accum)scale, targets[r], valid, V);
+        differentiate(row, s, (accum)scale, (accum)z, targets[r], valid, V);
     }
 }
 

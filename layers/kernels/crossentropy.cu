@@ -102,9 +102,9 @@ void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets
 }
 
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
-static __device__ inline void differentiate(real *row, kept have, softmax s, float scale, int64_t target, int64_t valid,
+static __device__ inline void differentiate(real *row, kept have, softmax s, float scale, float z, int64_t target, int64_t valid,
                                             int64_t V) {
-    const float factor = scale / s.sum;
+    const float factor = scale * (1 + 2 * z * loss_of(s, 0)) / s.sum;
     const int64_t column = is_here(target, 0, valid) ? target : -1;
     const int64_t packs = V / PACK, stretch = THREADS * FLIGHT, last = (packs - 1) / stretch;
     for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch)
@@ -124,8 +124,8 @@ static __device__ inline void differentiate(real *row, kept have, softmax s, flo
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    combine_kernel(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, float scale, int64_t first,
-                   int64_t valid, int64_t R, int64_t V) {
+    combine_kernel(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, float scale, float z,
+                   int64_t first, int64_t valid, int64_t R, int64_t V) {
     int64_t r = blockIdx.x;
     softmax s = {-INFINITY, 0};
     float target = 0;
@@ -135,33 +135,34 @@ static __global__ void __launch_bounds__(THREADS)
         target += stats[2];
     }
     if (threadIdx.x == 0) losses[r] = loss_of(s, target);
-    if (scale != 0) differentiate(logits + r * V, {NULL, 0}, s, scale, targets[r] - first, valid, V);
+    if (scale != 0) differentiate(logits + r * V, {NULL, 0}, s, scale, z, targets[r] - first, valid, V);
 }
 
 void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
-                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(combine_kernel, {R}, THREADS, stream, losses, logits, all, ranks, targets, (float)scale, first, valid, R, V);
+                          double z, int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(combine_kernel, {R}, THREADS, stream, losses, logits, all, ranks, targets, (float)scale, (float)z, first, valid, R,
+              V);
 }
 
 template <bool KEEP>
 static __global__ void __launch_bounds__(THREADS, 2)
-    fused_kernel(accum *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
+    fused_kernel(accum *losses, real *logits, const int32_t *targets, float scale, float z, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x, target = targets[r];
     real *row = logits + r * V;
     const kept have = {KEEP ? (row_pack *)block_memory() : NULL, KEEP ? valid / PACK : 0};
     float at_target = (float)row[target]; // before it changes: the sum below waits for all threads
     softmax s = softmax_of(row, valid, have.at);
     if (threadIdx.x == 0) losses[r] = loss_of(s, at_target);
-    differentiate(row, have, s, scale, target, valid, V);
+    differentiate(row, have, s, scale, z, target, valid, V);
 }
 
-void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
-                        cf_stream *stream) {
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, double z, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream) {
     const int64_t bytes = valid / PACK * (int64_t)sizeof(row_pack);
     const bool keep = 2 * (bytes + STATIC) <= (int64_t)cf_cuda_properties()->sharedMemPerMultiprocessor;
     if (keep) CF_CUDA(cudaFuncSetAttribute(fused_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     cf_launch(keep ? fused_kernel<true> : fused_kernel<false>, {R, 1, keep ? bytes : 0}, THREADS, stream, losses, logits, targets,
-              (float)scale, valid, V);
+              (float)scale, (float)z, valid, V);
 }
 
 void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream) {

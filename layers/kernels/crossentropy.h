@@ -12,12 +12,13 @@ CF_EXTERN_C_BEGIN
 void crossentropy_stats(accum *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream);
 // losses (R) over the whole vocabulary, from the stats of all ranks, (ranks, R, 3), combined in order. Then, unless scale is 0,
-// logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
+// logits is overwritten by the gradient of scale · (loss + z · lse²), where lse is the logarithm of the sum of all exp(logit):
+// (softmax · (1 + 2 · z · lse) − one-hot target) · scale; padding columns become 0.
 void crossentropy_combine(accum *losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale,
-                          int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+                          double z, int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
 // Both at once, with a gradient, for a rank that holds the whole vocabulary, first = 0. Reads a row from memory once.
-void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
-                        cf_stream *stream);
+void crossentropy_fused(accum *losses, real *logits, const int32_t *targets, double scale, double z, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum is device memory.
 void crossentropy_sum(double *sum, const accum *losses, int64_t n, cf_stream *stream);
 

@@ -323,11 +323,11 @@ static void loss_stats(bench *b, const int64_t *n) {
 }
 static void loss_combine(bench *b, const int64_t *n) {
     (void)n;
-    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 0, 0, b->s.V, b->s.R, b->s.V, b->stream);
+    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 0, 0, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 static void loss_fused(bench *b, const int64_t *n) { // again and again on its own result, as below
     (void)n;
-    crossentropy_fused(b->rows + 3 * b->s.R, b->logits, b->tokens, 1, b->s.V, b->s.R, b->s.V, b->stream);
+    crossentropy_fused(b->rows + 3 * b->s.R, b->logits, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 static void loss_sum(bench *b, const int64_t *n) {
     (void)n;
@@ -336,7 +336,7 @@ static void loss_sum(bench *b, const int64_t *n) {
 static void loss_gradient(bench *b,
                           const int64_t *n) { // again and again on its own result: values do not matter
     (void)n;
-    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V, b->stream);
+    crossentropy_combine(b->rows + 3 * b->s.R, b->logits, b->rows, 1, b->tokens, 1, 0, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 
 static void update_some(bench *b, int64_t from, int64_t count) {

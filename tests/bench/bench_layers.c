@@ -198,7 +198,7 @@ static void run_crossentropy_stats(bench *b) {
     crossentropy_stats(b->row_stats, b->logits, b->tokens, 0, b->s.V - b->s.V / 1000, b->s.R, b->s.V, NULL);
 }
 static void run_crossentropy_combine(bench *b) {
-    crossentropy_combine(b->row_stats + 3 * b->s.R, b->logits, b->row_stats, 1, b->tokens, 1, 0, b->s.V - b->s.V / 1000, b->s.R,
+    crossentropy_combine(b->row_stats + 3 * b->s.R, b->logits, b->row_stats, 1, b->tokens, 1, 0, 0, b->s.V - b->s.V / 1000, b->s.R,
                          b->s.V, NULL); // repeated on its own result: the values do not matter
 }
 

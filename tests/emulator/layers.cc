@@ -93,12 +93,13 @@ MOVES(crossentropy_stats, R *V *E,
        cf_stream *stream),
       stats, logits, targets, first, valid, R, V, stream)
 MOVES(crossentropy_combine, scale == 0 ? 0 : R * V * 2 * E,
-      (accum * losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale, int64_t first,
+      (accum * losses, real *logits, const accum *all, int64_t ranks, const int32_t *targets, double scale, double z, int64_t first,
        int64_t valid, int64_t R, int64_t V, cf_stream *stream),
-      losses, logits, all, ranks, targets, scale, first, valid, R, V, stream)
+      losses, logits, all, ranks, targets, scale, z, first, valid, R, V, stream)
 MOVES(crossentropy_fused, R *V * 2 * E,
-      (accum * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V, cf_stream *stream),
-      losses, logits, targets, scale, valid, R, V, stream)
+      (accum * losses, real *logits, const int32_t *targets, double scale, double z, int64_t valid, int64_t R, int64_t V,
+       cf_stream *stream),
+      losses, logits, targets, scale, z, valid, R, V, stream)
 MOVES(optimizer_update, n *(E + (1 + 2 * o->states) * P + (master ? 2 * P : E)),
       (const optimizer_row *o, real *w, accum *master, accum *const *state, const accum *g, int64_t n, optimizer_settings s,
        cf_stream *stream),

@@ -76,13 +76,13 @@ static void logits_far_apart(void) {
     float *logits = filled(R * V, 0), *again = filled(R * V, 0), *losses = filled(R, 0), *stats = filled(3 * R, 0);
     int32_t *targets = cf_alloc(R * 4, "test");
     for (int64_t i = 0; i < R * V; i++) logits[i] = again[i] = i % V == 0 ? 0 : -88 - 16 * (float)i / (R * V);
-    crossentropy_fused(losses, logits, targets, 1e-3, V, R, V, NULL);
+    crossentropy_fused(losses, logits, targets, 1e-3, 0, V, R, V, NULL);
     crossentropy_stats(stats, again, targets, 0, V, R, V, NULL);
-    crossentropy_combine(losses, again, stats, 1, targets, 1e-3, 0, V, R, V, NULL);
+    crossentropy_combine(losses, again, stats, 1, targets, 1e-3, 0, 0, V, R, V, NULL);
     CHECK(are_zero(logits, R * V), "a gradient of logits");
     CHECK(are_zero(again, R * V), "a gradient of logits by parts");
     for (int64_t i = 0; i < R * V; i++) logits[i] = i % V == 0 ? 0 : -82; // its exponential is normal, its gradient is not
-    crossentropy_fused(losses, logits, targets, 1e-3, V, R, V, NULL);
+    crossentropy_fused(losses, logits, targets, 1e-3, 0, V, R, V, NULL);
     CHECK(are_zero(logits, R * V), "a gradient of logits that are 82 apart");
     float *all[] = {logits, again, losses, stats};
     for (int i = 0; i < 4; i++) cf_free(all[i]);

@@ -258,17 +258,19 @@ def forward(shape, model, inputs, targets):
     exponentials = np.exp(logits - top)
     total = exponentials.sum(-1, keepdims=True)
     chosen = np.take_along_axis(logits, targets[..., None], -1)
-    losses = (np.log(total) + top - chosen)[..., 0]  # (B, T)
-    return losses.mean(), (inputs, targets, kept, final, k_lnf, exponentials / total)
+    lse = np.log(total) + top
+    losses = (lse - chosen)[..., 0]  # (B, T)
+    return losses.mean(), (inputs, targets, kept, final, k_lnf, lse, exponentials / total)
 
 
-def backward(shape, model, cache):
-    inputs, targets, kept, final, k_lnf, probabilities = cache
+def backward(shape, model, cache, z_loss=0):
+    """Gradients of the mean loss and of z_loss times the mean of the squared log-sum-exp."""
+    inputs, targets, kept, final, k_lnf, lse, probabilities = cache
     B, T = inputs.shape
     gradients = {name: np.zeros(dimensions) for name, dimensions in shape.tensors().items()}
     one_hot = np.zeros_like(probabilities)
     np.put_along_axis(one_hot, targets[..., None], 1, -1)
-    dlogits = (probabilities - one_hot) / (B * T)
+    dlogits = (probabilities * (1 + 2 * z_loss * lse) - one_hot) / (B * T)
     gradients["wte"][:shape.V] = dlogits.reshape(-1, shape.V).T @ final.reshape(-1, shape.C)
     dx, gradients["lnfw"], dlnfb = layernorm_backward(dlogits @ model["wte"][:shape.V], k_lnf)
     for l in reversed(range(shape.L)):
@@ -298,9 +300,9 @@ def backward(shape, model, cache):
     return gradients
 
 
-def loss_and_gradients(shape, model, inputs, targets):
+def loss_and_gradients(shape, model, inputs, targets, z_loss=0):
     loss, cache = forward(shape, model, inputs, targets)
-    return loss, backward(shape, model, cache)
+    return loss, backward(shape, model, cache, z_loss)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -352,11 +354,11 @@ class AdamW:
         return norm
 
 
-def train(shape, model, batches, schedule="constant", lr=1e-3, min_lr=0.0, warmup=0, **adamw):
+def train(shape, model, batches, schedule="constant", lr=1e-3, min_lr=0.0, warmup=0, z_loss=0, **adamw):
     """One step per (inputs, targets) of batches, a list. Changes model; returns (loss, norm, lr) by step."""
     optimizer, history = AdamW(model, **adamw), []
     for step, (inputs, targets) in enumerate(batches):
-        loss, gradients = loss_and_gradients(shape, model, inputs, targets)
+        loss, gradients = loss_and_gradients(shape, model, inputs, targets, z_loss)
         rate = learning_rate(schedule, step, len(batches), lr, min_lr, warmup)
         norm = optimizer.update(model, gradients, rate)
         history.append((loss, norm, rate))

@@ -24,17 +24,18 @@ def batch(shape, B, T, seed=5):
 
 
 class Gradients(unittest.TestCase):
-    shape = SMALL
+    shape, z_loss = SMALL, 0
 
     def setUp(self):
         self.model = reference.random_model(self.shape, scale=0.3)
         self.inputs, self.targets = batch(self.shape, B=3, T=9)
-        _, self.gradients = reference.loss_and_gradients(self.shape, self.model, self.inputs, self.targets)
+        _, self.gradients = reference.loss_and_gradients(self.shape, self.model, self.inputs, self.targets, self.z_loss)
 
     def slope(self, name, direction, h=1e-5):
         def at(distance):
             moved = dict(self.model, **{name: self.model[name] + distance * direction})
-            return reference.forward(self.shape, moved, self.inputs, self.targets)[0]
+            loss, (*_, lse, _) = reference.forward(self.shape, moved, self.inputs, self.targets)
+            return loss + self.z_loss * (lse ** 2).mean()
         # Fourth order: the error is about h^4, far below the comparison's tolerance.
         return (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h)
 
@@ -74,6 +75,10 @@ class Gradients(unittest.TestCase):
         second = reference.forward(self.shape, self.model, changed, self.targets)[1][3]
         self.assertTrue(np.array_equal(first[:, :6], second[:, :6]))
         self.assertFalse(np.array_equal(first[:, 6:], second[:, 6:]))
+
+
+class GradientsOfZLoss(Gradients):
+    z_loss = 0.1
 
 
 class GradientsOfLlama(Gradients):

@@ -235,7 +235,7 @@ typedef struct crossentropy_problem {
     int32_t *targets;
     real *logits; // shard i at i · R · V
     real *stats, *losses;
-    double scale;
+    double scale, z;
 } crossentropy_problem;
 
 static double crossentropy_loss(void *context) {
@@ -243,14 +243,19 @@ static double crossentropy_loss(void *context) {
     for (int64_t i = 0; i < p->shards; i++)
         crossentropy_stats(p->stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i], p->valid[i], p->R, p->V,
                            NULL);
-    crossentropy_combine(p->losses, NULL, p->stats, p->shards, p->targets, 0, 0, 0, p->R, p->V, NULL);
+    crossentropy_combine(p->losses, NULL, p->stats, p->shards, p->targets, 0, 0, 0, 0, p->R, p->V, NULL);
     double sum = 0;
     crossentropy_sum(&sum, p->losses, p->R, NULL);
+    for (int64_t r = 0; r < p->R; r++) {
+        double lse = (double)p->losses[r];
+        for (int64_t i = 0; i < p->shards; i++) lse += (double)p->stats[(i * p->R + r) * 3 + 2]; // the target's logit
+        sum += p->z * lse * lse;
+    }
     return p->scale * sum;
 }
 
 static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64_t *valid) {
-    crossentropy_problem p = {.shards = shards, .R = R, .V = V, .scale = 1.0 / (double)R};
+    crossentropy_problem p = {.shards = shards, .R = R, .V = V, .scale = 1.0 / (double)R, .z = 0.1};
     int64_t vocabulary = 0, count = shards * R * V;
     for (int64_t i = 0; i < shards; vocabulary += valid[i++]) p.first[i] = vocabulary, p.valid[i] = valid[i];
     p.targets = test_buffer(R * 4);
@@ -261,7 +266,8 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
     crossentropy_loss(&p);
     real *gradient = copy_buffer(p.logits, count);
     for (int64_t i = 0; i < shards; i++)
-        crossentropy_combine(p.losses, gradient + i * R * V, p.stats, shards, p.targets, p.scale, p.first[i], valid[i], R, V, NULL);
+        crossentropy_combine(p.losses, gradient + i * R * V, p.stats, shards, p.targets, p.scale, p.z, p.first[i], valid[i], R, V,
+                             NULL);
     assert_gradient("logits", p.logits, gradient, count, 2 * MOST, crossentropy_loss, &p);
 }
 

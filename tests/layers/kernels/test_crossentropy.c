@@ -11,6 +11,7 @@ typedef struct problem {
     int32_t *targets;
     real *logits; // shard i (R, V) at i · R · V; padding is NaN: it must not be read
     real *stats, *losses;
+    double z;
 } problem;
 
 static problem problem_new(int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
@@ -35,8 +36,8 @@ static void run_stats(void *context, real *stats) {
 // Each shard has all losses.
 static void combine(problem *p, real *logits, double scale) {
     for (int64_t i = 0; i < p->shards; i++)
-        crossentropy_combine(p->losses, logits + i * p->R * p->V, p->stats, p->shards, p->targets, scale, p->first[i], p->valid[i],
-                             p->R, p->V, NULL);
+        crossentropy_combine(p->losses, logits + i * p->R * p->V, p->stats, p->shards, p->targets, scale, p->z, p->first[i],
+                             p->valid[i], p->R, p->V, NULL);
 }
 
 // Without a gradient the logits stay as they are.
@@ -53,7 +54,7 @@ static void run_backward(void *context, real *logits) {
 
 static void run_fused(void *context, real *logits) {
     problem *p = context;
-    crossentropy_fused(p->losses, logits, p->targets, (real)0.25, p->valid[0], p->R, p->V, NULL);
+    crossentropy_fused(p->losses, logits, p->targets, (real)0.25, p->z, p->valid[0], p->R, p->V, NULL);
 }
 
 static real *logit(const problem *p, real *all, int64_t r, int64_t token) {
@@ -70,8 +71,9 @@ static double naive_lse(const problem *p, int64_t r) {
     return maximum + log(sum);
 }
 
-static void check(int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
+static void check_with(double z, int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
     problem p = problem_new(shards, R, V, valid, deviation);
+    p.z = z;
     forward(&p);
     assert_threads_do_not_matter("stats", run_stats, &p, p.stats, shards * R * 3);
     assert_threads_do_not_matter("gradient", run_backward, &p, p.logits, shards * R * V);
@@ -81,12 +83,18 @@ static void check(int64_t shards, int64_t R, int64_t V, const int64_t *valid, do
         double lse = naive_lse(&p, r), loss = lse - (double)*logit(&p, p.logits, r, p.targets[r]);
         assert_close("loss", p.losses + r, &loss, 1, 3e-6, 1 + deviation);
         for (int64_t v = 0; v < p.vocabulary; v++) {
-            double expected = (exp((double)*logit(&p, p.logits, r, v) - lse) - (v == p.targets[r])) * 0.25;
-            assert_close("gradient", logit(&p, gradient, r, v), &expected, 1, 2e-6 * (1 + deviation), 1e-4);
+            double more = 1 + 2 * z * lse,
+                   expected = (exp((double)*logit(&p, p.logits, r, v) - lse) * more - (v == p.targets[r])) * 0.25;
+            assert_close("gradient", logit(&p, gradient, r, v), &expected, 1, 2e-6 * (1 + deviation) * fabs(more), 1e-4);
         }
         for (int64_t i = 0; i < shards; i++)
             for (int64_t v = valid[i]; v < V; v++) assert_true(gradient[(i * R + r) * V + v] == 0);
     }
+}
+
+static void check(int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
+    check_with(0, shards, R, V, valid, deviation);
+    check_with(0.1, shards, R, V, valid, deviation);
 }
 
 static void one_shard(void **state) {
@@ -104,6 +112,7 @@ static void fused_gives_the_same_bits(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t R = sizes[i][0], V = sizes[i][1];
         problem p = problem_new(1, R, V, &sizes[i][2], 3);
+        p.z = 0.1;
         forward(&p);
         real *gradient = copy_buffer(p.logits, R * V), *losses = copy_buffer(p.losses, R);
         run_backward(&p, gradient);

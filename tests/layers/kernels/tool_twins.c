@@ -480,23 +480,24 @@ static void run_crossentropy(tool *t, const int64_t *n) {
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
     crossentropy_stats(accums(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
-    crossentropy_combine(accums(losses), reals(logits), accums(all), ranks, tokens_of(targets), 0, first, valid, R, V, t->stream);
+    crossentropy_combine(accums(losses), reals(logits), accums(all), ranks, tokens_of(targets), 0, 0, first, valid, R, V,
+                         t->stream);
     keep(t, "crossentropy_combine", "losses", losses);
     keep(t, "crossentropy_combine", "logits, as before", logits);
     crossentropy_sum(doubles(sum), accums(losses), R, t->stream);
     keep(t, "crossentropy_sum", "sum", sum);
     if (first == 0 && valid == vocabulary) {
-        crossentropy_fused(accums(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R, V, t->stream);
+        crossentropy_fused(accums(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, 0.01, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses", fused_losses);
         keep(t, "crossentropy_fused", "logits", fused);
     }
     crossentropy_combine(accums(whole_losses), reals(logits), accums(valid > 0 ? stats : all), valid > 0 ? 1 : ranks,
-                         tokens_of(targets), 1 / (double)R, first, valid, R, V, t->stream);
+                         tokens_of(targets), 1 / (double)R, 0.01, first, valid, R, V, t->stream);
     keep(t, "crossentropy_combine", "losses, with gradient", whole_losses);
     keep(t, "crossentropy_combine", "logits", logits);
     if (first == 0 && valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
         tensor *huge = randoms(t, OF_REAL, R * V, 1e30, 0);
-        crossentropy_fused(accums(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V, t->stream);
+        crossentropy_fused(accums(fused_losses), reals(huge), tokens_of(targets), 1, 0, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses of huge logits", fused_losses);
     }
 }
