@@ -44,10 +44,9 @@ class Block(nn.Module):
         self.fc, self.fcproj = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
 
     def forward(self, x):  # (B, T, C)
-        B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attproj(mixed.transpose(1, 2).reshape(B, T, C))
+        x = x + self.attproj(mixed.transpose(1, 2).flatten(2))
         return x + self.fcproj(F.gelu(self.fc(self.norm2(x)), approximate="tanh"))
 
 

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Steps of this program beside PyTorch's, on two hosts made of this machine, over the same link: the program that a user would take
+instead.
+
+    scripts/install_deps.sh --torch
+    tests/bench/peers.py --compile-only           # once: torch.compile takes minutes; what it makes is kept in build/inductor
+    tests/bench/peers.py --minutes 8 --rate 1gbit --out build/peers.csv
+
+All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns in an
+order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP and FSDP2),
+and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does not count.
+Losses of the first step must agree to 1e-4. --out gets a row for each step. --local: over shared memory; --size: layers, channels,
+heads, sequence, vocabulary, sequences a step.
+"""
+import argparse
+import csv
+import datetime
+import json
+import os
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/train")]
+import lab
+import reference
+import run_log
+import shapes
+from command import Problem, note, status_of, whole
+from runner import Failed, Runner, shown, words_of
+from tables import markdown
+from tokens import write_tokens
+
+SIZE = 2, 1536, 24, 512, 8192, 2  # layers, channels, heads, sequence, vocabulary, sequences a step
+OURS = "none", "slice:4", "ring:4", "auto"
+GROUPS = {"tp 2": [*OURS, "tp", "tp compiled", "sequence", "sequence compiled"],
+          "dp 2": [*OURS, "ddp", "ddp compiled", "fsdp", "fsdp compiled"], "one process": ["none", "one", "one compiled"]}
+NAMES = {"tp": "PyTorch, tensor parallel", "sequence": "PyTorch, tensor + sequence parallel", "ddp": "PyTorch, DDP",
+         "fsdp": "PyTorch, FSDP2", "one": "PyTorch"}
+BASE = {"tp 2": "ring:4", "dp 2": "ring:4", "one process": "none"}  # what others are divided by
+LOSS_TOLERANCE = 1e-4  # of the first step, relative to ours
+LIMIT_S = 900
+RECIPE = dict(val_every=0, lr=3e-4, min_lr=3e-4, warmup=0, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1, threads=1,
+              peak_tflops=1)
+
+
+class Bench:
+    def __init__(self, o, folder):
+        self.o, self.folder, self.runner = o, folder, Runner(gently=True, bound=True)
+        layers, channels, heads, self.seq, vocab, self.batch = o.size
+        shape = shapes.Shape(maxT=self.seq, V=vocab, Vp=vocab, L=layers, heads=heads, C=channels)
+        reference.write_model(f"{folder}/model.bin", shape, reference.random_model(shape, scale=0.02))
+        for count in {self.batch, self.batch // 2}:
+            write_tokens(f"{folder}/{count}.bin", count * self.seq + 1, vocab)
+
+    def start(self, group, command, env):
+        ranks = 1 if group == "one process" else 2
+        launcher = ["taskset", "-c", "0"] if ranks == 1 else ["scripts/mpirun.sh", "-np", 2] if self.o.local else [
+            "scripts/lab.py", "--hosts", 2, "--rate", self.o.rate, "--"]
+        note(shown([*launcher, *command]))
+        return self.runner.output([*launcher, *command], LIMIT_S, OMP_NUM_THREADS="1", **env)
+
+    def ours(self, group, mode, steps):
+        log, batch = f"{self.folder}/log.jsonl", self.batch // (1 + (group == "one process"))
+        pathlib.Path(log).unlink(missing_ok=True)
+        mesh = dict(tp=2) if group == "tp 2" else dict(dp=2) if group == "dp 2" else {}
+        self.start(group, [ROOT / self.o.build / "train_gpt", *words_of(
+            init_from=f"{self.folder}/model.bin", train=f"{self.folder}/{batch}.bin", seq=self.seq, batch=batch,
+            micro_batch=batch // mesh.get("dp", 1), steps=steps, overlap=mode if mesh else None, log=log, **mesh, **RECIPE)], {})
+        found = run_log.steps(run_log.lines(log))
+        return [step["step_ms"] for step in found], [step["loss"] for step in found]
+
+    def torch(self, group, mode, steps):
+        way, _, compiled = mode.partition(" ")
+        batch = self.batch // (1 + (group == "one process"))
+        env = dict(TORCHINDUCTOR_CACHE_DIR=str(ROOT / "build/inductor"), TORCHINDUCTOR_COMPILE_THREADS="1")
+        if group != "one process" and not self.o.local:
+            env.update(MASTER_ADDR="10.0.0.1", GLOO_SOCKET_IFNAME="eth0")  # host 0 of the lab
+        text = self.start(group, [self.o.torch, "tests/bench/torch_ranks.py", f"{self.folder}/model.bin", f"{self.folder}/{batch}.bin",
+                                  *words_of(way=way, steps=steps, compile="blocks" if compiled else "no")], env)
+        found = run_log.printed(text)[-1]
+        return found["step_ms"], found["loss"]
+
+    def measure(self, group, mode, steps):
+        return (self.ours if mode in OURS else self.torch)(group, mode, steps)
+
+
+def take_turns(bench, end, save):
+    """Rows of each step; another turn begins if it will be over in time."""
+    o, rows, begin = bench.o, [], time.monotonic()
+    jobs = [(group, mode) for group in o.only for mode in GROUPS[group]]
+    stamp = {"rate": "shared memory" if o.local else o.rate, "commit": bench.runner.printed("git", "describe", "--always", "--dirty"),
+             "date": f"{datetime.date.today()}", "processor": processor_of(bench.runner)}
+    turn = 0
+    while not turn or time.monotonic() + (time.monotonic() - begin) / turn < end:
+        for group, mode in random.Random(turn).sample(jobs, len(jobs)):
+            try:
+                measured = bench.measure(group, mode, o.steps + 1)
+            except Failed as failed:
+                note(f"{group}, {mode}: {failed}")
+                jobs.remove((group, mode))
+                continue
+            tokens = bench.seq * bench.batch // (1 + (group == "one process"))
+            rows += [{"group": group, "mode": mode, "turn": turn, "step": step, "step_ms": f"{ms:.5g}", "loss": f"{loss:.9g}",
+                      "tokens": tokens, **stamp} for step, (ms, loss) in enumerate(zip(*measured))]
+            save(rows)
+        turn += 1
+    return rows
+
+
+def processor_of(runner):
+    config = dict(line.split(maxsplit=1) for line in runner.output(["make", "-s", "config"]).splitlines())
+    return config["machine"].split(",")[0].replace("Model name ", "")
+
+
+def read(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return [{**row, "turn": int(row["turn"]), "step": int(row["step"]), "step_ms": float(row["step_ms"]), "loss": float(row["loss"]),
+                 "tokens": int(row["tokens"])} for row in csv.DictReader(file)]
+
+
+def problems(rows):
+    """Losses of the first step that differ from ours."""
+    first = {(row["group"], row["mode"]): row["loss"] for row in rows if row["step"] == 0}
+    return [f"{group}: the first loss of {mode} is {loss:.6f}, of none {first[group, 'none']:.6f}" for (group, mode), loss in first.items()
+            if (group, "none") in first and not abs(loss / first[group, "none"] - 1) <= LOSS_TOLERANCE]
+
+
+def name_of(mode):
+    way, _, compiled = mode.partition(" ")
+    return f"`{mode}`" if mode in OURS else NAMES[way] + f", {compiled or 'eager'}"
+
+
+def table(rows):
+    """Medians over all steps; the multiple of ours, of turns from least to most."""
+    lines = []
+    for group, modes in GROUPS.items():
+        times = {mode: [row for row in rows if (row["group"], row["mode"]) == (group, mode) and row["step"] > 0] for mode in modes}
+        times = {mode: mine for mode, mine in times.items() if mine}
+
+        def middle(mode, turn=None):
+            return statistics.median(row["step_ms"] for row in times[mode] if turn in (None, row["turn"]))
+        for mode, mine in times.items():
+            turns = sorted({row["turn"] for row in mine} & {row["turn"] for row in times.get(BASE[group], [])})
+            ratios = [middle(mode, turn) / middle(BASE[group], turn) for turn in turns]
+            lines.append({"": f"{group}: {name_of(mode)}", "step, ms": f"{middle(mode):.0f}",
+                          "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}", "× ours": "–" if not ratios else
+                          f"{statistics.median(ratios):.2f}" + (f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode !=
+                                                                BASE[group] else "")})
+    return markdown(lines)
+
+
+def write(path, rows):
+    with whole(path, newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--torch", default=str(ROOT / "build/venv/bin/python"), metavar="INTERPRETER", help="that has PyTorch")
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--steps", type=int, default=3, help="that count, of each process")
+    parser.add_argument("--rate", default="1gbit", help="of the link, each way")
+    parser.add_argument("--local", action="store_true")
+    parser.add_argument("--size", type=int, nargs=6, default=SIZE)
+    parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--out", default="build/peers.csv")
+    o = parser.parse_args()
+    end = time.monotonic() + 60 * o.minutes
+    if not o.local and lab.obstacle():
+        raise Problem(lab.obstacle(), "--local measures over shared memory")
+    with tempfile.TemporaryDirectory(prefix="commfuse-peers-", dir=ROOT / "build") as folder:
+        bench = Bench(o, folder)
+        if o.compile_only:
+            return [bench.measure(group, mode, 1) for group in o.only for mode in GROUPS[group] if mode.endswith(" compiled")] and 0
+        rows = take_turns(bench, end, lambda rows: write(o.out, rows))
+    rows = read(o.out)
+    wrong = problems(rows)
+    print("".join([table(rows), *(f"ERROR {one}\n" for one in wrong)]))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(status_of(main))
