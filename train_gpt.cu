@@ -94,6 +94,7 @@ static void make_model(trainer *t) {
     r->context = &t->context, r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->peak_emulated = peak_emulated();
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
+    if (t->model.zero.muon) r->muon_ms = &t->model.zero.muon->ms;
     r->parameters = params_count(&shape), r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;
     r->train = startup_tokens(opt, "train", opt->train, shape.V);
@@ -155,7 +156,7 @@ static void train_step(trainer *t) {
     const int64_t step = t->context.step;
     const step_batch batch = {opt->seq, opt->micro_batch, report->accumulation, load_sequences, t, report_figures, report};
     const double lr = derived_learning_rate(opt, step);
-    const optimizer_settings settings = {lr, opt->beta1, opt->beta2, opt->eps, opt->weight_decay, 1, step + 1};
+    const optimizer_settings settings = {lr, opt->beta1, opt->beta2, opt->eps, opt->weight_decay, 1, step + 1, opt->momentum};
     const bool trial = cf_tuner_trying(report->plan.tuner);
     const step_result *r = gpt_train_step(&t->step, &batch, settings, opt->clip);
     report_step(report, r->values, REPORT); // prints the step before, whose timings came with this step's norm
@@ -327,6 +328,9 @@ static void record_rank(void *trainer_, const options *opt, int rank, int player
         t->report.last.step = -1;
     }
     cf_record_add(record, CF_DO_STEP);
+    const int64_t entries = record->entries, units = record->units; // what muon has begun ends outside of the record
+    gpt_finish_step(&t->step), zero_finish_weights(&t->model.zero);
+    record->entries = entries, record->units = units;
     to->record = cf_record_finish(record), to->memory = cf_memory_bytes(), to->flops = t->report.flops;
     close_model(t);
 }

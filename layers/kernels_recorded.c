@@ -2,6 +2,7 @@
 // (commfuse/predict/record.h). A line below is the body of a function of the layers' headers; the Makefile makes the functions.
 // Sizes that depend on the device are those of the CPU's or of the GPU's twin.
 #include "../commfuse/predict/record.h"
+#include "optimizer/muon.h"
 #include "optimizer/update.h"
 #include "kernels/attention.h"
 #include "kernels/crossentropy.h"
@@ -61,6 +62,16 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
     cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
 }
 
+static void orthogonalised(cf_stream *stream, int64_t count, int64_t rows, int64_t columns) {
+    const int64_t m = smaller(rows, columns), n = larger(rows, columns);
+    moves(stream, "norm of a matrix", count * rows * columns, 3 * E + 2 * P);
+    for (int k = 0; k < ITERATIONS; k++) {
+        product(stream, "X Xt", count, m, m, n, E), product(stream, "A A", count, m, m, m, E);
+        moves(stream, "b A + c A A", count * m * m, 3 * E);
+        product(stream, "X + A X", count, rows, columns, m, 2 * E);
+    }
+}
+
 // All have a parameter `stream`.
 #define product(...)   (product)(stream, __VA_ARGS__)
 #define attention(...) (attention)(stream, __VA_ARGS__)
@@ -105,6 +116,10 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 #define RECORDED_crossentropy_sum           moves("cross-entropy", n, P)
 #define RECORDED_optimizer_update           moves(o->name, n, E + (1 + 2 * o->states) * P + (master ? 2 * P : E))
 #define RECORDED_sum_of_squares             moves("norm", n, P)
+
+#define RECORDED_orthogonalise              orthogonalised(stream, count, rows, columns)
+#define RECORDED_orthogonal_update          moves("update", n, 2 * E + (master ? 2 * P : E))
+#define RECORDED_copy_block                 moves("rows at home", rows * columns, 2 * E)
 
 #define RECORDED_peak_flops                 (*source = "the machine's description", fp32 ? 0 : cf_record_hardware()->peak)
 #define RECORDED_peak_emulated              false

@@ -206,7 +206,8 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     const overlap *how = &setup->how;
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
-    params_create(&g->params, shape, mesh, setup->strategy, shard_bytes(context->transport, mesh));
+    params_create(&g->params, shape, mesh, setup->strategy,
+                  setup->optimizer->others ? KEPT_APART : shard_bytes(context->transport, mesh));
     if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Ql = params_local_rows(&g->params, QKVW) / g->params.parts, g->Cl = params_local_columns(&g->params, ATTPROJW);
     g->Gl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);

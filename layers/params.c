@@ -94,6 +94,9 @@ int64_t params_rows(const gpt_shape *s, int tensor) {
     for (int i = 0; i < sections(s, tensor); i++) rows += length(s, kinds[tensor].rows, i);
     return rows;
 }
+int64_t params_section_rows(const gpt_shape *s, int tensor, int section) {
+    return section < sections(s, tensor) ? length(s, kinds[tensor].rows, section) : 0;
+}
 int64_t params_columns(const gpt_shape *s, int tensor) {
     return length(s, kinds[tensor].columns, 0);
 }
@@ -253,7 +256,7 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
     if (tensor == WTE) return BUCKET_TABLE;
     if (kinds[tensor].per_layer && params_decays(tensor)) {
         int64_t rows = params_local_rows(p, tensor) / group->size;
-        return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
+        return p->apart || rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
     }
     return mesh->tp == 1 || group == &mesh->world_group ? BUCKET_VECTORS
                                                         : BUCKET_VECTORS_DP; // without tp the replicas are the world
@@ -341,7 +344,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     check_groups(shape, up ? 0 : shape.F, mesh->tp);
     check_shape(shape, mesh);
     *p = (parameters){.shape = shape, .strategy = strategy, .tp_rank = mesh->tp_group.rank};
-    p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1;
+    p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1, p->apart = shard_bytes == KEPT_APART;
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");

@@ -16,8 +16,8 @@
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp travel among the
 // replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
 // bucket by itself, owned by whole rows, so that its gradient can be computed owner by owner and sent while the next owner's is
-// computed. Thin matrices of several layers share a bucket, so that the transfer of a shard takes longer than its latency. The
-// vectors of all layers (norms, biases) share one bucket for each group. Shards of several tensors are a multiple of 8 elements,
+// computed. Thin matrices of several layers share a bucket, so that the transfer of a shard takes longer than its latency; unless
+// they are kept apart, so that each rank has an equal part of every matrix. The vectors of all layers (norms, biases) share one bucket for each group. Shards of several tensors are a multiple of 8 elements,
 // those of a matrix whole rows; the remainder is padding. So, for the usual numbers of channels, everything is aligned to sixteen
 // bytes on any mesh, as matrix products require.
 #pragma once
@@ -90,6 +90,7 @@ typedef struct parameters {
     int tp_rank;
     int splits;           // ranks over which matrices and vocabulary are split: tp or, in UP, 1
     int parts;            // local parts of the attention's matrices, one after another: 1 or, in UP, tp
+    bool apart;           // no thin matrices: each has a bucket alone
     int64_t elements;     // of this rank, padding included
     int64_t owned;        // elements of all shards that this rank owns
     real *weight;         // (elements)
@@ -103,8 +104,11 @@ typedef struct parameters {
     param_bucket *bucket;
 } parameters;
 
-// Dies (together), before memory is taken, unless heads divide channels, and tp divides heads, those of keys, and the MLP's units. Weights and gradients are zero.
-// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs.
+// Dies (together), before memory is taken, unless heads divide channels, and tp divides heads, those of keys, and the MLP's units.
+// Weights and gradients are zero.
+// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs; KEPT_APART: there are
+// none, each matrix has a bucket alone.
+enum { KEPT_APART = -1 };
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);
 
@@ -121,6 +125,8 @@ int64_t params_local_count(const parameters *p, int tensor); // local elements o
 // Floating-point operations of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P
 // without the position embedding, attention causal.
 double params_flops(const gpt_shape *shape, int64_t T);
+// Of the matrices of a tensor, which lie one upon another: queries, keys, values; products of the MLP. 0: it has fewer.
+int64_t params_section_rows(const gpt_shape *shape, int tensor, int section);
 
 // Rows and columns of all local parts together.
 int64_t params_local_rows(const parameters *p, int tensor);

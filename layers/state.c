@@ -38,7 +38,10 @@ void state_copy(rank_state *s, const zero_shards *z) {
         cf_copy(s->value[STATE_WEIGHT] + b->owned, z->params->weight + params_first_owned(b), b->shard * size, stream);
     }
     if (z->master) cf_copy(s->value[STATE_WEIGHT], z->master, bytes, stream);
-    for (int k = 0; k < z->optimizer->states; k++) cf_copy(s->value[1 + k], z->state[k], bytes, stream);
+    for (int k = 0; k + 1 < s->kinds.count; k++) {
+        const int64_t from = z->state_from[k]; // before it, zero
+        cf_copy(s->value[1 + k] + from, z->state[k], bytes - from * size, stream);
+    }
     cf_stream_sync(stream);
 }
 
@@ -64,7 +67,8 @@ void state_restore(zero_shards *z, int kinds, state_reader *read, void *argument
         if (!into) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
             read(argument, kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
-        cf_copy(into, s.value[kind], s.elements * (int64_t)sizeof(accum), z->context->stream);
+        const int64_t begin = kind == STATE_WEIGHT ? 0 : z->state_from[kind - 1];
+        cf_copy(into, s.value[kind] + begin, (s.elements - begin) * (int64_t)sizeof(accum), z->context->stream);
     }
     cf_stream_sync(z->context->stream);
     state_free(&s);

@@ -82,6 +82,7 @@ const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimize
 
 void gpt_finish_step(gpt_step *s) {
     zero_update_layers(&s->model->zero);
+    homes_finish(&s->model->zero);
 }
 
 void gpt_step_operations(gpt_step *s, visit_operation *visit, void *argument) {

@@ -3,7 +3,7 @@
 #include "model.h"
 
 // Figures of a rank that travel together once a step: loss, norm, and at most REPORT_VALUES of the caller.
-enum { REPORT = 8, REPORT_VALUES = 6 };
+enum { REPORT = 9, REPORT_VALUES = 7 };
 
 typedef struct step_result {
     double loss;          // mean over the batch
@@ -38,7 +38,7 @@ void gpt_step_free(gpt_step *s);
 // optimizer's step with these settings. It leaves the matrices of the layers to the next pass, which updates them during the
 // transfers of its lookup. Collective. The result is valid until the next call.
 const step_result *gpt_train_step(gpt_step *s, const step_batch *batch, optimizer_settings settings, double clip);
-// Updates them now: before state is read, or so that the time of the update counts to this step.
+// Updates them now, all: before state is read, or so that the time of the update counts to this step.
 void gpt_finish_step(gpt_step *s);
 // Ends the run after a result that is not finite, with a message that names step, rank and tensor. Collective.
 CF_NORETURN void gpt_step_die(gpt_step *s, const char *hint);

@@ -65,7 +65,8 @@ INT(reproducible, "reproducible", "0", 0, 1,
 INT(batch, "batch", "0", 0, 1e9, "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp")
 INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; larger batches accumulate gradients")
 INT(steps, "steps", "40", 0, 1e9, "optimizer steps")
-CHOICE(optimizer, "optimizer", "adamw", &OPTIMIZER_NAMES[1], "update of the weights")
+CHOICE(optimizer, "optimizer", "adamw", &OPTIMIZER_NAMES[1],
+    "update of the weights; muon: matrices of the layers are orthogonalised, AdamW for all else, with the same --lr")
 REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate")
 REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the end of the schedule")
 INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0")
@@ -77,6 +78,7 @@ REAL(weight_decay, "weight-decay", "0.1", 0, 100, "AdamW's decoupled decay, of m
 REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment")
 REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
 REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
+REAL(momentum, "momentum", "0.95", 0, 0.999999, "Muon's decay of the momentum of matrices (Nesterov's)")
 REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 REAL(z_loss, "z-loss", "0", 0, 1000, "gradients have a part that keeps logits small: of X times their log-sum-exp squared")
 INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")

@@ -148,6 +148,7 @@ void report_figures(void *run, double *mine) {
     mine[FIGURE_MS] = r->last.ms;
     mine[FIGURE_EXPOSED] = figures.exposed_ms;
     mine[FIGURE_COMM] = figures.comm_ms;
+    mine[FIGURE_OPTIMIZER] = r->muon_ms ? *r->muon_ms : 0;
 }
 
 typedef struct step_times {
@@ -223,7 +224,7 @@ void report_step(run_report *r, const double *all, int stride) {
              FIELD("step_ms", s->ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu),
              FIELD("comm_ms", times.most[FIGURE_COMM]), FIELD("exposed_comm_ms", times.most[FIGURE_EXPOSED]),
              FIELD("exposed_mean_ms", times.exposed_mean_ms), FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms),
-             FIELD(s->trial ? "trial" : NULL, 1));
+             FIELD(r->muon_ms ? "optimizer_ms" : NULL, times.most[FIGURE_OPTIMIZER]), FIELD(s->trial ? "trial" : NULL, 1));
     plan_step(&r->plan, r->log, s->step);
     if (times.most[FIGURE_STOP] > 0) r->stop = (int)times.most[FIGURE_STOP];
     r->last.step = -1;

@@ -40,6 +40,7 @@ typedef struct run_report {
     int trace_from, trace_to; // steps [from, to); -1 without --trace
     bool untraced;            // the timeline could not be written
     run_plan plan;            // how operations travel, with --overlap auto
+    const double *muon_ms;    // its products of an update, on this rank; NULL: another optimizer
     step_report last;         // the step to be reported next; its `step` is -1 if there is none
     int stop;                 // the signal by which some rank was asked to end the run; 0: none
 } run_report;
@@ -52,7 +53,7 @@ void report_banner(const run_report *r);
 
 // A step ends where the next one begins, or, if other work follows, in report_end_step(). Its figures travel with the norm of the
 // next step, or alone.
-enum { FIGURE_UNWRITTEN, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
+enum { FIGURE_UNWRITTEN, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURE_OPTIMIZER, FIGURES };
 void report_begin(run_report *r);                // before the first step
 void report_begin_step(run_report *r);           // after other work: when all ranks are ready
 void report_figures(void *run, double *figures); // this rank's, of the last step of a run_report: FIGURES numbers

@@ -168,7 +168,7 @@ static const char *const must_stay[] = {"block",        "kv-heads",  "ffn",     
                                         "min-lr",       "warmup",    "schedule",     "decay-steps", "weight-decay",
                                         "beta1",        "beta2",     "eps",          "clip",        "seed",
                                         "dtype",        "steps",     "reduce-dtype", "optimizer",   "train-tokens",
-                                        "train-blocks", "define",    "skip-steps",   "z-loss"};
+                                        "train-blocks", "define",    "skip-steps",   "z-loss",      "momentum"};
 // What some are, if not an option, and what a checkpoint that does not say it had.
 static const char *const described[][3] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
                                            {"positions", "--seq, the model's positions", NULL},
@@ -184,7 +184,8 @@ static const char *const described[][3] = {{"padded-vocab", "rows of the vocabul
                                            {"reduce-dtype", NULL, "fp32"},
                                            {"optimizer", NULL, "adamw"},
                                            {"skip-steps", NULL, ""},
-                                           {"z-loss", NULL, "0"}};
+                                           {"z-loss", NULL, "0"},
+                                           {"momentum", NULL, "0.95"}};
 
 cJSON *startup_describe(const options *opt, const run_facts *facts) {
     cJSON *all = all_options(opt);
@@ -447,7 +448,7 @@ saved_state *startup_open_state(const options *opt, const manifest *m, int *kind
     const char *name = json_text(m->options, "optimizer");
     const optimizer_row *of = optimizer_find(name ? name : options_table[OPTION_optimizer].fallback);
     if (!of) cf_die("continue with the program that saved it", "the checkpoint in %s is of --optimizer %s", opt->out, name);
-    *kinds = of == optimizer_find(opt->optimizer) ? 1 + of->states : 1;
+    *kinds = of == optimizer_find(opt->optimizer) ? optimizer_kinds(of).count : 1;
     saved_state *s = saved_state_open(opt->out, m, optimizer_kinds(of), &why);
     if (!s) cf_die(why.hint, "%s", why.what);
     return s;

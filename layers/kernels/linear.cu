@@ -326,7 +326,7 @@ static __global__ void begin_sum(real *out, const real *bias, const real *add, i
 }
 
 void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
-                    bool add, cf_stream *stream) {
+                    bool add, cf_stream *stream, const void *before) {
     product of = {};
     of.transpose_a = a.transposed, of.transpose_b = b.transposed;
     of.m = m, of.n = n, of.k = k;
@@ -334,12 +334,14 @@ void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix 
     of.c_type = wide ? CUDA_R_32F : REAL_TYPE;
     of.blocks = count;
     if (count > 1) of.step_a = a.step, of.step_b = b.step, of.step_c = c.step;
-    if (multiply(of, {(const real *)a.at, (const real *)b.at, add ? c.at : NULL, c.at, stream})) return;
+    if (add && !before) before = c.at;
+    if (multiply(of, {(const real *)a.at, (const real *)b.at, before, c.at, stream})) return;
     for (int64_t i = 0; i < count; i++) {
         gemm_matrix one[] = {a, b, c};
         for (int j = 0; j < 3; j++)
             one[j].at = (char *)one[j].at + i * one[j].step * (int64_t)(j == 2 && wide ? sizeof(float) : sizeof(real));
-        multiply_batch(1, m, n, k, one[0], one[1], one[2], wide, add, stream);
+        multiply_batch(1, m, n, k, one[0], one[1], one[2], wide, add, stream,
+                       before ? (const char *)before + ((char *)one[2].at - (char *)c.at) : NULL);
     }
 }
 

@@ -1,8 +1,8 @@
 // See optimizers.h.
 #include "optimizers.h"
 
-#define ROW(name, states, ...) {#name, states, {__VA_ARGS__}},
-const optimizer_row optimizers[] = {OPTIMIZERS(ROW){NULL, 0, {NULL}}};
+#define ROW(name, states, ...) {#name, states, {__VA_ARGS__}, NULL},
+const optimizer_row optimizers[] = {OPTIMIZERS(ROW){"muon", 1, {"momentum"}, optimizers}, {NULL, 0, {NULL}, NULL}};
 
 const optimizer_row *optimizer_find(const char *name) {
     for (const optimizer_row *o = optimizers; o->name; o++)
@@ -11,7 +11,7 @@ const optimizer_row *optimizer_find(const char *name) {
 }
 
 state_kinds optimizer_kinds(const optimizer_row *o) {
-    state_kinds kinds = {1 + o->states, {"weight"}};
-    for (int i = 0; i < o->states; i++) kinds.name[1 + i] = o->state[i];
+    state_kinds kinds = {1 + (o->others ? o->others->states : o->states), {"weight"}};
+    for (int i = 0; i + 1 < kinds.count; i++) kinds.name[1 + i] = i < o->states ? o->state[i] : o->others->state[i];
     return kinds;
 }

@@ -32,7 +32,7 @@ template <class Element> struct update_map {
         NAME##_factors f;                                                                                                          \
         __device__ void operator()(accum *w, accum g, accum *first, accum *last) const { NAME##_element(f, w, g, first, last); }   \
     };
-OPTIMIZERS(ELEMENT)
+ELEMENTS(ELEMENT)
 
 void optimizer_update(const optimizer_row *o, real *w, accum *master, accum *const *state, const accum *g, int64_t n,
                       optimizer_settings s, cf_stream *stream) {
@@ -41,7 +41,7 @@ void optimizer_update(const optimizer_row *o, real *w, accum *master, accum *con
 #define APPLY(NAME, ...)                                                                                                           \
     if (strcmp(o->name, #NAME) == 0)                                                                                               \
         each(update_map<NAME##_of_element>{w, master, first, last, g, {NAME##_factors_of(s)}}, n, packed, stream);
-    OPTIMIZERS(APPLY)
+    ELEMENTS(APPLY)
 }
 
 static __device__ inline double square(float x) {

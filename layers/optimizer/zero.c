@@ -115,7 +115,11 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, const optim
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
-    for (int k = 0; k < o->states; k++) z->state[k] = cf_alloc(bytes, "optimizer state");
+    for (int k = 0; k + 1 < optimizer_kinds(o).count; k++) {
+        z->state_from[k] = k < o->states ? 0 : p->bucket[p->table].owned;
+        z->state[k] = cf_alloc(bytes - z->state_from[k] * (int64_t)sizeof(accum), "optimizer state");
+    }
+    if (o->others) z->muon = homes_create(z, how);
     if (REAL_DTYPE != ACCUM_DTYPE) z->master = cf_alloc(bytes, "master weights");
     z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
 }
@@ -128,6 +132,7 @@ void zero_free(zero_shards *z) {
     free(z->bucket), free(z->forward), free(z->backward), free(z->gradient);
     for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(z->state[k]);
     cf_free(z->master), cf_free(z->squares);
+    homes_free(z->muon);
 }
 
 void zero_start(zero_shards *z) {
@@ -141,6 +146,7 @@ void zero_start(zero_shards *z) {
 static void begin_gather(zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
+    if (s->weights == WEIGHTS_NOT_UPDATED) homes_finish(z);
     if (s->weights != WEIGHTS_UPDATED) return;
     cf_fuse_begin(s->gather, z->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
     s->weights = WEIGHTS_IN_FLIGHT;
@@ -352,9 +358,10 @@ static void update(zero_shards *z, int i) {
         if (!decays) settings.weight_decay = 0;
         const int64_t done = begin - params_first_owned(b), at = b->owned + done;
         accum *state[OPTIMIZER_STATES] = {NULL};
-        for (int k = 0; k < z->optimizer->states; k++) state[k] = z->state[k] + at;
-        optimizer_update(z->optimizer, z->params->weight + begin, z->master ? z->master + at : NULL, state, gradient + done,
-                         end - begin, settings, stream);
+        const optimizer_row *o = z->muon ? z->optimizer->others : z->optimizer;
+        for (int k = 0; k < o->states; k++) state[k] = z->state[k] + (at - z->state_from[k]);
+        optimizer_update(o, z->params->weight + begin, z->master ? z->master + at : NULL, state, gradient + done, end - begin,
+                         settings, stream);
     }
     cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
     for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
@@ -368,16 +375,19 @@ void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s) {
     const parameters *p = z->params;
     z->update = s, z->gathers_begun = 0;
     for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
+    if (z->muon) homes_begin(z);
     for (int i = p->buckets - 1; p->bucket[i].layer < 0; i--) update(z, i);
 }
 
 // In the order in which forward needs them; the gathers of those needed first begin at once.
 void zero_update_layers(zero_shards *z) {
-    for (int n = 0; n < z->params->buckets; n++) {
-        const int i = z->forward[n];
-        update(z, i);
-        if (gather_layer(z, i) <= last_to_prefetch(z, i, 0)) begin_gather(z, i);
-    }
+    do {
+        for (int n = 0; n < z->params->buckets; n++) {
+            const int i = z->forward[n];
+            if (!z->muon) update(z, i);
+            if (z->bucket[i].weights == WEIGHTS_UPDATED && gather_layer(z, i) <= last_to_prefetch(z, i, 0)) begin_gather(z, i);
+        }
+    } while (homes_continue(z));
 }
 
 void zero_finish_weights(zero_shards *z) {
@@ -410,6 +420,7 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
         snprintf(place, sizeof place, "weights, during update and forward%s", each);
         visit(argument, place, s->gather, times);
     }
+    homes_operations(z->muon, visit, argument);
 }
 
 static void explain_bucket(const zero_shards *z, int i, FILE *out) {

@@ -16,6 +16,7 @@
 // overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages
 // overtake bulk ones; on GPUs only requests of different groups can.)
 #pragma once
+#include "homes.h"
 #include "lookup.h"
 #include "update.h"
 
@@ -53,7 +54,7 @@ typedef struct zero_bucket {
     char name[32]; // in messages and traces
 } zero_bucket;
 
-typedef struct zero_shards {
+struct zero_shards {
     cf_context *context;
     parameters *params;
     gradients_policy gradients;
@@ -67,10 +68,12 @@ typedef struct zero_shards {
     bool last;                 // this is the step's last micro-batch, after which gradients travel
     const optimizer_row *optimizer;
     optimizer_settings update;      // of shards that are not updated yet
-    accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket
-    accum *master;                  // (params->owned) their weights if `real` is not accum; else NULL
-    double *squares;                // (SQUARES_SCRATCH)
-} zero_shards;
+    accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket; the first state_from have none
+    int64_t state_from[OPTIMIZER_STATES];
+    homes *muon;     // muon's; else NULL
+    accum *master;   // (params->owned) their weights if `real` is not accum; else NULL
+    double *squares; // (SQUARES_SCRATCH)
+};
 
 // rows: of the activations from which a weight gradient is computed.
 void zero_create(zero_shards *z, cf_context *context, parameters *p, const optimizer_row *o, bool rows_travel, int64_t rows,
@@ -117,7 +120,7 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
 // The first tensor with a gradient that this rank owns and that is not finite: tensor + TENSORS · layer; −1: none. After
 // zero_finish_gradients().
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
-// The optimizer's step with these settings, in two halves. The second must come before the layers are used, or their state is read; it may be
+// The optimizer's step with these settings, in two halves. The second must come before the layers are used; it may be
 // called again. Of several ranks, one that has updated a shard of the layers begins to send it.
 void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s);
 void zero_update_layers(zero_shards *z);

@@ -69,25 +69,25 @@ def read_safetensors(path):
     return tensors
 
 
-def assemble(out, step, shape):
+def assemble(out, step, shape, kinds=KINDS):
     """{"weight": {"wte": array, ...}, "m": ..., "v": ...} of the whole model. Every element is there once."""
     stacked = shape.tensors()
-    flat = {kind: {} for kind in KINDS}
+    flat = {kind: {} for kind in kinds}
     for name, dimensions in stacked.items():
         layers = shape.L if shapes.layered(name) else 1
-        for kind in KINDS:
+        for kind in kinds:
             flat[kind][name] = np.full((layers, int(np.prod(dimensions)) // layers), np.nan, "<f4")
-    seen = {name: np.zeros(values.shape, int) for name, values in flat["m"].items()}
+    seen = {name: np.zeros(values.shape, int) for name, values in flat["weight"].items()}
     for rank in range(manifest(out, step)["ranks"]):
         tensors = read_safetensors(os.path.join(directory(out, step), f"rank_{rank:05d}.safetensors"))
         for tensor, layer, whole, count, at in tensors["runs"]:
             name = reference.NAMES[tensor]
             seen[name][layer, whole:whole + count] += 1
-            for kind in KINDS:
+            for kind in kinds:
                 flat[kind][name][layer, whole:whole + count] = tensors[kind][at:at + count]
     for name, times in seen.items():
         assert (times == 1).all(), f"{name}: saved {times.min()} to {times.max()} times"
-    return {kind: {name: flat[kind][name].reshape(stacked[name]) for name in stacked} for kind in KINDS}
+    return {kind: {name: flat[kind][name].reshape(stacked[name]) for name in stacked} for kind in kinds}
 
 
 def damage(path, at):

@@ -79,7 +79,7 @@ class NewOptimizer(grown.Case):
 
     def test_it_is_told_of(self):
         result = harness.run(["--help"], program=self.program)
-        self.assertRegex(result.out, r"--optimizer adamw\|sgd ")
+        self.assertRegex(result.out, r"--optimizer adamw\|sgd\|muon ")
         state = [float(re.search(r"optimizer state +([0-9.]+)", self.run_grown(optimizer=name, dry_run=True).out)[1])
                  for name in ("adamw", "sgd")]
         self.assertGreater(state[0], 1.5 * state[1])

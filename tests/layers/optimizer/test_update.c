@@ -44,7 +44,7 @@ static void check_steps(int64_t n, optimizer_settings options) {
 static void update_equals_textbook(void **state) {
     (void)state;
     const optimizer_settings plain = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1};
-    optimizer_settings decayed = plain, clipped = plain, other = {0.3, 0.5, 0.999, 1e-2, 0.7, 0.02, 0};
+    optimizer_settings decayed = plain, clipped = plain, other = {0.3, 0.5, 0.999, 1e-2, 0.7, 0.02, 0, 0};
     decayed.weight_decay = 0.1;
     clipped.scale = 1e-3;
     check_steps(0, plain);

@@ -1,0 +1,42 @@
+// Muon (muon.h) across ranks: one home for each matrix of the layers, where it is orthogonalised whole. Momentum and weights stay
+// with the owner of each shard (zero.h). README.md, "Muon", says what travels when, and why.
+#pragma once
+#include "../overlap.h"
+#include "../params.h"
+#include "muon.h"
+
+typedef struct home_matrix {
+    const param_bucket *bucket;
+    int home;
+} home_matrix;
+typedef struct home_piece { // `rows` rows of `columns` elements: from element `at` of a rank's shard, `whole` of the matrix on
+    int64_t rank, whole, at, rows, columns;
+} home_piece;
+typedef struct home_round {                // matrices of different homes
+    const home_matrix *first, *end, *mine; // mine: this rank's; NULL: none
+    int64_t slice;                         // elements of the largest shard
+    cf_event began, ended;                 // its products
+} home_round;
+
+typedef struct homes {
+    const cf_group *world;
+    home_matrix *matrix;
+    home_round *round;
+    home_piece *piece[TENSORS];
+    int64_t pieces[TENSORS], rounds;
+    double *flops; // (world) of the products of each rank in a step
+    cf_fuse *there, *back;
+    real *leaving, *returning, *x; // (world, slice) that each of these carries; the matrix at home
+    accum *scratch;
+    int64_t sent, done, updated; // rounds of the update in progress
+    double ms;                   // of the products of the update before it
+} homes;
+
+typedef struct zero_shards zero_shards;
+homes *homes_create(const zero_shards *z, const overlap *how);
+void homes_free(homes *h);
+void homes_begin(zero_shards *z);    // after the norm: the first round leaves
+bool homes_continue(zero_shards *z); // one more round's products; false: there is none
+void homes_finish(zero_shards *z);   // the update of what came back last, before weights or state are read
+void homes_operations(const homes *h, visit_operation *visit, void *argument);
+void homes_explain(const homes *h, FILE *out); // for --dry-run
