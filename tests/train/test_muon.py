@@ -24,8 +24,7 @@ KINDS = "weight", "momentum", "v"
 
 
 class Muon(harness.Case):
-    """Two layers, so that eight tensors have homes: of attention wide and square, of the MLP tall and wide. Four layers more than
-    are needed for rounds that are full, some ranks have no part of a padded shard, heads are three a rank."""
+    """Two layers: eight tensors have homes, whose matrices are square (attention's), tall and wide (the MLP's)."""
     shape, T, samples, steps = reference.Shape(maxT=25, V=197, L=2, heads=12, C=96, Vp=206), 24, 12, 10
     RECIPE = dict(schedule="cosine", lr=3e-3, min_lr=3e-4, warmup=3, weight_decay=0.1, clip=1.5, momentum=0.9)
 
@@ -90,9 +89,9 @@ class Muon(harness.Case):
     def test_sixteen_ranks_of_which_some_are_no_home(self):
         self.assertSameTraining(4, 4, micro_batch=3, overlap="ring")
         said = harness.run(self.arguments(dry_run=True, **self.options(4, 4)))
-        homes = re.findall(r"(\w+w) rank (\d+)", said.out)
+        homes = re.findall(r"rank (\d+): layer \d (\w+)w", said.out)
         self.assertEqual(len(homes), 8, str(said))
-        self.assertEqual(len({rank for _, rank in homes}), 8, homes)
+        self.assertEqual(len({rank for rank, _ in homes}), 8, homes)
         self.assertIn("products of 0 to", said.out)
 
     def test_ring_and_direct_have_the_same_bits(self):
