@@ -17,9 +17,9 @@
 // replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
 // bucket by itself, owned by whole rows, so that its gradient can be computed owner by owner and sent while the next owner's is
 // computed. Thin matrices of several layers share a bucket, so that the transfer of a shard takes longer than its latency; unless
-// they are kept apart, so that each rank has an equal part of every matrix. The vectors of all layers (norms, biases) share one bucket for each group. Shards of several tensors are a multiple of 8 elements,
-// those of a matrix whole rows; the remainder is padding. So, for the usual numbers of channels, everything is aligned to sixteen
-// bytes on any mesh, as matrix products require.
+// they are kept apart, so that each rank has an equal part of every matrix. The vectors of all layers (norms, biases) share one
+// bucket for each group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; the remainder is
+// padding. So, for the usual numbers of channels, everything is aligned to sixteen bytes on any mesh, as matrix products require.
 #pragma once
 #include "../commfuse/mesh.h"
 #include "kernels/real.h"

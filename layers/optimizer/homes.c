@@ -151,8 +151,8 @@ void homes_begin(zero_shards *z) {
     homes *h = z->muon;
     h->ms = 0;
     for (const home_round *r = h->round; r < h->round + h->rounds; r++)
-        if (cf_event_remembered(r->began)) h->ms += cf_event_ms(r->ended) - cf_event_ms(r->began);
-    h->sent = h->done = h->updated = 0;
+        if (h->timed && cf_event_remembered(r->began)) h->ms += cf_event_ms(r->ended) - cf_event_ms(r->began);
+    h->sent = h->done = h->updated = 0, h->timed = true;
     send(z);
 }
 

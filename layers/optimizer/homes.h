@@ -29,6 +29,7 @@ typedef struct homes {
     real *leaving, *returning, *x; // (world, slice) that each of these carries; the matrix at home
     accum *scratch;
     int64_t sent, done, updated; // rounds of the update in progress
+    bool timed;                  // it is not the first
     double ms;                   // of the products of the update before it
 } homes;
 

@@ -5,7 +5,7 @@ Steps as in meshes.py, but four of a smaller model, since each takes half a seco
 reference, and the same bits by ring and direct, over either transport, and however streams are delayed against one
 another.
 """
-# quick: one_rank once native_collectives fewer_queues Trouble
+# quick: one_rank muon once native_collectives fewer_queues Trouble
 # limit: 1800
 # make: emulated-tests
 import os
@@ -14,10 +14,14 @@ import sys
 import unittest
 import unittest.mock
 
+import numpy as np
+
 os.environ["BUILD"] = "build/emulated-fp32"
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import meshes
+import muon
+import reference
 
 DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order of threads in a block
 
@@ -72,6 +76,22 @@ class Emulated(meshes.Training):
 
     def test_4x1(self):
         self.check_mesh(4, 1)
+
+    def test_muon(self):
+        """Its twins, as numpy's in fp32, over two transports."""
+        batch = reference.samples(reference.read_tokens(self.tokens), self.T)
+        expected = {name: w.copy() for name, w in self.parameters.items()}
+        history = muon.train(self.shape, expected, [batch] * self.steps, **meshes.RECIPE, **meshes.ADAMW)
+        for transport, *mesh in ("auto", 1, 1), ("ipc", 2, 2), ("nccl", 2, 2):
+            with self.subTest(transport=transport, mesh=mesh):
+                out = self.fresh("out")
+                steps = self.steps_of(*mesh, out=out, transport=transport, overlap="ring", optimizer="muon")
+                for step, (loss, _, _) in zip(steps, history):
+                    self.assertLess(abs(step["loss"] / loss - 1), meshes.BETWEEN_MESHES, step)
+                found = reference.read_model(os.path.join(out, "model.bin"))[1]
+                for name in muon.MATRICES:
+                    moved = np.linalg.norm(expected[name] - self.parameters[name])
+                    self.assertLess(np.linalg.norm(found[name] - expected[name]), meshes.BETWEEN_MESHES * moved, name)
 
     def test_once(self):
         """The most at a time: products on two streams, all slices under way."""
