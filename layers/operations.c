@@ -86,7 +86,8 @@ void dry_run(gpt_step *s, FILE *out) {
     if (strcmp(cf_device_name(), "CPU") != 0)
         fprintf(out,
                 "not counted, allocated when the run begins: 32 MiB a stream for matrix products; for attention's backward at\n"
-                "most 2 bytes for each query, key and head of a micro-batch; for exchanges by ipc 32 MiB for each other member\n"
+                "most 2 bytes for each query, key and head of a micro-batch, 4 for each channel of it if heads share keys; for "
+                "exchanges by ipc 32 MiB for each other member\n"
                 "of a group; for connections by nccl what it prints\n");
     fprintf(out, "\n");
     zero_explain(&g->zero, out);

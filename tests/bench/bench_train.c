@@ -39,10 +39,11 @@ enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] = "bench_train [--modes NAME[:SLICES][+end|+ready|+owners|+auto][+table|+rows][+aheadN],…] [--rounds R] "
                             "[--json]; train_gpt --help lists the names, under --overlap";
 static const char *const applies[] = {
-    "model",          "layers",       "channels",    "heads",        "seq",   "vocab", "tp",        "dp",       "strategy",
-    "transport",      "micro-batch",  "lr",          "weight-decay", "beta1", "beta2", "eps",       "clip",     "seed",
-    "threads",        "peak-tflops",  "recompute",   "timeout",      "plan",  "out",   "gradients", "prefetch", "embedding",
-    "ranks-per-host", "network-gbit", "reduce-dtype"};
+    "model",        "layers",       "channels",  "heads",       "seq",        "vocab",        "tp",
+    "dp",           "strategy",     "transport", "micro-batch", "lr",         "weight-decay", "beta1",
+    "beta2",        "eps",          "clip",      "seed",        "threads",    "peak-tflops",  "recompute",
+    "timeout",      "plan",         "out",       "gradients",   "prefetch",   "embedding",    "ranks-per-host",
+    "network-gbit", "reduce-dtype", "block",     "norm-eps",    "rope-theta", "ffn",          "kv-heads"};
 static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
@@ -188,13 +189,20 @@ static void choose_shape(bench *b) {
     options *o = &b->o;
     gpt_shape *s = &b->shape;
     *s = params_named(o->model);
+    if (!s->block) s->block = params_block_named(o->block);
+    if (o->kv_heads > 0) s->KV = o->kv_heads;
+    if (o->ffn > 0) s->F = o->ffn;
+    if (o->given[OPTION_rope_theta]) s->rotary.theta = o->rope_theta;
+    s->norm_eps = o->norm_eps;
     if (o->layers > 0) s->L = o->layers;
     if (o->channels > 0) s->C = o->channels;
     if (o->heads > 0) s->H = o->heads;
     s->maxT = o->seq;
-    s->V = o->vocab > 0 ? o->vocab : GPT2_VOCABULARY;
+    s->V = o->vocab > 0 ? o->vocab : s->V > 0 ? s->V : GPT2_VOCABULARY;
     s->Vp = (s->V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
     o->layers = s->L, o->channels = s->C, o->heads = s->H, o->vocab = s->V;
+    *s = params_filled(*s);
+    o->block = s->block->name, o->kv_heads = s->KV, o->ffn = s->F; // for plans
 }
 
 // found: the choices of an earlier tuner; NULL: those of --plan or --out, or they are to be found.

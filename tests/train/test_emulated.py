@@ -26,7 +26,7 @@ import reference
 DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order of threads in a block
 
 
-class Emulated(meshes.Training):
+class Steps(meshes.Training):
     shape, T, samples = meshes.SMALL
     strategy, steps = "tpsp", 4  # three of warm-up, and one after
 
@@ -62,6 +62,22 @@ class Emulated(meshes.Training):
                     if row.bits != "-":
                         self.assertEqual(found, first.setdefault(row.in_slices(2).replace(row.name, row.bits), found), "bits differ")
 
+
+class Llama(Steps):
+    """Two heads of queries for each of keys and values; four heads share one sequence's products, two those of several."""
+    shape, T, samples = reference.Shape(maxT=48, V=101, L=2, heads=4, C=48, Vp=128, KV=2, F=80, eps=1e-4, theta=100.0), 36, 4
+
+    def test_llama(self):
+        self.assertSameTraining(self.one_rank())
+        for strategy in meshes.STRATEGIES:
+            for mesh, recompute in ((2, 1), 0), ((2, 2), 1):
+                with self.subTest(strategy=strategy, mesh=mesh, recompute=recompute):
+                    more = dict(strategy=strategy, recompute=recompute)
+                    found = self.check_row(*harness.schedules(name="ring"), *mesh, **more)
+                    self.assertEqual(self.bits(*mesh, transport="nccl", overlap="direct:2", **more), found, "bits differ")
+
+
+class Emulated(Steps):
     def test_one_rank(self):
         self.assertSameTraining(self.one_rank())
 
