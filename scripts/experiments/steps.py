@@ -130,9 +130,9 @@ def by_mesh(rows):
 
 
 def beside(columns, other):
-    """By how much a mode's step is longer than another's, in percent: the median over rounds of the ratio of the two steps of a round,
-    which lie seconds apart, so that what slows the machine down for longer than a round counts for nothing; and the bounds of its
-    95 % interval, by bootstrap over the rounds."""
+    """By how much a mode's step is longer than another's, in percent: the median over rounds of the ratio of the two steps of a
+    round, which lie seconds apart, so that what slows the machine down for longer counts for nothing; and the bounds of its 95 %
+    interval, by bootstrap over the rounds."""
     percent = 100 * (columns["step_ms"] / other["step_ms"] - 1)
     drawn = np.random.default_rng(1).integers(len(percent), size=(DRAWS, len(percent)))
     return np.median(percent), *np.percentile(np.median(percent[drawn], axis=1), [2.5, 97.5])

@@ -103,7 +103,8 @@ def parts(folder):
     if (folder / "peers.csv").exists():
         rows = peers.read(folder / "peers.csv")
         turns = 1 + max(row["turn"] for row in rows)
-        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, {turns} turns ([every step]({{to}}peers.csv)).\n")
+        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, {turns} turns; × ours: of one turn, ours is `ring:4` "
+                          "([every step]({to}peers.csv)).\n")
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
 
 

@@ -6,11 +6,11 @@ instead.
     tests/bench/peers.py --compile-only           # once: torch.compile takes minutes; what it makes is kept in build/inductor
     tests/bench/peers.py --minutes 8 --rate 1gbit --out build/peers.csv
 
-All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns in an
-order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP and FSDP2),
-and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does not count.
-Losses of the first step must agree to 1e-4. --out gets a row for each step. --local: over shared memory; --size: layers, channels,
-heads, sequence, vocabulary, sequences a step.
+All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns
+in an order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP
+and FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does
+not count. Losses of the first step must agree to 1e-4. --out gets a row for each step. --local: over shared memory; --size: layers,
+channels, heads, sequence, vocabulary, sequences a step.
 """
 import argparse
 import csv
@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -77,11 +78,13 @@ class Bench:
     def torch(self, group, mode, steps):
         way, _, compiled = mode.partition(" ")
         batch = self.batch // (1 + (group == "one process"))
-        env = dict(TORCHINDUCTOR_CACHE_DIR=str(ROOT / "build/inductor"), TORCHINDUCTOR_COMPILE_THREADS="1")
+        with socket.create_server(("127.0.0.1", 0)) as free:  # perhaps another run is here, too
+            port = free.getsockname()[1]
+        env = dict(TORCHINDUCTOR_CACHE_DIR=str(ROOT / "build/inductor"), TORCHINDUCTOR_COMPILE_THREADS="1", MASTER_PORT=str(port))
         if group != "one process" and not self.o.local:
             env.update(MASTER_ADDR="10.0.0.1", GLOO_SOCKET_IFNAME="eth0")  # host 0 of the lab
-        text = self.start(group, [self.o.torch, "tests/bench/torch_ranks.py", f"{self.folder}/model.bin", f"{self.folder}/{batch}.bin",
-                                  *words_of(way=way, steps=steps, compile="blocks" if compiled else "no")], env)
+        command = [self.o.torch, "tests/bench/torch_ranks.py", f"{self.folder}/model.bin", f"{self.folder}/{batch}.bin"]
+        text = self.start(group, [*command, *words_of(way=way, steps=steps, compile="blocks" if compiled else "no")], env)
         found = run_log.printed(text)[-1]
         return found["step_ms"], found["loss"]
 
@@ -93,7 +96,8 @@ def take_turns(bench, end, save):
     """Rows of each step; another turn begins if it will be over in time."""
     o, rows, begin = bench.o, [], time.monotonic()
     jobs = [(group, mode) for group in o.only for mode in GROUPS[group]]
-    stamp = {"rate": "shared memory" if o.local else o.rate, "commit": bench.runner.printed("git", "describe", "--always", "--dirty"),
+    stamp = {"rate": "shared memory" if o.local else o.rate,
+             "commit": bench.runner.printed("git", "describe", "--always", "--dirty"),
              "date": f"{datetime.date.today()}", "processor": processor_of(bench.runner)}
     turn = 0
     while not turn or time.monotonic() + (time.monotonic() - begin) / turn < end:
@@ -119,14 +123,15 @@ def processor_of(runner):
 
 def read(path):
     with open(path, encoding="utf-8", newline="") as file:
-        return [{**row, "turn": int(row["turn"]), "step": int(row["step"]), "step_ms": float(row["step_ms"]), "loss": float(row["loss"]),
-                 "tokens": int(row["tokens"])} for row in csv.DictReader(file)]
+        return [{**row, **{name: int(row[name]) for name in ("turn", "step", "tokens")},
+                 **{name: float(row[name]) for name in ("step_ms", "loss")}} for row in csv.DictReader(file)]
 
 
 def problems(rows):
     """Losses of the first step that differ from ours."""
     first = {(row["group"], row["mode"]): row["loss"] for row in rows if row["step"] == 0}
-    return [f"{group}: the first loss of {mode} is {loss:.6f}, of none {first[group, 'none']:.6f}" for (group, mode), loss in first.items()
+    return [f"{group}: the first loss of {mode} is {loss:.6f}, of none {first[group, 'none']:.6f}"
+            for (group, mode), loss in first.items()
             if (group, "none") in first and not abs(loss / first[group, "none"] - 1) <= LOSS_TOLERANCE]
 
 
@@ -147,10 +152,10 @@ def table(rows):
         for mode, mine in times.items():
             turns = sorted({row["turn"] for row in mine} & {row["turn"] for row in times.get(BASE[group], [])})
             ratios = [middle(mode, turn) / middle(BASE[group], turn) for turn in turns]
+            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode != BASE[group] else ""
             lines.append({"": f"{group}: {name_of(mode)}", "step, ms": f"{middle(mode):.0f}",
-                          "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}", "× ours": "–" if not ratios else
-                          f"{statistics.median(ratios):.2f}" + (f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode !=
-                                                                BASE[group] else "")})
+                          "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
+                          "× ours": f"{statistics.median(ratios):.2f}{span}" if ratios else "–"})
     return markdown(lines)
 
 

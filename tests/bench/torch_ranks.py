@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Steps of the GPT-2 of torch_gpt.py on several ranks of CPUs in PyTorch, as a user would write them today.
 
-    scripts/mpirun.sh -np 2 INTERPRETER tests/bench/torch_ranks.py MODEL TOKENS [--way tp|sequence|ddp|fsdp|one] [--batch 2]
-        [--steps 3] [--compile blocks|no]
+    scripts/mpirun.sh -np 2 INTERPRETER tests/bench/torch_ranks.py MODEL TOKENS [--way tp|sequence|ddp|fsdp|one] [--steps 3]
+        [--compile blocks|no]
 
 MODEL and TOKENS are files of llm.c, as train_gpt reads them, and every step trains on all samples of TOKENS, so losses can be
-compared with train_gpt's. Ranks meet over gloo at MASTER_ADDR (127.0.0.1). Each has one thread, fp32, fused AdamW, gradients clipped
-by their global norm: the recipe of train_gpt with --min-lr as --lr.
+compared with train_gpt's. Ranks meet over gloo at MASTER_ADDR (127.0.0.1). Each has one thread, fp32, fused AdamW, gradients
+clipped by their global norm: the recipe of train_gpt with --min-lr as --lr.
 
 tp        parallelize_module: columns, then rows; activations are whole on every rank; embedding and head split by vocabulary
 sequence  the same with SequenceParallel: between the products a rank holds its part of the sequence
@@ -14,8 +14,8 @@ ddp       DistributedDataParallel, which reduces buckets during backward
 fsdp      fully_shard (FSDP2), each block and the rest
 one       one process, nothing is communicated
 
-PyTorch has no asynchronous tensor parallelism on CPUs: torch.distributed._symmetric_memory, which fuses products with their collectives,
-wants GPUs. Rank 0 prints a line of JSON: the times and losses of the steps.
+PyTorch has no asynchronous tensor parallelism on CPUs: torch.distributed._symmetric_memory, which fuses products with their
+collectives, wants GPUs. Rank 0 prints a line of JSON: the times and losses of the steps.
 """
 import argparse
 import contextlib
@@ -191,7 +191,8 @@ def main():
         fully_shard(model, mesh=mesh)
     ms, losses = train(model, run, inputs, targets, o.steps, mean_of(o.way, ranks))
     if rank == 0:
-        print(json.dumps({"framework": f"torch {torch.__version__}", "way": o.way, "compiled": o.compile, "step_ms": ms, "loss": losses}))
+        print(json.dumps({"framework": f"torch {torch.__version__}", "way": o.way, "compiled": o.compile, "step_ms": ms,
+                          "loss": losses}))
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,20 +1,26 @@
 """Experiments of steps, their arithmetic and tables from rows made up with known answers; and the lines of a real bench_fuse of
 two ranks.
 
-limit: 240
+limit: 480
 """
+import argparse
 import json
 import os
 import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import numpy as np
+
+import command
+import measured
+import peers
 import run_log
 from experiments import ablation, policy, steps, training
 
@@ -85,8 +91,8 @@ class AblationTest(unittest.TestCase):
         near, draw = ("ring:4", "direct:4"), random.Random(3)
         return [{"mesh": "tpsp 2x1", "ranks": ranks, "model": "d6", "seq": 256, "batch": 4, "parameters": 1, "mode": mode,
                  "round": number, "step_ms": ms + (draw.gauss(0, 1) if mode in near else (-1)**number), "line_ms": 50.0,
-                 "link_bits_per_s": 1e9, "exposed_ms": max(0, ms - 103), "loss": 5.0, "bytes_sent_per_step": 1e6, "tokens_per_s": 1e6,
-                 "mfu_share": 0.5} for number in range(1, 17) for mode, ms in self.STEPS.items()]
+                 "link_bits_per_s": 1e9, "exposed_ms": max(0, ms - 103), "loss": 5.0, "bytes_sent_per_step": 1e6,
+                 "tokens_per_s": 1e6, "mfu_share": 0.5} for number in range(1, 17) for mode, ms in self.STEPS.items()]
 
     def test_one_thing_changes_at_a_time(self):
         for module in ablation, policy:
@@ -120,7 +126,7 @@ class AblationTest(unittest.TestCase):
             mode, *cells = line.strip("| ").split(" | ")
             lines[mode] = cells
         self.assertEqual(set(self.STEPS), set(lines))
-        self.assertEqual(lines["slice:4"][1:4], ["1.200 (1.190 – 1.210)", "17.0", "3.0"])  # 20 ms more than ideal, of which 17 exposed
+        self.assertEqual(lines["slice:4"][1:4], ["1.200 (1.190 – 1.210)", "17.0", "3.0"])  # 20 ms beyond ideal
         alike = {mode: cells[7] for mode, cells in lines.items() if len(cells) > 7}
         self.assertEqual(alike["ring:4"], "does not differ from direct:4")
         self.assertEqual(alike["direct:4"], "does not differ from ring:4")
@@ -131,7 +137,7 @@ class AblationTest(unittest.TestCase):
 
 
 class PairsTest(unittest.TestCase):
-    """Rounds made up of a machine that drifts by a fifth and is slow at times, which is common to a round, and noise of each step."""
+    """Rounds made up of a machine that drifts by a fifth and is slow at times, common to a round, and noise of each step."""
 
     def modes(self, seed, rounds=40, **factors):
         draw = np.random.default_rng(seed)
@@ -167,6 +173,98 @@ class PairsTest(unittest.TestCase):
         exact = {"x": {"step_ms": np.full(9, 95.0)}, "y": {"step_ms": np.full(9, 100.0)}}
         self.assertEqual(steps.difference(exact, "x", "y"), "`x` is 5.0 % shorter than `y` (5.0 to 5.0)")
         self.assertEqual(steps.difference(exact, "y", "y"), "`y` and `y` do not differ (+0.0 to +0.0 %, 9 rounds)")
+
+
+class PeersTest(unittest.TestCase):
+    """tests/bench/peers.py: tables from rows made up; the program, whose PyTorch is a script that prints what it is told."""
+
+    def rows(self, **losses):
+        """dp 2: PyTorch takes 1.5 times as long as ring:4 in the first turn and 1.7 times in the second."""
+        return [{"group": "dp 2", "mode": mode, "turn": turn, "step": step, "step_ms": 9999.0 if step == 0 else ms * (1 + turn),
+                 "loss": losses.get(mode, 9.0) - step, "tokens": 1000, "rate": "1gbit"}
+                for turn in range(2) for mode, ms in (("none", 150.0), ("ring:4", 100.0), ("ddp", (150.0, 170.0)[turn]))
+                for step in range(3)]
+
+    def test_multiples_are_of_one_turn_and_first_steps_do_not_count(self):
+        lines = text_rows(peers.table(self.rows()))
+        self.assertEqual(lines[2:], ["| dp 2: `none` | 225 | 4444 | 1.50 (1.50 to 1.50) |",
+                                     "| dp 2: `ring:4` | 150 | 6667 | 1.00 |",
+                                     "| dp 2: PyTorch, DDP, eager | 245 | 4082 | 1.60 (1.50 to 1.70) |"])
+
+    def test_a_loss_of_the_first_step_that_differs_is_named(self):
+        self.assertEqual(peers.problems(self.rows(ddp=9 * (1 + 5e-5))), [])
+        self.assertRegex(peers.problems(self.rows(ddp=9 * (1 + 2e-4)))[0], "dp 2: the first loss of ddp is 9.0018")
+        self.assertEqual(len(peers.problems(self.rows(ddp=float("nan")))), 1)
+
+    def start(self, folder, loss):
+        fake = pathlib.Path(folder, "python")
+        fake.write_text(f"""#!/bin/sh\necho '{{"step_ms": [5, 4], "loss": [{loss}, 1]}}'\n""")
+        fake.chmod(0o755)
+        return subprocess.run([sys.executable, ROOT / "tests/bench/peers.py", "--local", "--minutes", "0", "--steps", "1", "--size",
+                               "1", "32", "2", "32", "64", "2", "--only", "one process", "--torch", fake,
+                               "--out", f"{folder}/peers.csv", "--build", str(BENCH.parents[2].relative_to(ROOT))], capture_output=True, text=True, timeout=100)
+
+    def test_the_program_and_a_pytorch_that_is_right_and_one_that_is_wrong(self):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = self.start(folder, 7)
+            self.assertEqual(wrong.returncode, 1, wrong.stderr)
+            self.assertIn("ERROR one process: the first loss of one is 7.0", wrong.stdout)
+            ours = next(row["loss"] for row in peers.read(f"{folder}/peers.csv") if row["mode"] == "none")
+            right = self.start(folder, ours)
+            self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
+            self.assertEqual(len(text_rows(right.stdout)), 5)
+
+    def test_pytorch_has_the_same_losses(self):
+        python = ROOT / "build/venv/bin/python"
+        if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode if python.exists() else True:
+            raise unittest.SkipTest("no PyTorch: scripts/install_deps.sh --torch")
+        with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+            build = str(BENCH.parents[2].relative_to(ROOT))
+            o = argparse.Namespace(local=True, size=(2, 64, 4, 32, 128, 2), torch=python, build=build)
+            bench, losses = peers.Bench(o, folder), {}
+            for group in "tp 2", "dp 2":
+                for mode in peers.GROUPS[group]:
+                    if not mode.endswith("compiled"):
+                        losses[group, mode] = bench.measure(group, mode, 3)[1]
+            for what, found in losses.items():
+                np.testing.assert_allclose(found, losses["tp 2", "none"], rtol=1e-5, err_msg=str(what))
+
+
+class MeasuredTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.document = "".join(f"a\n<!-- {name}: tests/bench/measured.py -->\nold\n<!-- end of {name} -->\nb\n"
+                                for name in ("ablation", "peers"))
+
+    def write(self, name, rows):
+        stamp = {"commit": "1234567", "processor": "P", "date": "2026-11-29"}
+        peers.write(self.folder / name, [{**row, **stamp} for row in rows])
+
+    def test_tables_come_from_rows_and_take_the_place_of_the_old_ones(self):
+        self.assertEqual(measured.filled(self.document, measured.parts(self.folder)), self.document)  # no rows
+        self.write("ablation.csv", AblationTest().rows())
+        self.write("ablation-2.csv", [{**row, "step_ms": 2 * row["step_ms"]} for row in AblationTest().rows()])
+        self.write("peers.csv", PeersTest().rows())
+        found = measured.filled(self.document, measured.parts(self.folder))
+        self.assertNotIn("old", found)
+        self.assertEqual(measured.filled(found, measured.parts(self.folder)), found)
+        self.assertRegex(found, r"\| TPSP, tp 2 \| 1\.500, 47 ms \| 1\.200, 17 ms \| 1\.\d+, 7 ms \| 0\.900, 0 ms \| "
+                         r"8\.\d % shorter \(\d\.\d to \d\.\d\) \| 3\.0 % longer \(3\.0 to 3\.0\) \| 16 \|")
+        self.assertIn("`direct:4` and `ring:4` do not differ", found)
+        self.assertEqual(found.count("TPSP, tp 2 `auto` < `ring:4` < `slice:4` < `none`"), 2)
+        self.assertIn("P, 2026-11-29, commit 1234567", found)
+        self.assertIn("1.60 (1.50 to 1.70)", found)
+        with self.assertRaisesRegex(command.Problem, "no place for ablation"):
+            measured.filled("a", measured.parts(self.folder))
+
+    def test_readme_has_what_the_command_prints(self):
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        found = measured.parts(ROOT / "scripts/experiments/results")
+        self.assertEqual(measured.filled(text, found), text, "tests/bench/measured.py --write")
+        for name in "ablation", "peers":
+            self.assertEqual(text.count(f"<!-- {name}: tests/bench/measured.py -->\n"), 1)
 
 
 class BenchTest(unittest.TestCase):
