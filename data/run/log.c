@@ -131,6 +131,11 @@ void log_add(logfile *log, const log_field *field, size_t fields) {
     }
 }
 
+void log_texts(logfile *log, const char *name, char **text, int texts) {
+    cJSON *list = log ? cJSON_CreateStringArray((const char *const *)text, texts) : NULL;
+    if (log && !cJSON_AddItemToObject(log->line, name, list)) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
+}
+
 // A line is written whole or not at all.
 void log_end(logfile *log) {
     if (!log) return;

@@ -31,7 +31,8 @@ static inline log_field log_text(const char *name, const char *text) {
 #define FIELD(name, value) _Generic((value), char * : log_text, const char * : log_text, default : log_number)(name, value)
 void log_begin(logfile *log, const char *event);
 void log_add(logfile *log, const log_field *field, size_t fields);
-void log_end(logfile *log); // writes the line
+void log_texts(logfile *log, const char *name, char **text, int texts); // a list of texts
+void log_end(logfile *log);                                             // writes the line
 #define LOG_ADD(log, ...)                                                                                                          \
     log_add(log, (const log_field[]){__VA_ARGS__}, sizeof((const log_field[]){__VA_ARGS__}) / sizeof(log_field))
 #define LOG_LINE(log, event, ...) (log_begin(log, event), LOG_ADD(log, __VA_ARGS__), log_end(log))

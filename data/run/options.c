@@ -106,7 +106,7 @@ static bool set_argument(options *opt, int argc, char **argv, int *at, problem *
 }
 
 bool options_try(options *opt, int argc, char **argv, problem *why) {
-    *opt = (options){0};
+    *opt = (options){.typed = argv + 1, .typed_count = argc - 1};
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
         if (!options_set(opt, row, row->fallback, why)) return false;
     for (int i = 1; i < argc; i++)

@@ -13,6 +13,8 @@ typedef struct options { // 0 and "": see --help of each
 #define OPTION(type, kind, field, ...) type field;
 #include "option_list.h"
     bool given[OPTIONS]; // by row: on the command line
+    char **typed;        // [typed_count] the command line, without the program
+    int typed_count;
 } options;
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {

@@ -66,6 +66,7 @@ void report_config(run_report *r) {
         if (row->type == OPTION_FLAG) LOG_ADD(r->log, FIELD(row->name, *(const bool *)value ? "yes" : "no"));
         if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) LOG_ADD(r->log, FIELD(row->name, *(const char *const *)value));
     }
+    log_texts(r->log, "given", r->opt->typed, r->opt->typed_count);
     LOG_ADD(r->log, FIELD("parameters", r->parameters), FIELD("peak_tflops_all_ranks", r->peak * 1e-12),
             FIELD("peak_source", r->peak_source ? r->peak_source : "unknown"));
     log_end(r->log);

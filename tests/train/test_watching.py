@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -151,6 +152,23 @@ class Log(harness.Case):
             self.assertIn(name, config)
         self.assertEqual((config["ranks"], int(config["dp"]), int(config["seed"])), (2, 2, 77))
         self.assertEqual(config["train"], self.tokens)
+
+    def test_a_run_is_repeated_from_its_log(self):
+        """By `given`: the arguments as they were typed, quotes, blanks and repeats too."""
+        path, out = self.fresh("log.jsonl"), self.fresh("out")
+        typed = [*self.arguments(log=path, out=out, lr="3.00e-3", schedule="constant", seed=77, sample_tokens=4), "--seed=0078",
+                 "--prompt", ' "!\\ \n\u00e9']
+        typed[typed.index("--init-from"):typed.index("--init-from") + 2] = "--layers 1 --channels 12 --heads 1 --vocab 256".split()
+        for words in typed, [*typed, "--steps", "4"]:
+            self.assertEqual(harness.run(words).status, 0)
+        config, resume = (entry for entry in harness.read_log(path) if entry["event"] in ("config", "resume"))
+        self.assertEqual(config["given"], typed)
+        self.assertEqual(resume["given"], [*typed, "--steps", "4"])
+        shutil.rmtree(out)
+        first = harness.read_log(path)
+        self.assertEqual(harness.run(resume["given"]).status, 0)
+        losses, again = ([step["loss"] for step in harness.events(log, "step")] for log in (first, harness.read_log(path)))
+        self.assertEqual((losses, len(again)), (again, 4))
 
     def test_config_says_what_was_run_wherever_it_came_from(self):
         def config(ranks=1, **more):
