@@ -454,6 +454,19 @@ class DryRun(harness.Case):
             self.assertTrue(head.endswith(" 1 slice per shard"), head)
             self.assertEqual(steps.count(" compute "), 2, steps)
 
+    def test_owners_where_sending_takes_longer_than_what_is_left(self):
+        """Of T tokens: at 4e9 bytes/s and 60e9 flop/s where all matrices up to this one are more than T / 7.5 times those before."""
+        matrices = dict(qkvw=3, attprojw=1, fcw=4, fcprojw=4)  # in C²
+        for T in 6, 12, 24:
+            text = self.dry(init_from=None, model="d6", vocab=256, dp=2, batch=2, micro_batch=1, seq=T)
+            lines = re.findall(r"^  (\w+) .*(owner by owner|sent when)", text[text.index("Gradients and"):], re.M)
+            sums, expected = 0, []
+            for layer in range(6):
+                for name, size in matrices.items():
+                    expected.append((name, "owner by owner" if sums + size > T / 7.5 * sums else "sent when"))
+                    sums += size
+            self.assertEqual(dict.fromkeys(lines), dict.fromkeys(expected), f"{T}: {text}")
+
     def test_reductions_share_memory(self):
         """Of each kind as many have their own as are begun during the table's: 2 and the table's size in layers."""
         for vocab, window in (200, 3), (6000, 4), (12000, 6):
