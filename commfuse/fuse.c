@@ -97,14 +97,10 @@ static void take_tags(cf_fuse *f, int64_t tags) {
     f->following = *at, *at = f;
 }
 
-static void give_back_tags(cf_fuse *f) {
+static void release(cf_fuse *f) {
     cf_fuse **at = &f->context->operations;
     while (*at && *at != f) at = &(*at)->following;
-    if (*at) *at = f->following;
-}
-
-static void release(cf_fuse *f) {
-    give_back_tags(f);
+    if (*at) *at = f->following; // its tags are free again
     cf_free(f->stage);
     if (!f->config.result_given) cf_free(f->result);
     for (int i = 0; i < f->choices; i++) cf_schedule_free(f->choice[i]);

@@ -99,8 +99,16 @@ static int posted_before(const cf_schedule *s, int round, int k) {
     return round > 0 ? *posted(s, round - 1, k) : 0;
 }
 
-// --- all-gather ---
+// --- all-gather, and all-to-all with compute after it ---
 
+// The own slices first, then those of each round. What arrives in an all-to-all has a buffer of its own.
+static void compute_as_they_arrive(cf_schedule *s) {
+    const cf_buffer arrived = s->operation == CF_ALLGATHER ? CF_FULL : CF_RESULT;
+    s->split = s->count;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++)
+            compute_after(s, i == 0 ? CF_FULL : arrived, slice(s, left(s, i), k), posted_before(s, i, k));
+}
 // Algorithm 1. In round i the slices of rank r − i, which the round before has brought, go to the right neighbour, and those of
 // r − 1 − i come from the left one. No transfer depends on a computation here, so all are posted first, in the order in which
 // slices are computed: messages to one peer travel in that order.
@@ -112,25 +120,18 @@ static void ring_allgather(cf_schedule *s) {
             const cf_step step = {.send = {to, leaves}, .recv = {from, arrives}, .at = {CF_FULL, arrives}, .wait = {wait}};
             *posted(s, i, k) = exchange(s, step);
         }
-    s->split = s->count;
-    for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, left(s, i), k), posted_before(s, i, k));
+    compute_as_they_arrive(s);
 }
 
-// Direct. A round starts when the one before has arrived; if they shared the wire, both would arrive late.
-static void post_direct_rounds(cf_schedule *s) {
+// Direct, for an all-gather and for an all-to-all. A round starts when the one before has arrived; if they shared the wire, both
+// would arrive late.
+static void direct_then_compute(cf_schedule *s) {
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             const int wait = posted_before(s, i, s->slices - 1);
             *posted(s, i, k) = exchange(s, direct_exchange(s, right(s, i + 1), left(s, i + 1), k, wait));
         }
-    s->split = s->count;
-}
-
-static void direct_allgather(cf_schedule *s) {
-    post_direct_rounds(s);
-    for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, left(s, i), k), posted_before(s, i, k));
+    compute_as_they_arrive(s);
 }
 
 // --- reduce-scatter (Algorithm 2) ---
@@ -288,14 +289,6 @@ static void levels_reduce_alone(cf_schedule *s) {
 
 // --- all-to-all (Algorithm 5) ---
 
-// Compute after: as the direct all-gather, but what arrives has a buffer of its own.
-static void alltoall_then_compute(cf_schedule *s) {
-    post_direct_rounds(s);
-    for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++)
-            compute_after(s, i == 0 ? CF_FULL : CF_RESULT, slice(s, left(s, i), k), posted_before(s, i, k));
-}
-
 // Compute before, or on both sides. Round i computes for rank r − 1 − i and sends; it receives from r + 1 + i. Own slices come last
 // and are computed in RESULT. With compute on both sides they are then the first to be computed on, and the others follow in the
 // order of the rounds.
@@ -393,10 +386,8 @@ static bool direct(cf_schedule *s, const void *argument) {
     (void)argument;
     if (s->operation == CF_REDUCE_SCATTER)
         direct_reduce_scatter(s);
-    else if (s->operation == CF_ALLGATHER)
-        direct_allgather(s);
     else
-        s->side == CF_COMPUTE_AFTER ? alltoall_then_compute(s) : compute_then_alltoall(s);
+        s->side == CF_COMPUTE_AFTER ? direct_then_compute(s) : compute_then_alltoall(s);
     return true;
 }
 

@@ -33,28 +33,21 @@ static void multiply(const float *in, const float *weight, float *out, int inner
         for (int j = 0; j < outer; j++) out[j] += in[i] * weight[i * outer + j];
 }
 
-// Both are called for a part of the rows, as soon as these have arrived, or before they are sent. A part is a number of blocks with
+// Called for a part of the rows: of X as soon as these have arrived, of Y before they are sent. A part is a number of blocks with
 // other rows between them. (On CPUs a stream runs at once.)
-static void up(void *argument, const cf_span *span, cf_stream *stream) {
+static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     const mlp *m = argument;
     (void)stream;
     for (int block = 0; block < span->blocks; block++)
         for (int64_t i = 0; i < span->rows; i++) {
-            const float *x = (const float *)(span->data + block * span->data_stride) + i * C;
+            float *row = (float *)(span->data + block * span->data_stride) + i * C;
             float *h = m->H + (span->row + block * span->row_stride + i) * m->hidden;
-            multiply(x, m->A, h, C, m->hidden);
+            if (span->side == CF_COMPUTE_BEFORE) {
+                multiply(h, m->B, row, m->hidden, C);
+                continue;
+            }
+            multiply(row, m->A, h, C, m->hidden);
             for (int j = 0; j < m->hidden; j++) h[j] = fmaxf(0, h[j]);
-        }
-}
-
-static void down(void *argument, const cf_span *span, cf_stream *stream) {
-    const mlp *m = argument;
-    (void)stream;
-    for (int block = 0; block < span->blocks; block++)
-        for (int64_t i = 0; i < span->rows; i++) {
-            const float *h = m->H + (span->row + block * span->row_stride + i) * m->hidden;
-            float *y = (float *)(span->data + block * span->data_stride) + i * C;
-            multiply(h, m->B, y, m->hidden, C);
         }
 }
 
@@ -93,8 +86,8 @@ static double run(cf_context *context, const cf_group *group, mlp *m, float *X, 
     const float *mine = NULL; // this rank's rows of Y
     for (int i = 0; i <= RUNS; i++) {
         if (i < 2) cf_trace_step(context->trace, i, context->stream);
-        must(cf_fuse_run(gather, X, rows, C, up, m, -1));
-        mine = must(cf_fuse_run(scatter, Y, rows, C, down, m, -1));
+        must(cf_fuse_run(gather, X, rows, C, compute, m, -1));
+        mine = must(cf_fuse_run(scatter, Y, rows, C, compute, m, -1));
     }
     cf_trace_step(context->trace, RUNS, context->stream);
     const int64_t first = group->rank * rows, last = (first + rows < ROWS ? first + rows : ROWS) - 1;

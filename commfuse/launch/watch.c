@@ -20,7 +20,6 @@
 #include "../device.h"
 #include "../base/limits.h"
 #include "../base/sanitize.h"
-#include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <linux/errqueue.h>

@@ -33,7 +33,7 @@ typedef struct run_report {
     int64_t first;            // the step with which the run begins or resumes
     logfile *log;             // rank 0's
     saver *checkpoints;       // NULL without --out
-    double lap_ms, begin_ms;  // of the last report_lap(), of the first step: on the clock of cf_now_ms()
+    double lap_ms, begin_ms;  // of the last lap(), of the first step: on the clock of cf_now_ms()
     double stepped_ms;        // of all reported steps
     double paused_ms[PAUSES]; // all times so far
     int64_t pauses[PAUSES];
