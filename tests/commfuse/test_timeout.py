@@ -3,6 +3,7 @@ has happened to that peer, and all ranks end.
 """
 # sanitizers: too
 # limit: 300
+# quick: dead chain test_collective fused start_and_end
 import os
 import re
 import signal

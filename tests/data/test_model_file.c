@@ -240,11 +240,15 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(model_file_open(damaged(1, 1, 0)), "version 1, expected 3 (fp32) or 5 (bf16)");
     ASSERT_REFUSED(model_file_open(damaged(1, 5, 0)), "too long", "bf16");
     ASSERT_REFUSED(model_file_open(damaged(2, 0, 0)), "maximum sequence length is 0");
+    ASSERT_REFUSED(model_file_open(damaged(2, INT32_MAX, 0)), "maximum sequence length is 2147483647");
     ASSERT_REFUSED(model_file_open(damaged(3, -1, 0)), "vocabulary is -1");
+    ASSERT_REFUSED(model_file_open(damaged(3, INT32_MAX, 0)), "vocabulary is 2147483647");
+    ASSERT_REFUSED(model_file_open(damaged(4, 0, 0)), "layers is 0");
     ASSERT_REFUSED(model_file_open(damaged(3, 17, 0)), "padded vocabulary 16 is smaller than the vocabulary 17");
     ASSERT_REFUSED(model_file_open(damaged(4, INT32_MAX, 0)), "layers is 2147483647", "4096");
     ASSERT_REFUSED(model_file_open(damaged(5, 3, 0)), "4 channels cannot be split into 3 heads");
     ASSERT_REFUSED(model_file_open(damaged(5, 0, 0)), "heads is 0");
+    ASSERT_REFUSED(model_file_open(damaged(5, INT32_MAX, 0)), "heads is 2147483647");
     ASSERT_REFUSED(model_file_open(damaged(6, 0, 0)), "channels is 0");
     ASSERT_REFUSED(model_file_open(damaged(6, INT32_MIN, 0)), "channels is -2147483648");
     ASSERT_REFUSED(model_file_open(damaged(7, INT32_MAX, 0)), "padded vocabulary is 2147483647");

@@ -33,7 +33,7 @@ class Resume(checkpoints.Case):
         self.assertSameEnd(again, out)
         shutil.rmtree(again)
 
-    def check_mesh(self, tp, dp, steps=range(1, checkpoints.STEPS), **more):
+    def check_mesh(self, tp, dp, steps=(2, 3, 5, 9), **more):
         for step in steps:
             with self.subTest(tp=tp, dp=dp, step=step, **more):
                 self.resumed(tp, dp, step, log_too=step % 3 > 0, **more)
@@ -53,7 +53,7 @@ class Resume(checkpoints.Case):
                 self.assertFalse((states[0][kind][name] == states[1][kind][name]).all(), f"{kind} of {name}")
 
     def test_1x1(self):
-        self.check_mesh(1, 1)
+        self.check_mesh(1, 1, range(1, checkpoints.STEPS))
 
     def test_2x1(self):
         self.check_mesh(2, 1)
@@ -68,9 +68,9 @@ class Resume(checkpoints.Case):
         self.check_mesh(4, 1)
 
     def test_other_modes(self):
-        self.check_mesh(2, 1, (1, 5, 9), overlap="none")
-        self.check_mesh(1, 2, (1, 5, 9), overlap="slice")
-        self.check_mesh(2, 2, (1, 5, 9), overlap="direct:2")
+        self.check_mesh(2, 1, (1, 5), overlap="none")
+        self.check_mesh(1, 2, (5, 9), overlap="slice")
+        self.check_mesh(2, 2, (5,), overlap="direct:2")
 
     def test_what_was_written_is_what_would_be_written_again(self):
         """Resumed at step 4, the checkpoints of steps 5 to 9 are the same files."""
@@ -93,7 +93,7 @@ class Resume(checkpoints.Case):
         self.assertSameEnd(again, out)
 
     def test_what_is_kept(self):
-        for keep, keep_every, kept in ((2, 0, [9, 10]), (1, 0, [10]), (3, 4, [4, 8, 9, 10]), (0, 0, list(range(1, 11)))):
+        for keep, keep_every, kept in (3, 4, [4, 8, 9, 10]), (0, 0, list(range(1, 11))):
             with self.subTest(keep=keep, keep_every=keep_every):
                 out = self.fresh("out")
                 self.run_with(strategy=self.strategy, out=out, save_every=1, keep=keep, keep_every=keep_every)

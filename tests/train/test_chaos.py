@@ -1,5 +1,6 @@
 """Ranks killed at random, six times in sixty steps (see chaos.py, which does more of it): the same model, the same log."""
 # limit: 180
+# quick: none
 import os
 import random
 import shutil

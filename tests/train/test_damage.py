@@ -1,7 +1,8 @@
 """Checkpoints that are damaged: named, skipped, and never used.
 
 One byte, anywhere in any file of a checkpoint, changes what the run was; so does a file that is cut short, missing or
-another's. The run goes on from the checkpoint before, and comes to the same end.
+another's. The run goes on from the checkpoint before, and comes to the same end. Of each kind of damage there is one here: every
+bit and every length of every file is in tests/data/test_checkpoint.c.
 """
 # limit: 180
 import errno
@@ -20,10 +21,6 @@ OLD, NEW = 4, 8
 
 def flipped(share):
     return lambda path: checkpoints.damage(path, share)
-
-
-def cut(path):
-    os.truncate(path, os.path.getsize(path) - 1)
 
 
 def longer(path):
@@ -106,17 +103,14 @@ class Damage(checkpoints.Case):
         return result
 
     def test_one_byte_of_the_manifest(self):
-        for share in (0, 0.02, 0.3, 0.6, 0.9, 0.98, 1):
-            with self.subTest(share=share):
-                out, (path,) = self.damaged("manifest.json", flipped(share))
-                self.goes_on(out, OLD, path, "is skipped")
+        out, (path,) = self.damaged("manifest.json", flipped(0.3))
+        self.goes_on(out, OLD, path, "is skipped")
 
     def test_one_byte_of_a_rank(self):
-        for rank in (0, 1):
-            for share in (0, 0.0005, 0.01, 0.35, 0.7, 1):
-                with self.subTest(rank=rank, share=share):
-                    out, (path,) = self.damaged(f"rank_{rank:05d}.safetensors", flipped(share))
-                    self.goes_on(out, OLD, path, "is damaged", "hash")
+        for rank, share in (0, 0), (1, 1):
+            with self.subTest(rank=rank):
+                out, (path,) = self.damaged(f"rank_{rank:05d}.safetensors", flipped(share))
+                self.goes_on(out, OLD, path, "is damaged", "hash")
 
     def test_one_rank_reads_all(self):
         out, (path,) = self.damaged("rank_00001.safetensors", flipped(0.5))
@@ -127,11 +121,11 @@ class Damage(checkpoints.Case):
         self.goes_on(out, OLD, path, "warning: rank 1", ranks=4)
 
     def test_other_damage(self):
-        for name in ("manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"):
-            for how in (cut, longer, empty, os.remove, a_directory):
-                with self.subTest(name=name, how=how.__name__):
-                    out, (path,) = self.damaged(name, how)
-                    self.goes_on(out, OLD, path, "is skipped")
+        for name, how in (("manifest.json", empty), ("manifest.json", a_directory), ("rank_00000.safetensors", longer),
+                          ("rank_00001.safetensors", os.remove), ("rank_00001.safetensors", a_directory)):
+            with self.subTest(name=name, how=how.__name__):
+                out, (path,) = self.damaged(name, how)
+                self.goes_on(out, OLD, path, "is skipped")
 
     def test_files_of_another_step(self):
         """Each file is sound, but not of this checkpoint."""

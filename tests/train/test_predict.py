@@ -4,7 +4,7 @@ What is asked of a prediction: ranks that stand for all give what all give; it f
 dry run of the same mesh says of memory holds; a description that is damaged is refused by the name of the field.
 """
 # limit: 240
-# quick: symmetry damaged
+# quick: symmetry sheet cannot_be_read refused
 import itertools
 import json
 import os

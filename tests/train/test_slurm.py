@@ -4,6 +4,7 @@ files of scripts/ as a user submits them, and what is said where srun or its --m
 Jobs are signalled by scancel --batch, which reaches the batch script as Slurm's own --signal=B: does, but at once.
 """
 # limit: 240
+# quick: one_node test_train_by killed Keeper
 import os
 import re
 import shlex

@@ -129,9 +129,8 @@ class Log(harness.Case):
         link = self.fresh("link")
         os.symlink("/proc/self/fd/1", link)
         for option, name, how in (
-                ("log", "/dev/stdout", "1"), ("log", "/dev/stdout", "1a"), ("log", "/dev/fd/1", "1a"), ("log", "/proc/self/fd/1", "1"),
-                ("log", "/dev/stderr", "2"), ("log", "/dev/fd/3", "3"), ("log", None, "1"), ("log", None, "1a"), ("trace", None, "1a"),
-                ("trace", link, "1a")):
+                ("log", "/dev/stdout", "1"), ("log", "/dev/stdout", "1a"), ("log", "/dev/stderr", "2"), ("log", "/dev/fd/3", "3"),
+                ("log", None, "1a"), ("trace", None, "1a"), ("trace", link, "1a")):
             with self.subTest(option=option, name=name, how=how):
                 path = self.fresh("shown")
                 pathlib.Path(path).write_text("earlier\n")
@@ -218,14 +217,14 @@ class Log(harness.Case):
 
     def test_validation_covers_the_same_sequences_whatever_the_batch_and_the_mesh(self):
         """Of a set that no batch divides, of one smaller than a batch, and of one with more than it takes."""
-        meshes = ((1, dict(micro_batch=4, batch=4)), (1, dict(micro_batch=5, batch=5)), (1, dict(micro_batch=3, batch=9)),
-                  (2, dict(tp=2, micro_batch=8, batch=8)), (2, dict(tp=2, strategy="up", micro_batch=7, batch=7)),
-                  (3, dict(dp=3, micro_batch=2, batch=6)), (4, dict(tp=2, dp=2, micro_batch=3, batch=6)))
+        meshes = ((1, dict(micro_batch=4, batch=4)), (1, dict(micro_batch=3, batch=9)),
+                  (2, dict(tp=2, strategy="up", micro_batch=7, batch=7)), (3, dict(dp=3, micro_batch=2, batch=6)),
+                  (4, dict(tp=2, dp=2, micro_batch=3, batch=6)))
         for count, asked, taken in ((13, {}, 13), (1, {}, 1), (100, {}, 80), (100, dict(val_batches=9), None)):
             path = self.fresh("val.bin")
             reference.write_tokens(path, harness.random_tokens(count * self.T + 1, self.shape.V, seed=count))
             inputs, targets = reference.samples(reference.read_tokens(path), self.T)
-            for ranks, mesh in meshes if count == 13 else meshes[::3]:
+            for ranks, mesh in meshes if count == 13 else meshes[::4]:
                 with self.subTest(count=count, ranks=ranks, **asked, **mesh):
                     n = taken or min(9 * mesh["batch"], count)
                     expected = reference.forward(self.shape, self.parameters, inputs[:n], targets[:n])[0]
