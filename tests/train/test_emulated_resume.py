@@ -1,5 +1,6 @@
 """The GPU program in bf16 goes on with what it has saved, on the emulator: see halves.py."""
 # limit: 600
+# quick: never_stopped
 # make: emulated-tests
 import os
 import sys
