@@ -1,6 +1,6 @@
 """Llama's block: the same ten steps on every mesh, by every schedule, and the right ones (see meshes.py); a run that goes on; what
 is refused. Twelve heads of keys and values serve twenty-four of queries, on six ranks two, and slow angles are stretched."""
-# quick: names_its goes_on refused old_checkpoint
+# quick: plan goes_on refused old_checkpoint
 # limit: 600
 import ctypes
 import json

@@ -5,6 +5,7 @@ So "no exchange follows the last computation" is exact: nothing of the gradient 
 the last computation of backward has begun. (What is in flight when does depend on the machine: make bench.)
 """
 # limit: 240
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -69,6 +70,11 @@ class Bytes(Traffic):
         for strategy, tp, dp in MESHES:
             for shape in (WIDE, SMALL):
                 self.assertBytes(shape, strategy, tp, dp)
+
+    def test_of_a_llama_that_shares_keys(self):
+        llama = dataclasses.replace(WIDE, heads=8, KV=2, F=384)
+        for strategy, tp, dp in MESHES[:3] + MESHES[4:7]:
+            self.assertBytes(llama, strategy, tp, dp)
 
     def test_a_row_travels_once_for_all_tokens_that_name_it(self):
         # As in text some tokens are frequent: here token i has a probability of 1 / i. All ranks' tokens together are as

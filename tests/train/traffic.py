@@ -6,8 +6,8 @@ S = T/N · B · C elements in a shard of activations:
 
   TPSP     a layer gathers and scatters 4 times forward and 4 times backward, with --recompute 1 6 times, (N − 1)·S
            each; the head once each way, and three numbers a token for the loss
-  UP       a layer exchanges queries, keys and values (3·S) and heads (S) forward, the same backward, of which a rank
-           keeps 1/N: 8·(N − 1)/N·S
+  UP       a layer exchanges queries, keys and values (3·S, fewer of a Llama that shares keys) and heads (S) forward, the same
+           backward, of which a rank keeps 1/N: 8·(N − 1)/N·S
   weights  gradients leave by reduce-scatter, weights come back by all-gather: (G − 1) shards of every bucket, G = D
            for what is split over tp (TPSP), W otherwise
   lookup   (N − 1)·S each way (TPSP; UP: nothing). Where the table has G > 1 owners besides, in forward of the first
@@ -55,7 +55,7 @@ def bucket_shards(shape, strategy, tp, dp):
         return dp if strategy == "tpsp" and name in SPLIT else tp * dp
 
     shards, thin, vectors = [], 0, collections.Counter()
-    for name in NAMES:
+    for name in shape.names():
         rows, columns = local(name, shape.size(name), strategy, tp)
         layers = shape.L if layered(name) else 1
         if name == "wte" or (layered(name) and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
@@ -130,7 +130,7 @@ def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1, lists=None,
     if strategy == "tpsp":
         activations = (tp - 1) * ((8 + 2 * recompute) * shape.L * S + 2 * S + 3 * T * micro_batch)
     else:
-        activations = (tp - 1) * 8 * shape.L * S // tp
+        activations = (tp - 1) * 2 * shape.L * S * (shape.qkv + shape.C) // shape.C // tp
     near = 2 * (tp - 1) * S * REAL if strategy == "tpsp" else 0
     owners, _, owned = table_owners(shape, strategy, tp, dp)
     tokens = (T // tp if strategy == "up" else T) * micro_batch
