@@ -39,6 +39,8 @@ BANDS = (  # function            fp32   bf16
     ("attention_",               1e-4,  1e-2),
     ("embedding_forward",        0,     0),
     ("sum_of_squares",           1e-6,  None),
+    ("orthogonalise",            1e-5,  5e-2),
+    ("copy_block",               0,     0),
     ("convert_to_real",          0,     1e-2),
     ("convert_to_accum",         0,     0),
     ("cf_copy",                  0,     0),

@@ -20,6 +20,7 @@
 // The file: a line of JSON that says what wrote it, then for each output a line of JSON (function, tensor, case,
 // whether it is of type `real`, type f4 or f8, count) and its elements, in the order of this machine's bytes.
 #include "tensors.h"
+#include "layers/optimizer/muon.h"
 #include "layers/optimizer/update.h"
 #include "layers/kernels/attention.h"
 #include "layers/kernels/crossentropy.h"
@@ -505,7 +506,7 @@ static void run_crossentropy(tool *t, const int64_t *n) {
 // --- optimizers ---
 
 static void updates(tool *t, const optimizer_row *o, int64_t n, int64_t step, bool master) {
-    optimizer_settings s = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
+    optimizer_settings s = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step, .momentum = 0.9};
     tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_ACCUM, n, 0, 0.1),
            *m = randoms(t, OF_ACCUM, n, 0, 0.1), *v = randoms(t, OF_ACCUM, n, 0.5, 0.2), *g = randoms(t, OF_ACCUM, n, 0, 1);
     char name[32];
@@ -528,6 +529,24 @@ static void run_update(tool *t, const int64_t *n) {
            *scratch = poisoned(t, OF_DOUBLE, SQUARES_SCRATCH);
     sum_of_squares(doubles(sum), doubles(scratch), accums(g), count, t->stream);
     keep(t, "sum_of_squares", "sum", sum);
+}
+
+static void run_muon(tool *t, const int64_t *n) {
+    const int64_t count = n[0], rows = n[1], columns = n[2], all = count * rows * columns, apart = columns + 3;
+    t->shift = 0; // scratch memory has sums of double, too
+    shape_is(t, "%lld of (%lld, %lld)", (long long)count, (long long)rows, (long long)columns);
+    tensor *x = randoms(t, OF_REAL, all, 0, 1), *w = poisoned(t, OF_REAL, all), *exact = randoms(t, OF_ACCUM, all, 0, 1),
+           *block = randoms(t, OF_REAL, rows * apart, 0, 1), *alone = copy_of(t, x),
+           *scratch = poisoned(t, OF_ACCUM, ORTHOGONALISE_SCRATCH + 4 * all);
+    orthogonal_update(reals(w), accums(exact), reals(x), all, 0.99, -0.3, t->stream);
+    keep(t, "orthogonal_update", "w, of a master", w);
+    keep(t, "orthogonal_update", "master", exact);
+    if (!t->round) orthogonal_update(reals(alone), NULL, reals(x), all, 0.99, -0.3, t->stream);
+    keep(t, "orthogonal_update", "w", alone);
+    copy_block(reals(block) + 2, apart, reals(x), columns, rows, columns, t->stream);
+    keep(t, "copy_block", "block", block);
+    orthogonalise(reals(x), count, rows, columns, accums(scratch), t->stream);
+    keep(t, "orthogonalise", "x", x);
 }
 
 // --- the device's own ---
@@ -640,6 +659,12 @@ static const test_case fixed[] = {
     {"update", run_update, {1, 1}, false},
     {"update", run_update, {1003, 3}, false},
     {"update", run_update, {1000003, 1000}, true},
+    {"muon", run_muon, {1, 1, 33}, false},
+    {"muon", run_muon, {3, 24, 24}, false},
+    {"muon", run_muon, {1, 65, 40}, false},
+    {"muon", run_muon, {2, 17, 96}, false},
+    {"muon", run_muon, {3, 7, 9}, false}, // the second begins at an odd place
+    {"muon", run_muon, {1, 384, 1536}, true},
     {"device", run_device, {1}, false},
     {"device", run_copies, {11, 20011}, false},
     {"device", run_device, {4099}, false},
