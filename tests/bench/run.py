@@ -99,23 +99,24 @@ def bench_step(build, steps):
     print(f"GEMM peak: {config['peak_source']}\n", flush=True)
 
 
-def bench_torch(build, steps, interpreter, model, batch, seq):
+def bench_torch(build, steps, interpreter, block, model, batch, seq):
     """Step times in turns: the ratio is of medians; the share is of the peak that this program measured."""
     if subprocess.run([interpreter, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode != 0:
         return print(f"PyTorch: skipped, {interpreter} has no torch (--torch names another)", flush=True)
     layers, channels, heads = {"d12": (12, 768, 12), "d6": (6, 384, 6)}[model]
-    print(f"{model}, B {batch}, T {seq}, {os.cpu_count()} threads, {steps} steps a turn, two turns: median ms (share of the peak)")
+    print(f"{model} of {block}, B {batch}, T {seq}, {os.cpu_count()} threads, {steps} steps a turn, two turns: median ms (share of the "
+          "peak)")
     for dtype in reversed(types(build)):
         times, peak, flops = {}, 0, 0
         for _ in range(2):
-            log = log_of_one_process(build, steps + 1, dtype, model=model, batch=batch, micro_batch=batch, seq=seq)
+            log = log_of_one_process(build, steps + 1, dtype, model=model, block=block, batch=batch, micro_batch=batch, seq=seq)
             peak = max(peak, log[0]["peak_tflops_all_ranks"] * 1e12)  # one that other work disturbed would flatter
             times.setdefault("this program", []).extend(line["step_ms"] for line in log
                                                         if line["event"] == "step" and line["step"] > 0)
             for compile in ("no", "model"):
+                words = words_of(compile=compile, device="cpu", dtype=dtype, block=block, steps=steps, warmup=1)
                 done = subprocess.run([interpreter, ROOT / "tests/bench/torch_gpt.py", *map(str, (layers, channels, heads, batch,
-                                       seq)), *words_of(compile=compile, device="cpu", dtype=dtype, steps=steps, warmup=1)],
-                                      check=True, text=True, stdout=subprocess.PIPE,
+                                       seq)), *words], check=True, text=True, stdout=subprocess.PIPE,
                                       env=dict(os.environ, OMP_NUM_THREADS=str(os.cpu_count())))
                 found = json.loads(done.stdout.splitlines()[-1])
                 flops = found["flops_per_token"] * batch * seq
@@ -253,6 +254,7 @@ def main():
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--torch", default=sys.executable, help="an interpreter that has torch")
+    parser.add_argument("--torch-block", choices=("gpt2", "llama"), default="gpt2")
     parser.add_argument("--torch-model", nargs=3, default=("d12", str(B), str(T)), metavar=("d12|d6", "B", "T"))
     o = parser.parse_args()
     bench = f"{o.build}/tests/bench/bench_"
@@ -264,7 +266,7 @@ def main():
              "train": lambda: [bench_train(o.build, o.steps), bench_tail(o.build)], "bytes": lambda: bench_bytes(o.build),
              "ranks": lambda: [bench_ranks(o.build, o.steps), bench_counts(o.build)],
              "busy": lambda: bench_busy(o.build, o.steps),
-             "torch": lambda: bench_torch(o.build, o.steps, o.torch, o.torch_model[0], *map(int, o.torch_model[1:])),
+             "torch": lambda: bench_torch(o.build, o.steps, o.torch, o.torch_block, o.torch_model[0], *map(int, o.torch_model[1:])),
              "collectives": lambda: run_ranks(o.ranks, f"{bench}collectives")}
     for part in [o.only] if o.only else parts:
         parts[part]()

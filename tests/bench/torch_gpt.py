@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The same GPT-2 in PyTorch, for a comparison of step times, as a user would write it today.
+"""The same GPT-2 or Llama in PyTorch, for a comparison of step times, as a user would write it today.
 
     torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--accumulate 1]
                  [--compile blocks|model|no] [--device cuda|cpu] [--dtype bf16|fp32]
+                 [--block gpt2|llama] [--kv-heads HEADS] [--ffn 0]
 
 fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
-gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt. A
+gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt.
+--block llama: RMSNorm, rotary positions, shared keys and values (enable_gqa), SwiGLU, no biases, --ffn as train_gpt's. A
 step has --accumulate micro-batches of BATCH sequences, on the GPU already, whose gradients are added up before one
 update. Tokens are drawn as scripts/tokens.py draws them: as uneven as words of text.
 
@@ -50,12 +52,43 @@ class Block(nn.Module):
         return x + self.fcproj(F.gelu(self.fc(self.norm2(x)), approximate="tanh"))
 
 
-class GPT(nn.Module):
-    def __init__(self, layers, channels, heads, seq, vocab):
+def rotate(x, cos, sin):  # (B, heads, T, D), (T, D / 2); element i is paired with i + D / 2
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, channels, heads, seq, kv_heads, units):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocab, channels), nn.Embedding(seq, channels)
-        self.blocks = nn.ModuleList(Block(channels, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(channels)
+        self.widths = [heads, kv_heads, kv_heads]
+        self.size, self.shared = channels // heads, kv_heads < heads
+        self.norm1, self.norm2 = nn.RMSNorm(channels, 1e-5), nn.RMSNorm(channels, 1e-5)
+        self.qkv = nn.Linear(channels, sum(self.widths) * self.size, bias=False)
+        self.attproj = nn.Linear(channels, channels, bias=False)
+        self.fc, self.fcproj = nn.Linear(channels, 2 * units, bias=False), nn.Linear(units, channels, bias=False)
+        turn = torch.arange(seq)[:, None] * 10000.0 ** (-2 * torch.arange(self.size // 2) / self.size)
+        self.register_buffer("cos", turn.cos(), persistent=False)
+        self.register_buffer("sin", turn.sin(), persistent=False)
+
+    def forward(self, x):  # (B, T, C)
+        B, T, C = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(B, T, -1, self.size).transpose(1, 2).split(self.widths, 1)
+        cos, sin = self.cos[:T].to(q.dtype), self.sin[:T].to(q.dtype)
+        mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=self.shared)
+        x = x + self.attproj(mixed.transpose(1, 2).reshape(B, T, C))
+        gate, up = self.fc(self.norm2(x)).chunk(2, -1)
+        return x + self.fcproj(F.silu(gate) * up)
+
+
+class GPT(nn.Module):
+    def __init__(self, layers, channels, heads, seq, vocab, block="gpt2", kv_heads=0, units=0):
+        super().__init__()
+        self.wte = nn.Embedding(vocab, channels)
+        self.wpe = nn.Embedding(seq, channels) if block == "gpt2" else None
+        units = units or -(-8 * channels // 384) * 128
+        self.blocks = nn.ModuleList(Block(channels, heads) if block == "gpt2" else
+                                    LlamaBlock(channels, heads, seq, kv_heads or heads, units) for _ in range(layers))
+        self.norm = nn.LayerNorm(channels) if block == "gpt2" else nn.RMSNorm(channels, 1e-5)
         for name, w in self.named_parameters():
             if w.dim() == 2:
                 nn.init.normal_(w, std=0.02 / math.sqrt(2 * layers) if "proj" in name else 0.02)
@@ -65,7 +98,9 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
     def forward(self, inputs, targets):  # (B, T)
-        x = self.wte(inputs) + self.wpe.weight[:inputs.shape[1]]
+        x = self.wte(inputs)
+        if self.wpe is not None:
+            x = x + self.wpe.weight[:inputs.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.loss(x, targets)
@@ -151,6 +186,9 @@ def parse():
     parser.add_argument("--compile", choices=("blocks", "model", "no"), default="blocks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--block", choices=("gpt2", "llama"), default="gpt2")
+    parser.add_argument("--kv-heads", type=int, default=0, help="of llama; 0: as many as heads")
+    parser.add_argument("--ffn", type=int, default=0, help="units of llama's MLP; 0: 8/3 of the channels, up to a multiple of 128")
     return parser.parse_args()
 
 
@@ -161,7 +199,7 @@ def main():
         sys.exit("torch sees no GPU")
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")  # what is left in fp32 may use TF32
-    model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).to(o.device)
+    model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab, o.block, o.kv_heads, o.ffn).to(o.device)
     run = compiled(model, o.compile)
     inputs, targets = draw_tokens(o.vocab, o.accumulate, o.batch, o.seq, o.device)
     begin = time.monotonic()
@@ -172,9 +210,9 @@ def main():
     ms, loss = train(model, run, inputs, targets, o.warmup + o.steps, bf16, cuda)
     ms = ms[o.warmup:]
     median = statistics.median(ms)
-    parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
+    parameters = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("wpe"))
     print(json.dumps({
-        "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name() if cuda else "cpu", "layers": o.layers,
+        "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name() if cuda else "cpu", "block": o.block, "layers": o.layers,
         "channels": o.channels, "heads": o.heads, "batch": o.batch, "accumulation": o.accumulate, "seq": o.seq,
         "vocab": o.vocab, "compiled": o.compile, "graphs": graphs(), "steps": len(ms), "step_ms": median,
         "spread": (max(ms) - min(ms)) / median, "tokens_per_s": o.accumulate * o.batch * o.seq / median * 1e3,

@@ -1,9 +1,9 @@
-"""Hugging Face's transformers and PyTorch as judges: a GPT-2 of theirs is imported, trained here and there, and exported.
+"""Hugging Face's transformers and PyTorch as judges: models of theirs are imported, trained here and there, and exported.
 
 They are no requirement of anything (2 GB):  build/venv/bin/pip install torch transformers && make test T=transformers
 """
 # python: venv
-# limit: 300
+# limit: 600
 import glob
 import importlib.util
 import json
@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import unittest
+
+import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "train")]
@@ -28,15 +30,30 @@ except ImportError as missing:
     raise unittest.SkipTest(f"PyTorch and transformers are not here: {missing}")
 
 SCRIPT = os.path.join(harness.ROOT, "data", "hugging_face.py")
-T, B, STEPS, LR = 64, 4, 6, 1e-3
+T, B, STEPS, LR = 64, 4, 10, 1e-3
 
 
 def their_model(vocab, dtype=torch.float32):
-    """Every weight random, biases and layer norms too."""
-    torch.manual_seed(1)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+    return random_weights(transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=vocab, n_positions=T, n_embd=96, n_layer=2, n_head=6, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        bos_token_id=None, eos_token_id=None))
+        bos_token_id=None, eos_token_id=None)), dtype)
+
+
+def their_llama(keys, stretch=None, dtype=torch.float32):
+    """Twelve heads that share keys and values."""
+    return random_weights(transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=300, max_position_embeddings=T, hidden_size=96, num_hidden_layers=2, num_attention_heads=12,
+        num_key_value_heads=keys, intermediate_size=120, rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 500.0, **(stretch or {})})), dtype)
+
+
+STRETCH = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 32}
+
+
+def random_weights(model, dtype):
+    """Every weight random, biases and norms too."""
+    torch.manual_seed(1)
     with torch.no_grad():
         for weights in model.parameters():
             weights.add_(torch.randn_like(weights) * 0.05)
@@ -61,7 +78,7 @@ def train_there(model, inputs, targets):
     return history
 
 
-class Transformers(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         self.directory = harness.temporary_directory(self)
 
@@ -72,8 +89,8 @@ class Transformers(unittest.TestCase):
         result = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=100)
         self.assertEqual(result.returncode, 0, result.stderr)
 
-    def test_training_is_the_same(self):
-        model = their_model(vocab=300)
+    def check_training(self, model, of_loss, of_norm):
+        """Ten steps here, on several meshes, and there; then both have the same logits."""
         model.save_pretrained(self.path("theirs"))
         self.convert("--import", self.path("theirs"), "--out", self.path("model.bin"))
         tokens = harness.random_tokens(B * T + 1, 300)  # every step takes all samples
@@ -90,30 +107,40 @@ class Transformers(unittest.TestCase):
                 os.remove(log)
                 self.assertEqual(len(steps), len(expected))
                 for step, (loss, norm) in zip(steps, expected):
-                    self.assertLess(abs(step["loss"] / loss - 1), 1e-6)
-                    self.assertLess(abs(step["grad_norm"] / norm - 1), 1e-5)
-                self.convert("--export", os.path.join(out, "model.bin"), "--out", self.path("back"))
-                back = transformers.AutoModelForCausalLM.from_pretrained(self.path("back"))
+                    self.assertLess(abs(step["loss"] / loss - 1), of_loss, step)
+                    self.assertLess(abs(step["grad_norm"] / norm - 1), of_norm, step)
+                ids = torch.tensor(tokens[None, :T])
                 with torch.no_grad():
-                    ids = torch.tensor(tokens[None, :T])
-                    difference = (back(ids).logits - model(ids).logits).abs().max().item()
+                    difference = (self.exported(os.path.join(out, "model.bin"))(ids).logits - model(ids).logits).abs().max().item()
                 self.assertLess(difference, 1e-3)
-                subprocess.run(["rm", "-r", self.path("back")], check=True)
         self.assertLess(expected[-1][0], expected[0][0] - 1)
+
+    def exported(self, model):
+        shutil.rmtree(self.path("back"), ignore_errors=True)
+        self.convert("--export", model, "--out", self.path("back"))
+        return transformers.AutoModelForCausalLM.from_pretrained(self.path("back"))
+
+    def check_there_and_back(self, model, name):
+        theirs, ours, back = (self.path(f"{name}-{kind}") for kind in ("theirs", "model.bin", "back"))
+        model.save_pretrained(theirs, max_shard_size="100KB")  # several files
+        self.convert("--import", theirs, "--out", ours)
+        self.convert("--export", ours, "--out", back)
+        found, told = transformers.AutoModelForCausalLM.from_pretrained(back, dtype="auto", output_loading_info=True)
+        self.assertEqual([list(values) for values in told.values()], [[]] * len(told))
+        self.assertEqual(found.dtype, torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32)
+        for (name, mine), (same, weights) in zip(found.named_parameters(), model.named_parameters(), strict=True):
+            self.assertTrue(name == same and torch.equal(mine.float(), weights.float()), name)
+        return found
+
+
+class GPT2(Case):
+    def test_training_is_the_same(self):
+        self.check_training(their_model(vocab=300), 1e-6, 1e-5)
 
     def test_there_and_back(self):
         for dtype in torch.float32, torch.float16, torch.bfloat16:
             with self.subTest(dtype=dtype):
-                model, names = their_model(256, dtype), [f"{dtype}-{kind}" for kind in ("theirs", "model.bin", "back")]
-                theirs, ours, back = map(self.path, names)
-                model.save_pretrained(theirs, max_shard_size="100KB")  # several files
-                self.convert("--import", theirs, "--out", ours)
-                self.convert("--export", ours, "--out", back)
-                found, told = transformers.AutoModelForCausalLM.from_pretrained(back, dtype="auto", output_loading_info=True)
-                self.assertEqual([list(values) for values in told.values()], [[]] * len(told))
-                self.assertEqual(found.dtype, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
-                for (name, mine), (same, weights) in zip(found.named_parameters(), model.named_parameters(), strict=True):
-                    self.assertTrue(name == same and torch.equal(mine.float(), weights.float()), name)
+                found = self.check_there_and_back(their_model(256, dtype), str(dtype))
                 ids = list("To be, or not to be: that is\n\tthe €question.\0".encode())
                 longer = found.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=True, pad_token_id=0)
                 self.assertEqual(longer.shape, (1, len(ids) + 5))
@@ -176,6 +203,74 @@ class Transformers(unittest.TestCase):
         text = "CommFuse's last computation needs no communication.\n\n  日本語 — 12345"
         self.assertEqual(tokenizer(text)["input_ids"], ours.encode_ordinary(text))
         self.assertEqual(tokenizer.convert_tokens_to_ids("<|endoftext|>"), 50256)
+
+
+class Llama(Case):
+    def test_training_is_the_same(self):
+        """Without and with shared keys and values, and with the stretch of positions of Llama 3."""
+        for keys, stretch in (12, None), (4, None), (2, STRETCH):
+            with self.subTest(keys=keys, stretch=stretch):
+                shutil.rmtree(self.directory)
+                os.mkdir(self.directory)
+                self.check_training(their_llama(keys, stretch), 1e-5, 1e-5)
+
+    def test_there_and_back(self):
+        for dtype in torch.float32, torch.float16, torch.bfloat16:
+            for keys, stretch in (12, None), (4, STRETCH):
+                with self.subTest(dtype=dtype, keys=keys):
+                    model = their_llama(keys, stretch, dtype)
+                    found, ids = self.check_there_and_back(model, f"{dtype}-{keys}"), torch.arange(T)[None]
+                    self.assertEqual(found.config.rope_parameters, model.config.rope_parameters)
+                    with torch.no_grad():  # .to() rounds their angles too
+                        self.assertTrue(dtype != torch.float32 or torch.equal(found(ids).logits, model(ids).logits))
+
+    def test_generation_and_losses_are_the_same(self):
+        """The most likely 50 tokens after a prompt, the loss of each sequence; and the reference has the export's logits."""
+        prompt, tokens = [5, 77, 19, 100, 5], harness.random_tokens(8 * T + 1, 300)
+        with open(self.path("tokenizer.bin"), "wb") as file:
+            words = [f"<{token}>".encode() for token in range(300)]
+            file.write(reference.header(20240328, 2, 300, 0) + b"".join(bytes([len(word)]) + word for word in words))
+        with open(self.path("prompt"), "w", encoding="utf-8") as file:
+            file.write(" ".join(map(str, prompt)))
+        for keys, stretch in (12, None), (4, STRETCH):
+            model = their_llama(keys, stretch)
+            model.save_pretrained(self.path(f"theirs{keys}"))
+            self.convert("--import", self.path(f"theirs{keys}"), "--out", self.path(f"model{keys}.bin"))
+            found = model.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0)
+            expected = "".join(f"<{token}>" for token in found[0].tolist())
+            inputs, targets = (torch.tensor(x) for x in reference.samples(tokens, T))
+            with torch.no_grad():
+                logits = self.exported(self.path(f"model{keys}.bin"))(inputs).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+            ours = reference.forward(*reference.read_model(self.path(f"model{keys}.bin")), inputs.numpy(), targets.numpy())[1][-1]
+            self.assertLess(np.abs(np.log(ours) - torch.log_softmax(logits, -1).numpy()).max(), 1e-4)
+            reference.write_tokens(self.path("tokens.bin"), tokens)
+            for mesh in dict(tp=1), dict(tp=2), dict(tp=4, strategy="up"):
+                with self.subTest(keys=keys, **mesh):
+                    log = self.path("log.jsonl")
+                    result = harness.run(harness.options(
+                        init_from=self.path(f"model{keys}.bin"), val=self.path("tokens.bin"), seq=T, steps=0, micro_batch=8,
+                        log=log, threads=1, val_every=1, sample_every=1, temperature=0, sample_tokens=50, prompt_tokens=self.path("prompt"),
+                        **mesh), mesh["tp"])
+                    self.assertEqual(result.status, 0, str(result))
+                    events = harness.read_log(log)
+                    os.remove(log)
+                    self.assertEqual([event["text"] for event in harness.events(events, "sample")], [expected])
+                    self.assertLess(abs(harness.events(events, "val")[0]["loss"] / loss - 1), 1e-6)
+
+    def test_the_block_that_times_are_compared_with(self):
+        """tests/bench/torch_gpt.py's is the same function as the reference."""
+        sys.path.insert(0, os.path.join(harness.ROOT, "tests", "bench"))
+        import torch_gpt
+        shape = reference.Shape(maxT=T, V=300, L=2, heads=12, C=96, Vp=300, KV=4, F=112)
+        parameters, model = reference.random_model(shape), torch_gpt.GPT(2, 96, 12, T, 300, "llama", 4, 112).double()
+        named = {"wte.weight": parameters["wte"], "norm.weight": parameters["lnfw"]}
+        for theirs, ours in dict(norm1="ln1w", norm2="ln2w", qkv="qkvw", attproj="attprojw", fc="fcw", fcproj="fcprojw").items():
+            named.update((f"blocks.{layer}.{theirs}.weight", parameters[ours][layer]) for layer in range(2))
+        model.load_state_dict({name: torch.tensor(values) for name, values in named.items()})
+        inputs, targets = reference.samples(harness.random_tokens(3 * T + 1, 300), T)
+        loss = model(torch.tensor(inputs), torch.tensor(targets)).item()
+        self.assertLess(abs(loss / reference.forward(shape, parameters, inputs, targets)[0] - 1), 1e-7)
 
 
 if __name__ == "__main__":
