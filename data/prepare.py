@@ -360,8 +360,9 @@ def replace_data_set(own, directory):
     return gone
 
 
-def encoded(parts, encoder, threads):
-    """Tokens of all parts in their order, as bytes; None after each document. Threads encode ahead, which changes no token."""
+def encoded(split, parts, encoder, threads):
+    """Tokens of all parts in their order, as bytes; None after each document. Threads encode ahead, which changes no token. Says
+    from time to time how far it is."""
     def texts():
         for part in parts:
             with about(part.source.name):
@@ -373,13 +374,18 @@ def encoded(parts, encoder, threads):
         with about(name):
             return encoder.tokens(text, at)
 
-    ahead = collections.deque()
+    ahead, size, begin = collections.deque(), sum(part.end - part.at for part in parts), time.monotonic()
+    said = begin
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for part, text in texts():
             ahead.append(text if text is None else pool.submit(tokens, part.source.name, text, part.at))
             if len(ahead) > AHEAD * threads:
                 first = ahead.popleft()
                 yield first and first.result()
+            if time.monotonic() >= said + PROGRESS_S:
+                said, done = time.monotonic(), 1 - sum(part.end - part.at for part in parts) / size
+                seconds = round((said - begin) * (1 / done - 1)) if done else 0
+                note(f"{split}: {done:.0%} of the text read, ETA {seconds // 60}:{seconds % 60:02}")
         yield from (first and first.result() for first in ahead)
 
 
@@ -429,18 +435,6 @@ def packed(split, pieces, separator, T, rows_of_file):
     yield separator * (rows % rows_of_file > 0)
     if total:
         say(f"{split:5s} {cut // len(separator):,} tokens ({cut / total:.1%}) cut from ends of documents to fill {rows:,} rows of {T:,}")
-
-
-def with_progress(split, parts, chunks):
-    begin = said = time.monotonic()
-    size = sum(part.end - part.at for part in parts)
-    for chunk in chunks:
-        yield chunk
-        now, left = time.monotonic(), 0
-        if now - said >= PROGRESS_S:
-            said, left = now, sum(part.end - part.at for part in parts) / size
-            seconds = round((now - begin) * left / (1 - left)) if left < 1 else 0
-            note(f"{split}: {1 - left:.0%} of the text read, ETA {seconds // 60}:{seconds % 60:02}")
 
 
 def write_split(own, split, chunks, shard_tokens):
@@ -506,7 +500,7 @@ def prepare(options):
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
         written = []
         for split, parts in ("train", train), ("val", val):
-            pieces = with_progress(split, parts, encoded(parts, encoder, options.threads))
+            pieces = encoded(split, parts, encoder, options.threads)
             chunks, most = joined(pieces, encoder.separator), options.shard_tokens
             if encoder.pack:
                 chunks = packed(split, pieces, encoder.separator, encoder.pack, (most - 1) // encoder.pack)

@@ -572,12 +572,13 @@ static void check_shape(const shape *s, int ranks) {
 int main(int argc, char **argv) {
     static bench b;
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        printf("Time one operation, by each schedule, on the ranks that mpirun starts (scripts/mpirun.sh -np 2 ...):\n\n"
-               "    %s\n\nWithout --op a table of the operations of d6 to d24:\n\n%s\n"
-               "With --op and --shape (T,B,C: of the activation; COLUMNS: of the weight; H: heads) a line for each schedule, in 1,\n"
-               "2, 4 and 8 slices of a shard, or for those of --only: the median and the 10th and 90th percentile; --json adds\n"
-               "each time.\n",
-               usage, definitions);
+        printf(
+            "Time one operation, by each schedule, on the ranks that mpirun starts (scripts/mpirun.sh -np 2 ...):\n\n"
+            "    %s\n\nWithout --op a table of the operations of d6 to d24:\n\n%s\n"
+            "With --op and --shape (T,B,C: of the activation; COLUMNS: of the weight; H: heads) a line for each schedule, in 1,\n"
+            "2, 4 and 8 slices of a shard, or for those of --only: the median and the 10th and 90th percentile; --json adds\n"
+            "each time.\n",
+            usage, definitions);
         return 0;
     }
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);

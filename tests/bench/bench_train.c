@@ -14,9 +14,9 @@
 // update, and all that it sends, is done in the next forward of the same model.
 //
 // The step is train_gpt's: forward, backward, figures of the step before, norm, clip, update, and lasts by rank 0's clock
-// until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. --json prints a line of
-// configuration, one for each step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise
-// a table of medians. It says which modes do not differ from the best: those half of whose steps, the middle ones, lie where half
+// until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. At the end
+// a table of medians; --json prints besides a line of configuration, one for each step as it is done, and one at the end, for
+// scripts/experiments to draw conclusions from. The table says which modes do not differ from the best: those half of whose steps, the middle ones, lie where half
 // of its steps lie; and which are below `ideal`, which no schedule can be.
 //
 // Of train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan
@@ -354,18 +354,16 @@ static double flops_per_step(const bench *b) {
 
 static void print_config(const bench *b) {
     double memory = (double)cf_memory_bytes() / 1048576;
-    if (b->json) {
+    if (b->json)
         printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"memory_mib\":%.1f,\"free_mib\":%.1f}\n",
                b->transport->size, (long long)params_count(&b->shape), flops_per_step(b), memory,
                (double)cf_device_memory(1) / 1048576);
-    } else {
-        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size, b->mesh.tp, b->mesh.dp,
-               b->o.strategy, b->transport->name, (long long)b->shape.L, (long long)b->shape.C);
-        printf("%lld sequences of %lld tokens a step; %.0f MiB a rank\n", (long long)(b->o.micro_batch * b->mesh.dp),
-               (long long)b->o.seq, memory);
-    }
+    printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size, b->mesh.tp, b->mesh.dp,
+           b->o.strategy, b->transport->name, (long long)b->shape.L, (long long)b->shape.C);
+    printf("%lld sequences of %lld tokens a step; %.0f MiB a rank\n", (long long)(b->o.micro_batch * b->mesh.dp),
+           (long long)b->o.seq, memory);
     const int threads = b->transport->local_size * ((int)b->o.threads + 1), cores = b->transport->local_cores;
-    if (!b->json && threads > cores)
+    if (threads > cores)
         printf("cores are shared (threads that compute or move bytes on a host: %d, cores: %d): steps with transfers take longer "
                "than on "
                "separate cores\n",
@@ -429,9 +427,8 @@ static void print_table(bench *b) {
 }
 
 static void print_end(bench *b) {
-    if (!b->json)
-        print_table(b);
-    else
+    print_table(b);
+    if (b->json)
         printf("{\"event\":\"end\",\"peak_tflops_all_ranks\":%.6g,\"peak_source\":\"%s\"}\n", b->peak * 1e-12, b->peak_source);
 }
 

@@ -37,6 +37,7 @@ class PartOfBytes:
 
     def __init__(self, content, size, start=0):
         self.source, self.content, self.size, self.at = types.SimpleNamespace(name="x", lines=False), content, size, start
+        self.end = start + len(content)
 
     def pieces(self):
         for i in range(0, len(self.content), self.size):

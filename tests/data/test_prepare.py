@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import types
 import unittest
 import unittest.mock
 
@@ -55,15 +56,14 @@ class Files(PrepareCase):
         source = prepare.Source(self.write("a", "x" * 400), "auto")
         with contextlib.redirect_stderr(io.StringIO()) as said:
             parts = [prepare.Part(source, 0, 300), prepare.Part(source, 300, 400)]
-            chunks = list(prepare.with_progress("train", parts, prepare.encoded(parts, prepare.Bytes(), 1)))
+            chunks = list(prepare.encoded("train", parts, prepare.Bytes(), 1))
         self.assertEqual(sum(map(len, filter(None, chunks))), 800)
         self.assertRegex(said.getvalue(), r"train: \d+% of the text read, ETA 0:00\n")
-        self.assertIn("train: 100% of the text read", said.getvalue())
-        with contextlib.redirect_stderr(io.StringIO()) as said, unittest.mock.patch.object(prepare.time, "monotonic",
-                                                                                          iter([0, 100]).__next__):
-            part = prepare.Part(source, 0, 400)
-            for _ in prepare.with_progress("val", [part], [b"a"]):
-                part.at = 100
+        self.assertIn("train: 75% of the text read", said.getvalue())
+        part, prepare.PROGRESS_S = prepare.Part(source, 0, 400), 10
+        with contextlib.redirect_stderr(io.StringIO()) as said, \
+                unittest.mock.patch.object(prepare, "time", types.SimpleNamespace(monotonic=lambda: 100 if part.at >= 100 else 0)):
+            list(prepare.encoded("val", [part], prepare.Bytes(), 1))
         self.assertEqual(said.getvalue(), "val: 25% of the text read, ETA 5:00\n")
 
     def test_threads_encode_at_the_same_time(self):
@@ -77,7 +77,7 @@ class Files(PrepareCase):
                 return super().tokens(piece, at)
 
         part = prepare.Part(prepare.Source(self.write("a", bytes(range(200))), "auto"), 0, 200)
-        pieces = list(prepare.encoded([part], Meeting(), 2))
+        pieces = list(prepare.encoded("train", [part], Meeting(), 2))
         self.assertEqual(b"".join(filter(None, pieces))[::2], bytes(range(200)))
 
     def test_an_error_of_a_thread_names_its_input_alone(self):
@@ -89,7 +89,7 @@ class Files(PrepareCase):
         for threads in 1, 3:
             parts = [prepare.Part(prepare.Source(self.write(name, name * 50), "auto"), 0, 50) for name in "789"]
             with self.assertRaises(prepare.Problem) as caught:
-                list(prepare.encoded(parts, Failing(), threads))
+                list(prepare.encoded("train", parts, Failing(), threads))
             self.assertEqual(str(caught.exception), f"--input {self.path('7')}: no tokens near byte 0")
 
     def test_several_inputs_are_one_text(self):

@@ -46,7 +46,7 @@ def needs_vocabulary(test):
 
 
 def encode(prepare, encoder, part):
-    return b"".join(filter(None, prepare.encoded([part], encoder, 2)))
+    return b"".join(filter(None, prepare.encoded("train", [part], encoder, 2)))
 
 
 @needs_vocabulary
@@ -169,7 +169,7 @@ class GPT2(PrepareCase):
         encoder = prepare.GPT2("blank-line")
         for size in range(1, len(content)):
             documents = [b""]
-            for tokens in prepare.encoded([PartOfBytes(content, size)], encoder, 2):
+            for tokens in prepare.encoded("train", [PartOfBytes(content, size)], encoder, 2):
                 if tokens is None:
                     documents.append(b"")
                 else:

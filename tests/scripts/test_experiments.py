@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -265,6 +266,30 @@ class MeasuredTest(unittest.TestCase):
         self.assertEqual(measured.filled(text, found), text, "tests/bench/measured.py --write")
         for name in "ablation", "peers":
             self.assertEqual(text.count(f"<!-- {name}: tests/bench/measured.py -->\n"), 1)
+class Demo(unittest.TestCase):
+    """scripts/demo.sh without its programs: its last sentence, from steps made up here; nothing outside a clone is read."""
+
+    def compare(self, apart="2e-08", status=0):
+        text = (ROOT / "scripts/demo.sh").read_text()
+        self.assertNotIn("../", text)
+        self.assertTrue(text.endswith("printf '\\n%s\\n' \"$proved\"\n"))
+        function = re.search(r"^compare\(\) \{.*?^\}$", text, re.MULTILINE | re.DOTALL)[0]
+        rows = [{"event": "step", "mode": mode, "round": number, "step_ms": (100 + number % 3) * times + number / 100}
+                for number in range(20) for mode, times in (("none", 2), ("slice:4", 1.25), ("ring:4", 1))]
+        with tempfile.TemporaryDirectory() as folder:
+            printed = pathlib.Path(folder, "printed")
+            printed.write_text("".join(json.dumps(row) + "\n" for row in rows) + f"none 1 1 - 1 1 1% 1 1 0e+00\nring:4 1 1 - 1 1 1% 1 1 {apart}\n")
+            script = f"set -e\nfail() {{ echo \"$@\"; exit 1; }}\nfake() {{ cat {printed}; }}\ndemo={folder}\npython={sys.executable}\n" \
+                     f"{function}\ncompare Here ring:4 fake\necho \"$proved\""
+            done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout.splitlines()
+
+    def test_the_sentence_that_was_proved(self):
+        self.assertEqual(self.compare(), ["none 1 1 - 1 1 1% 1 1 0e+00", "ring:4 1 1 - 1 1 1% 1 1 2e-08",
+                                          "Here, with equal losses (to 1e-5), `ring:4` is 20.0 % shorter than `slice:4` (20.0 to 20.0), "
+                                          "and `ring:4` is 50.0 % shorter than `none` (50.0 to 50.0)."])
+        self.assertEqual(self.compare(apart="3e-04", status=1)[-1], "the losses of the modes disagree")
 
 
 class BenchTest(unittest.TestCase):
