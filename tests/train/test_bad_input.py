@@ -146,16 +146,6 @@ class Tokens(BadInput):
         for name in ("train", "val"):
             self.fails(f"no token file matches '{empty}/{name}_*.bin'", "directory", **{name: empty})
 
-    def test_file_that_becomes_shorter(self):
-        path = self.changed(self.tokens)
-        log = self.fresh("log.jsonl")
-        started = harness.Run(self.arguments(train=path, log=log, steps=1000000))
-        self.addCleanup(started.close)
-        harness.wait_until(lambda: started.ended() or os.path.exists(log) and
-                           harness.events(harness.read_log(log), "step"), 60, "a step")
-        os.truncate(path, 1024)
-        self.assertFails(started.wait(60), path, "has become shorter", "hint:")
-
     def test_other_files_on_another_host(self):
         """Each rank opens tokens.bin of a folder of its own."""
         tokens = harness.random_tokens(self.samples * self.T + 1, self.shape.V)
