@@ -266,6 +266,8 @@ class MeasuredTest(unittest.TestCase):
         self.assertEqual(measured.filled(text, found), text, "tests/bench/measured.py --write")
         for name in "ablation", "peers":
             self.assertEqual(text.count(f"<!-- {name}: tests/bench/measured.py -->\n"), 1)
+
+
 class Demo(unittest.TestCase):
     """scripts/demo.sh without its programs: its last sentence, from steps made up here; nothing outside a clone is read."""
 
