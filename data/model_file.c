@@ -153,13 +153,11 @@ static void append(model_writer *w, const void *bytes, int64_t count) {
     if (!atomic_file_append(&w->file, bytes, count, &why)) give_up(w, &why);
 }
 
-static void put_llama(const gpt_shape *s, int32_t *header) {
-    const rotary_settings *r = &s->rotary;
-    const double theta = r->theta > 0 ? r->theta : 10000, epsilon = s->norm_eps > 0 ? s->norm_eps : 1e-5;
-    const double numbers[] = {epsilon, theta, r->factor, r->low, r->high};
-    header[0] = LLAMA_MAGIC, header[8] = (int32_t)(s->KV > 0 ? s->KV : s->H), header[9] = (int32_t)params_columns(s, FCPROJW);
+static void put_llama(gpt_shape s, int32_t *header) {
+    s = params_filled(s);
+    const double numbers[] = {s.norm_eps, s.rotary.theta, s.rotary.factor, s.rotary.low, s.rotary.high};
+    header[0] = LLAMA_MAGIC, header[8] = (int32_t)s.KV, header[9] = (int32_t)s.F, header[15] = (int32_t)s.rotary.original;
     for (int i = 0; i < 5; i++) header[10 + i] = bits_of(numbers[i]);
-    header[15] = (int32_t)r->original;
 }
 
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16) {
@@ -170,7 +168,7 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
     if (!atomic_file_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
     const int version = bf16 ? VERSION_BF16 : VERSION_FP32;
     int32_t header[INPUT_HEADER] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
-    if (params_block(shape) == params_block_named("llama")) put_llama(shape, header);
+    if (params_block(shape) == params_block_named("llama")) put_llama(*shape, header);
     append(w, header, sizeof header);
     return w;
 }

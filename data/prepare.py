@@ -48,7 +48,7 @@ TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
 # What files that are not text begin with, and their kind.
 NO_TEXT = {rb"\x28\xb5\x2f\xfd": "packed by zstd", rb"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
            b"PK\3\4": "a zip archive", rb"(?s).{257}ustar": "a tar archive", b"PAR1": "a Parquet file",
-           b"\xff\xfe|\xfe\xff": "UTF-16", struct.pack("<I", TOKENS_MAGIC): "a token file",
+           b"\xff\xfe|\xfe\xff": "UTF-16", b"|".join(struct.pack("<I", magic) for magic in (TOKENS_MAGIC, 20240801)): "a token file",
            struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 JSON = rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"[^"\n]*"\s*:'  # what files of JSON begin with
 PIECE_BYTES = 1 << 18

@@ -220,7 +220,7 @@ class Inputs(PrepareCase):
         for what, content in {"packed by zstd": bytes.fromhex("28b52ffd"), "packed by xz": lzma.compress(b"x"), "Parquet": b"PAR1",
                               "packed by bzip2": bz2.compress(b"x"), "a zip archive": b"PK\3\4", "a tar archive": tar.getvalue(),
                               "UTF-16": "text".encode("utf-16"), "a token file": struct.pack("<I", 20240520),
-                              "a vocabulary file": struct.pack("<I", 20240328)}.items():
+                              "token file": struct.pack("<I", 20240801), "a vocabulary file": struct.pack("<I", 20240328)}.items():
             for form, data in (("", content), (".gz", gzip.compress(content))):
                 path = self.write("a" + form, data)
                 with self.subTest(what=what, path=path):

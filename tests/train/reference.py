@@ -41,9 +41,11 @@ def header(*values):
     return full.tobytes()
 
 
-def write_tokens(path, tokens, magic=20240520):
-    version, dtype = TOKENS[magic]
+def write_tokens(path, tokens, magic=None):
+    """In 32 bits if a token or the caller asks for it."""
     tokens = np.asarray(tokens)
+    magic = magic or (20240520 if tokens.max() < 65536 else 20240801)
+    version, dtype = TOKENS[magic]
     assert tokens.min() >= 0 and tokens.max() <= np.iinfo(dtype).max
     with open(path, "wb") as file:
         file.write(header(magic, version, len(tokens)))

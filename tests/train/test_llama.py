@@ -53,6 +53,17 @@ class Steps(meshes.Training):
                 self.assertTrue(first[1] == again[1], "model.bin differs")
 
 
+class WideTokens(meshes.Training):
+    """A vocabulary above 65,536 has token files of 32 bits."""
+    shape, T, samples, strategy, steps = reference.Shape(8, 70001, 1, 4, 16, 70016, KV=2, F=16), 8, 6, "tpsp", 3
+
+    def test_training(self):
+        self.assertGreater(reference.read_tokens(self.tokens).max(), 65536)
+        for mesh in (1, 1), (2, 1), (1, 2):
+            self.assertSameTraining(self.steps_of(*mesh))
+        self.assertFails(harness.run(self.arguments(init_from=None, vocab=65536, seq=8)), "but the vocabulary has 65536")
+
+
 class Resume(harness.Case):
     shape, T = SHAPE, 24
 
