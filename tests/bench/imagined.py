@@ -3,6 +3,7 @@
 
     make imagined                                                       the meshes below, over both transports
     tests/bench/imagined.py --ablation                                  the schedule alone, then the policy alone
+    tests/bench/imagined.py --ablation -- --block llama --heads 16 --kv-heads 4                    the same of other blocks
     tests/bench/imagined.py --ranks 8 --gbps 50 -- --tp 4 --dp 2 --channels 2048 --heads 16 --layers 2 --micro-batch 16
 
 bench_train's ranks run here, in the bf16 program for GPUs, with its streams, events and transports. Kernels, products and copies
@@ -95,7 +96,7 @@ def ablation(o):
         for transport in o.transports.split(","):
             print("%-22s" % "step / ideal, exposed" + "".join(f"{mode:>20}" for mode in modes))
             for ranks, words in ABLATION:
-                steps = measure_modes(o, ranks, words.split(), transport, (*modes, "ideal"))
+                steps = measure_modes(o, ranks, (*words.split(), *o.options), transport, (*modes, "ideal"))
                 cells = (f"{steps[m]['step_ms'] / steps['ideal']['step_ms']:.3f} {steps[m]['exposed_comm_ms']:8.2f} ms" for m in modes)
                 print(f"{name_of(words, transport):<22}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
 
@@ -116,7 +117,7 @@ def main():
     parser.add_argument("--ablation", action="store_true", help="what the schedule alone, and what the policy alone, changes")
     parser.add_argument("options", nargs="*", help="of bench_train")
     o = parser.parse_args()
-    if (o.ranks is None) != (not o.options):
+    if (o.ranks is None) != (not o.options or o.ablation):
         parser.error("--ranks and options of bench_train belong together")
     print("imagined GPUs: bf16, T 1024")
     if o.ablation:

@@ -433,8 +433,9 @@ static void run_embedding(tool *t, const int64_t *n) {
            *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1), *dwte = randoms(t, OF_ACCUM, count * C, 0, 1),
            *sums = randoms(t, OF_ACCUM, R * C, 0, 1), *dwpe = randoms(t, OF_ACCUM, (t0 + T) * C, 0, 1);
     // Three heads of four, of 2 C channels.
-    tensor *turned = randoms(t, OF_REAL, R * 8 * C, 0, 1), *table = randoms(t, OF_ACCUM, T * 2 * C, 0, 1);
+    tensor *heads_of = randoms(t, OF_REAL, R * 8 * C, 0, 1), *table = randoms(t, OF_ACCUM, T * 2 * C, 0, 1);
     for (int back = 0; back < 2; back++) {
+        tensor *turned = copy_of(t, heads_of);
         rotary_turn(reals(turned), accums(table), back, T, B, 3, 2 * C, 8 * C, t->stream);
         keep(t, "rotary_turn", back ? "x, turned back" : "x", turned);
     }
