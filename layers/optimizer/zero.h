@@ -8,6 +8,7 @@
 //                rank's shards
 //   updated      zero_update_embeddings_and_vectors(): this rank's shards of what      the step
 //                forward needs first; zero_update_layers(): all others                 the next pass, during its lookup
+//                (muon's matrices in rounds: homes.h)
 //   gathered     zero_prefetch(layer) begins the all-gathers of the next layers        the loop over layers, in forward
 //                (the first begin with the update), zero_wait(layer) finishes those
 //                that this layer needs

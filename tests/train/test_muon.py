@@ -115,6 +115,14 @@ class Muon(Training):
         self.assertLess(most, 1.1 * least, "of a fourth layer among three ranks one has the two that cost least")
         self.assertNotIn("Homes", said["adamw"])
 
+    def test_watching_changes_nothing(self):
+        """What reads weights or state between steps waits for the last matrices; the next step does, too."""
+        more = dict(steps=7, overlap="direct", micro_batch=self.samples // 4)  # passes of which the first alone updates
+        plain, watched = self.trained(2, 2, **more), self.trained(2, 2, val=self.tokens, val_every=2, val_batches=1, sample_every=3,
+                                                                  sample_tokens=8, save_every=5, **more)
+        self.assertEqual(*([(s["loss"], s["grad_norm"]) for s in steps] for _, steps in (plain, watched)))
+        self.assertEqual(*(pathlib.Path(out, "model.bin").read_bytes() for out, _ in (plain, watched)))
+
     def test_saved_and_resumed(self):
         out, steps = self.trained(2, 2, steps=6, save_every=3, overlap="ring")
         end = checkpoints.saved_bytes(out, 6)

@@ -507,7 +507,8 @@ static void run_crossentropy(tool *t, const int64_t *n) {
 // --- optimizers ---
 
 static void updates(tool *t, const optimizer_row *o, int64_t n, int64_t step, bool master) {
-    optimizer_settings s = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step, .momentum = 0.9};
+    optimizer_settings s = {
+        .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step, .momentum = 0.9};
     tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_ACCUM, n, 0, 0.1),
            *m = randoms(t, OF_ACCUM, n, 0, 0.1), *v = randoms(t, OF_ACCUM, n, 0.5, 0.2), *g = randoms(t, OF_ACCUM, n, 0, 1);
     char name[32];
