@@ -16,7 +16,7 @@
 CC      ?= cc
 PYTHON  ?= $(shell scripts/find_python.sh)
 SAN     ?=
-# The processor to compile for; make MARCH=x86-64-v3 for hosts with different processors.
+# The processor to compile for; make MARCH=x86-64-v3 (aarch64: armv8.2-a) for hosts with different processors, or for others.
 MARCH   ?= native
 # make DEFINE=-DX for code behind #ifdef X; all objects are compiled again. It belongs to the version: with another one no run resumes.
 DEFINE  ?=
@@ -136,7 +136,7 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
--include $(shell find build -path build/venv -prune -o -name '*.d' -print 2>/dev/null)
+-include $(shell find build -path build/venv -prune -o -type f -name '*.d' -print 2>/dev/null)
 FORCE:
 .PHONY: FORCE all clean help
 .DELETE_ON_ERROR:

@@ -6,6 +6,7 @@
 #     scripts/install_deps.sh --mutants      also build/venv with universalmutator, for tests/mutants.py
 #     scripts/install_deps.sh --torch        also build/venv with PyTorch, for tests/bench/torch_ranks.py: 7 GB
 #     scripts/install_deps.sh --slurm        and --lint, --simgrid: also Slurm, clang's tools, SimGrid and Graphviz, for tests
+#     scripts/install_deps.sh --aarch64      also a compiler for aarch64, an emulator of it, and in build/aarch64 its libraries
 #     scripts/install_deps.sh --carry        also copies of cJSON, xxHash and make in build/deps, where make finds
 #                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
@@ -17,9 +18,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 for argument in "$@"; do
     case $argument in
-    --bpe | --mutants | --torch | --slurm | --lint | --simgrid | --carry) ;;
+    --bpe | --mutants | --torch | --slurm | --lint | --simgrid | --aarch64 | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --mutants, --torch, --slurm, --lint, --simgrid, --carry, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --mutants, --torch, --slurm, --lint, --simgrid, --aarch64, --carry, --help)" >&2; exit 2 ;;
     esac
 done
 options=" any $* "
@@ -60,6 +61,9 @@ lab|iproute2|program tc|the lab: two hosts made of this machine, a link of known
 --slurm|munge|program munged|authentication between Slurm's daemons
 --simgrid|libsimgrid-dev|false|another simulator of networks
 --simgrid|graphviz|program dot|reads the graph of a prediction
+--aarch64|gcc-aarch64-linux-gnu|program aarch64-linux-gnu-gcc|compiles for hosts of aarch64
+--aarch64|libc6-dev-arm64-cross|false|their C library
+--aarch64|qemu-user|program qemu-aarch64|runs programs for them
 --lint|clang-format|program clang-format|the format of the C sources
 --lint|clang-tidy|program clang-tidy|checks of the C sources"
 
@@ -105,6 +109,20 @@ if want --carry; then
         cp -P "$(cc -print-file-name=libcjson.so)"* $to/lib/ && rm -rf build/deps && mv $to build/deps ||
         die "error: cJSON, xxHash and make could not be copied to build/deps, see above"
     echo "build/deps holds cJSON, xxHash and make: carry it to a machine that lacks them"
+fi
+
+# The libraries that programs for aarch64 use, unpacked, so that the system's packages stay of one architecture. Debian's mirrors have
+# them, Ubuntu's have not.
+if want --aarch64 && [ ! -d build/aarch64 ]; then
+    to=$PWD/build/aarch64.tmp
+    arm() { apt-get -q -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State::Lists="$to/lists" -o Dir::Cache="$to" \
+        -o Dir::State::status=/dev/null -o Debug::NoLocking=1 -o Acquire::Retries=3 "$@"; }
+    mpi=$(dpkg-query -S '*/libmpi.so.*' 2>/dev/null | sed 's/:.*//; q')
+    rm -rf "$to" && mkdir -p "$to/lists/partial" "$to/archives/partial"
+    said=$({ arm update; arm install -y --download-only --no-install-recommends libdnnl-dev libcjson-dev libcmocka-dev libgomp1 $mpi &&
+        for package in "$to"/archives/*.deb; do dpkg-deb -x "$package" "$to/root" || exit; done; } 2>&1) ||
+        die "$said" "error: no libraries of aarch64; without them everything works but the test that runs programs for it"
+    mv "$to/root" build/aarch64 && rm -rf "$to"
 fi
 
 # pypi OPTION MODULE PACKAGES REASON: from PyPI into build/venv, which sees the system's numpy

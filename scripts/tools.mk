@@ -14,7 +14,7 @@ dnnl_version = $$(printf '\#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MI
 config: ## print the compilers and libraries of this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
 	@echo 'flags        $(subst ','\'',$(FLAGS) $(LDFLAGS))'
-	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
+	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3 or armv8.2-a, or what $(CC) -march takes"
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $(call look,dnnl.h) $(dnnl_version)"
 	@echo "cJSON        $(call look,cjson/cJSON.h)"

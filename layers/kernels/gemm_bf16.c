@@ -1,4 +1,5 @@
-// Matrix products of bf16 on the CPU, by oneDNN. It has them for processors with AVX-512, fast ones for those with its bf16 or AMX.
+// Matrix products of bf16 on the CPU, by oneDNN. It has them for processors with AVX-512, fast ones for those with its bf16 or AMX;
+// for some of aarch64 if it was built with Arm's Compute Library (Debian's is not).
 //
 // oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small product. So
 // each kind is made once and kept, with the number of its threads, and gets addresses at each call. Each thread makes its own,
@@ -13,6 +14,10 @@
 #include <dnnl.h>
 #include <dnnl_debug.h>
 #include "../../commfuse/base/die.h"
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 enum { PACKED_BLOCK = 64 }; // to a multiple of this oneDNN fills rows and columns, at most
 enum { USUAL_ROWS = 1024 };
@@ -105,7 +110,8 @@ static dnnl_primitive_desc_t operation_of(const product *of, const dnnl_memory_d
     dnnl_status_t status = create_operation(&operation, x, attributes);
     if (status == dnnl_unimplemented)
         cf_die("use --dtype fp32",
-               "--dtype bf16: oneDNN has no matrix product of bf16 for this processor, only for those with AVX-512");
+               "--dtype bf16: this oneDNN has no matrix product of bf16 for this processor, only for those with AVX-512 and, if it "
+               "was built with Arm's Compute Library, some of aarch64");
     CHECK(status, of);
     CHECK(dnnl_primitive_attr_destroy(attributes), of);
     return operation;
@@ -174,6 +180,9 @@ static void multiply(const product *of, const real *a, const real *b, const real
 }
 
 bool gemm_emulated(void) {
+#ifdef __aarch64__
+    return !(getauxval(AT_HWCAP2) & HWCAP2_BF16);
+#endif
     return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) != dnnl_cpu_isa_avx512_core_bf16;
 }
 
