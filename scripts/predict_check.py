@@ -29,7 +29,7 @@ run = Runner().output
 MODES = "ideal", "none", "slice", "ring", "levels", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 HOSTS_GBIT = 2
-REPORTED = {"none": "none", "slice": "slice", "commfuse ring": "ring"}  # names in the report → of the prediction
+REPORTED = "none", "slice", "ring"
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
              ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
              ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
@@ -144,8 +144,8 @@ def report(o):
             write_whole(path, json.dumps({**laptop, **faster, "links": [link]}))
             off = predict(str(path), **shape)["ideal"]["step"] / middle("step_ms") - 1
             speed *= 1 + off
-        rows += [({"mesh": name, "overlap": mode}, middle("step_ms", mode), predict(str(path), **shape)[kind]["step"])
-                 for mode, kind in REPORTED.items()]
+        rows += [({"mesh": name, "overlap": mode}, middle("step_ms", mode), predict(str(path), **shape)[mode]["step"])
+                 for mode in REPORTED]
     return compared("measured", rows)
 
 

@@ -68,7 +68,7 @@ def layer_of(events):
 # Colours and texts of the legend: of products by the last word of an event's name, of others by its kind.
 PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
           "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
-KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "waiting: exposed communication")}
+KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "exposed communication")}
 OTHER = "#c8ccd0"
 COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
 COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
@@ -96,7 +96,7 @@ def draw(axes, events, bottom, height, style):
 
 
 def draw_panel(axes, rows, title):
-    """Draws two rows for each rank: the compute thread (waiting in red) and the wire."""
+    """Draws two rows for each rank: the compute thread (exposed time in red) and the wire."""
     ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
@@ -107,9 +107,9 @@ def draw_panel(axes, rows, title):
         for lane, event in placed:
             draw(axes, [event], wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, TRANSFER)
     end = max(row["end_ms"] for row in select(rows, kind="block"))
-    waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
+    exposed = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
-    axes.set_title(f"{title}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
+    axes.set_title(f"{title}  –  {end:.0f} ms, of which {exposed:.0f} ms exposed", loc="left", pad=3)
     axes.set_yticks(list(ticks.values()), list(ticks), fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")

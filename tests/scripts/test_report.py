@@ -283,7 +283,7 @@ class Timeline(Case):
                 for mode in timeline.MODES for row in timeline.layer_of(trace())]
         self.assertIn("(timeline.png)", timeline.shown(rows, self.folder))
         self.assertGreater((self.folder / "timeline.png").stat().st_size, 10000)
-        self.assertIn("20 ms, of which 12 ms waiting", timeline.figure(rows).axes[0].get_title(loc="left"))
+        self.assertIn("20 ms, of which 12 ms exposed", timeline.figure(rows).axes[0].get_title(loc="left"))
         longer = [row | {"end_ms": 2 * row["end_ms"]} if row["direction"] == "backward" else row for row in rows]
         self.assertEqual([panel.get_xlim()[1] for panel in timeline.figure(longer).axes], 3 * [20.4] + 3 * [40.8])
 
