@@ -193,8 +193,10 @@ class PeersTest(unittest.TestCase):
                                      "| dp 2: PyTorch, DDP, eager | 245 | 4082 | 1.60 (1.50 to 1.70) |"])
 
     def test_a_loss_of_the_first_step_that_differs_is_named(self):
-        self.assertEqual(peers.problems(self.rows(ddp=9 * (1 + 5e-5))), [])
-        self.assertRegex(peers.problems(self.rows(ddp=9 * (1 + 2e-4)))[0], "dp 2: the first loss of ddp is 9.0018")
+        self.assertEqual(peers.problems(self.rows(ddp=9 * (1 + 5e-5))), {})
+        wrong = self.rows(ddp=9 * (1 + 2e-4))
+        self.assertEqual(peers.problems(wrong), {("dp 2", "ddp"): "the first loss is 9.001800, of `none` 9.000000"})
+        self.assertEqual(peers.table(wrong).count("**ERROR: the first loss is 9.001800, of `none` 9.000000**"), 1)
         self.assertEqual(len(peers.problems(self.rows(ddp=float("nan")))), 1)
 
     def start(self, folder, loss):
@@ -209,7 +211,7 @@ class PeersTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             wrong = self.start(folder, 7)
             self.assertEqual(wrong.returncode, 1, wrong.stderr)
-            self.assertIn("ERROR one process: the first loss of one is 7.0", wrong.stdout)
+            self.assertIn("PyTorch, eager **ERROR: the first loss is 7.0", wrong.stdout)
             ours = next(row["loss"] for row in peers.read(f"{folder}/peers.csv") if row["mode"] == "none")
             right = self.start(folder, ours)
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
