@@ -205,7 +205,8 @@ class PeersTest(unittest.TestCase):
         fake.chmod(0o755)
         return subprocess.run([sys.executable, ROOT / "tests/bench/peers.py", "--local", "--minutes", "0", "--steps", "1", "--size",
                                "1", "32", "2", "32", "64", "2", "--only", "one process", "--torch", fake,
-                               "--out", f"{folder}/peers.csv", "--build", str(BENCH.parents[2].relative_to(ROOT))], capture_output=True, text=True, timeout=100)
+                               "--out", f"{folder}/peers.csv", "--build", str(BENCH.parents[2].relative_to(ROOT))],
+                              capture_output=True, text=True, timeout=100)
 
     def test_the_program_and_a_pytorch_that_is_right_and_one_that_is_wrong(self):
         with tempfile.TemporaryDirectory() as folder:
