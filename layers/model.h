@@ -6,7 +6,8 @@
 //
 // N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
 // UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, Gl those
-// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl, Fl = Gl = 4C / S; with gates Gl = 2 Fl.
+// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl,
+// Fl = Gl = 4C / S; with gates Gl = 2 Fl.
 #pragma once
 #include "parallel_linear.h"
 

@@ -141,8 +141,8 @@ gpt_shape params_filled(gpt_shape s) {
     return s;
 }
 
-// Stretched, a pair that turns less than `low` times within the original positions is slower by the factor, one that turns more than
-// `high` times is as it was, and between them it is between both.
+// Stretched, a pair that turns less than `low` times within the original positions is slower by the factor, one that turns more
+// than `high` times is as it was, and between them it is between both.
 double params_angle(const gpt_shape *s, int64_t pair) {
     const rotary_settings *r = &s->rotary;
     const double angle = pow(r->theta, -2.0 * (double)pair / (double)(s->C / s->H)), turns = r->original * angle / (2 * M_PI);
@@ -220,8 +220,8 @@ int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
 
-// Of columns a run is a row of the part. Otherwise the whole tensor has a section for each run of a part, and a section has the runs
-// of all parts side by side. Local memory has the runs of a part side by side, part after part.
+// Of columns a run is a row of the part. Otherwise the whole tensor has a section for each run of a part, and a section has the
+// runs of all parts side by side. Local memory has the runs of a part side by side, part after part.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
     const int64_t all = params_columns(&p->shape, tensor), width = params_local_columns(p, tensor), runs = runs_of_part(p, tensor);
     const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->splits > 1 ? tp_rank : run / runs;

@@ -58,7 +58,8 @@ double params_angle(const gpt_shape *shape, int64_t pair); // of rotary position
 
 enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
 
-// Layers, heads and channels of GPT-2 by depth, d6 to d48, all else 0; or the whole shape of a known model. An unknown name: all is 0.
+// Layers, heads and channels of GPT-2 by depth, d6 to d48, all else 0; or the whole shape of a known model. An unknown name: all is
+// 0.
 gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;

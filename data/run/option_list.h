@@ -14,8 +14,8 @@
 CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48|smollm2-135m|smollm2-360m|smollm2-1.7b|llama3.2-1b",
     "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M; or a known model of blocks of llama")
 CHOICE(block, "block", "gpt2", "gpt2|llama",
-    "gpt2: layer norms, GELU, learned positions, biases; llama: RMS norms, SwiGLU, rotary positions, no biases, and the four options "
-    "that follow")
+    "gpt2: layer norms, GELU, learned positions, biases; llama: RMS norms, SwiGLU, rotary positions, no biases, and the four "
+    "options that follow")
 REAL(norm_eps, "norm-eps", "1e-5", 1e-30, 1, "added to the mean square in norms")
 REAL(rope_theta, "rope-theta", "10000", 1, 1e12, "base of the angles of rotary positions")
 INT(ffn, "ffn", "0", 0, 1048576, "units of the MLP; 0: 8/3 of the channels, rounded up to a multiple of 128")

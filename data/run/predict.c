@@ -289,7 +289,8 @@ static bool set_mesh(options *opt, const options *given, int64_t ranks, int64_t 
     *opt = *given;
     opt->tp = tp, opt->dp = ranks / tp, opt->micro_batch = given->micro_batch * tp;
     if (given->batch > 0 && opt->micro_batch * opt->dp > given->batch) opt->micro_batch = given->batch / opt->dp;
-    return ranks % tp == 0 && given->heads % tp == 0 && given->kv_heads % tp == 0 && given->seq % tp == 0 && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
+    const bool splits = ranks % tp == 0 && given->heads % tp == 0 && given->kv_heads % tp == 0 && given->seq % tp == 0;
+    return splits && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
            (given->batch == 0 || given->batch % (opt->micro_batch * opt->dp) == 0);
 }
 

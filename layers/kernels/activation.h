@@ -1,5 +1,5 @@
-// The MLP's activation, or gate, and its derivative, of one element, for both twins, which include math_real.h or kernel.h before. README.md
-// says what else another one changes.
+// The MLP's activation, or gate, and its derivative, of one element, for both twins, which include math_real.h or kernel.h before.
+// README.md says what else another one changes.
 //
 // GELU in the tanh approximation is x · (1 + tanh u) / 2 with u = sqrt(2/pi) · (x + 0.044715 x³), and (1 + tanh u) / 2 =
 // sigmoid(2u), which needs one exp and loses no digits where tanh u is near −1.

@@ -3,16 +3,17 @@
 // For a tile of queries and a tile of keys there are two products: scores = Q·Kᵀ, and after the softmax O += P·V. The softmax is
 // a running one: each query keeps the maximum and the sum of exponentials so far, and a new maximum rescales the sum and the row
 // of the output. gemm() does the products, on the calling thread; it is fast if tiles are large and their rows close to each
-// other, so tiles are packed first (two rows of a head in qkv are B·(H + 2 KV)·D elements apart). Tiles above the diagonal are skipped;
-// on it, columns that no query of the tile may see. With bf16 elements the factors of products are bf16, P and its gradient
-// too, but scores and all sums are not.
+// other, so tiles are packed first (two rows of a head in qkv are B·(H + 2 KV)·D elements apart). Tiles above the diagonal are
+// skipped; on it, columns that no query of the tile may see. With bf16 elements the factors of products are bf16, P and its
+// gradient too, but scores and all sums are not.
 //
 // Forward: a task is a block of query tiles of one head; it packs a tile of keys and values once for all its query tiles. So
 // large blocks are better, and they are cut only as far as threads need tasks: a range of few queries, as Query-Split has them,
 // must not cost more per query than all of them.
 //
 // Backward: a task is a block of keys of one head, whose dk and dv it alone sums, over all heads of queries that share them; with
-// enough heads for many threads, a block is the whole head. Each task has a partial dq in the scratch, and the partials are added in order.
+// enough heads for many threads, a block is the whole head. Each task has a partial dq in the scratch, and the partials are added
+// in order.
 //
 // The cuts of backward depend on shapes alone, and those of forward do not change the tiles, so the order of every sum does not
 // depend on the number of threads.

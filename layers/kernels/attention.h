@@ -1,8 +1,8 @@
 // Causal multi-head attention for a RANGE of query rows against all keys before them, for Query-Split. No T × T matrix exists, but
 // where a GPU has no fused kernel (attention.cu): in fp32 the scores of some heads do.
 //
-// qkv (T, B, H + 2 KV, D): for each row t·B + b the queries of the H local heads, the keys of KV heads, and their values. KV divides
-// H: H / KV heads of queries, one after another, share keys and values.
+// qkv (T, B, H + 2 KV, D): for each row t·B + b the queries of the H local heads, the keys of KV heads, and their values. KV
+// divides H: H / KV heads of queries, one after another, share keys and values.
 #pragma once
 #include "real.h"
 

@@ -15,8 +15,8 @@
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
 // blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
 //
-// Heads of queries that share keys and values: in products cuDNN repeats the fewer heads by itself. In backward dK and dV are first those
-// of each head of queries, in the workspace, and then reduced, in bf16 each and summed in fp32.
+// Heads of queries that share keys and values: in products cuDNN repeats the fewer heads by itself. In backward dK and dV are first
+// those of each head of queries, in the workspace, and then reduced, in bf16 each and summed in fp32.
 //
 // Statistics have cuDNN's order (B, H, n): no version before 9.26 reads any other in backward. Of all rows they are lse itself.
 //

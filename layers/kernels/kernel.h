@@ -132,7 +132,8 @@ typedef struct gemm_matrix { // of several of one shape, `step` elements apart, 
     bool transposed;
 } gemm_matrix;
 
-// Each c (m, n) = a (m, k) · b (k, n), or += that, or, with `before`, this + that, `count` at once. All are of real; c, if it is wide, of accum.
+// Each c (m, n) = a (m, k) · b (k, n), or += that, or, with `before`, this + that, `count` at once. All are of real; c, if it is
+// wide, of accum.
 void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
                     bool add, cf_stream *stream, const void *before = NULL);
 
