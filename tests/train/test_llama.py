@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import sys
 import unittest
 
@@ -152,6 +153,18 @@ class Refused(harness.Case):
             self.assertIn(f"{millions} M parameters", result.out, str(result))
         result = harness.run(self.arguments(**{**more, "model": "smollm2-135m", "seq": 8193}))
         self.assertFails(result, "8193 is longer than the model's 8192 positions")
+
+    def test_plan_of_a_machine(self):
+        """A prediction: shared keys shorten the step, and of what must be hidden UP's all-to-all has less."""
+        steps = {}
+        for kv_heads in 4, 16:
+            result = harness.run(["--predict", "h100x8", "--block", "llama", "--heads", 16, "--channels", 1024, "--layers", 4,
+                                  "--kv-heads", kv_heads, "--tp", 2, "--strategy", "up", "--micro-batch", 8])
+            self.assertEqual(result.status, 0, str(result))
+            steps[kv_heads] = {mode: float(ms) for mode, ms in re.findall(r"^(\w+) +([\d.]+) ", result.out, re.MULTILINE)}
+        for mode in "none", "ring", "auto":
+            self.assertLess(steps[4][mode], steps[16][mode])
+        self.assertLess(steps[4]["none"] - steps[4]["auto"], steps[16]["none"] - steps[16]["auto"])
 
     def test_plan_is_of_its_shape(self):
         more = {**OPTIONS, "tp": 2, "seq": 24, "steps": 2}
