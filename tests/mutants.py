@@ -63,7 +63,7 @@ def end(*_):
 # What else than train_gpt a Python file needs, so that each fault is compiled few times.
 BUILDS = {"test_gradients": f"{B}/tests/layers/tool_gradients", "test_bf16": f"{B}/train_gpt_bf16", "test_emulated": "emulated-tests",
           "test_checkpoint_kill": f"{B}/tests/data/tool_checkpoint", "test_messages": f"{B}/tests/commfuse/tool_messages",
-          "test_timeout": f"{B}/tests/commfuse/tool_silent_peer"}
+          "test_timeout": f"{B}/tests/commfuse/tool_silent_peer", "test_meshes": f"{B}/tests/commfuse/tool_rows"}
 
 
 class Tree:
@@ -129,6 +129,8 @@ class Tree:
                                           limit=limit)
                 if status is None:
                     return f"{test}, after {limit:.0f} s"
+                if "\n0 passed, 0 failed" in output:
+                    sys.exit(f"{test} is skipped, which notices nothing:\n{output}")
                 if status != 0:
                     return None if "the build failed" in output else test
             return ""
