@@ -29,7 +29,7 @@ static int64_t file_bytes(const gpt_shape *shape, bool bf16) {
 }
 
 static const char *const how_to_name = "--init-from FILE: every rank must be able to read it; llm.c's (first "
-                                       "number 20240326), or model.bin of a run's --out";
+                                       "number 20240326), or model.bin of a run's --out (of a Llama: 20261129)";
 static const char *const how_to_repair = "it is damaged or was not copied completely; make or copy it again";
 
 void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
