@@ -154,7 +154,8 @@ def table(rows):
             ratios = [middle(mode, turn) / middle(BASE[group], turn) for turn in turns]
             span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode != BASE[group] else ""
             error = f" **ERROR: {wrong[group, mode]}**" if (group, mode) in wrong else ""
-            lines.append({"": f"{group}: {name_of(mode)}{error}", "step, ms": f"{middle(mode):.0f}",
+            name = "this program" if (group, mode) == ("one process", "none") else name_of(mode)
+            lines.append({"": f"{group}: {name}{error}", "step, ms": f"{middle(mode):.0f}",
                           "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
                           "× ours": f"{statistics.median(ratios):.2f}{span}" if ratios else "–"})
     return markdown(lines)
