@@ -43,7 +43,8 @@ static const char *const applies[] = {
     "dp",           "strategy",     "transport", "micro-batch", "lr",         "weight-decay", "beta1",
     "beta2",        "eps",          "clip",      "seed",        "threads",    "peak-tflops",  "recompute",
     "timeout",      "plan",         "out",       "gradients",   "prefetch",   "embedding",    "ranks-per-host",
-    "network-gbit", "reduce-dtype", "block",     "norm-eps",    "rope-theta", "ffn",          "kv-heads"};
+    "network-gbit", "reduce-dtype", "block",     "norm-eps",    "rope-theta", "ffn",          "kv-heads",
+    "optimizer",    "momentum"};
 static const char *const gradients_words[] = {"end", "ready", "owners", "auto"}, *const embedding_words[] = {"table", "rows"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
@@ -324,8 +325,13 @@ static void take_step(bench *b, entrant *e, int64_t round) {
     const options *o = &b->o;
     const step_batch batch = {
         .T = o->seq, .B = o->micro_batch, .micro_batches = 1, .load = load_tokens, .loader = b, .report = tell, .reporter = b};
-    optimizer_settings s = {
-        .lr = o->lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay, .step = round + 1};
+    optimizer_settings s = {.lr = o->lr,
+                            .beta1 = o->beta1,
+                            .beta2 = o->beta2,
+                            .eps = o->eps,
+                            .weight_decay = o->weight_decay,
+                            .step = round + 1,
+                            .momentum = o->momentum};
     turn(b, round);
     const step_result *r = gpt_train_step(&e->step, &batch, s, o->clip);
     report_last(b, r->values, REPORT);
