@@ -90,8 +90,8 @@ static int64_t length(const gpt_shape *s, extent e, int section) {
 }
 
 int64_t params_rows(const gpt_shape *s, int tensor) {
-    int64_t rows = 0;
-    for (int i = 0; i < sections(s, tensor); i++) rows += length(s, kinds[tensor].rows, i);
+    int64_t rows = length(s, kinds[tensor].rows, 0);
+    for (int i = 1; i < sections(s, tensor); i++) rows += length(s, kinds[tensor].rows, i);
     return rows;
 }
 int64_t params_section_rows(const gpt_shape *s, int tensor, int section) {
@@ -145,7 +145,8 @@ gpt_shape params_filled(gpt_shape s) {
 // than `high` times is as it was, and between them it is between both.
 double params_angle(const gpt_shape *s, int64_t pair) {
     const rotary_settings *r = &s->rotary;
-    const double angle = pow(r->theta, -2.0 * (double)pair / (double)(s->C / s->H)), turns = r->original * angle / (2 * M_PI);
+    const int64_t D = s->C / s->H;
+    const double angle = pow(r->theta, -2.0 * (double)pair / (double)D), turns = r->original * angle / (2 * M_PI);
     if (r->factor == 0) return angle;
     const double kept = fmin(fmax((turns - r->low) / (r->high - r->low), 0), 1);
     return kept * angle + (1 - kept) * angle / r->factor;

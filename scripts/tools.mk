@@ -35,7 +35,7 @@ lint: compile_flags.txt $(functions) ## clang-tidy over every C file of the prog
 	@echo train_gpt.cu $(filter-out layers/kernels/gemm_bf16%.c,$(core) $(recorded) $(layers_c) $(wildcard data/*.c data/run/*.c)) | $(tidy) 2>/dev/null
 	@echo layers/kernels/gemm_bf16*.c | $(tidy) --extra-arg=-DREAL_IS_BF16 2>/dev/null
 
-formatted = $(wildcard train_gpt.cu $(foreach kind,c h cu cc,*/*.$(kind) */*/*.$(kind)))
+formatted = $(filter-out build/%,$(wildcard train_gpt.cu $(foreach kind,c h cu cc,*/*.$(kind) */*/*.$(kind) */*/*/*.$(kind))))
 format: ## clang-format every C and CUDA file
 	@clang-format -i $(formatted)
 format-check: ## print what `make format` would change

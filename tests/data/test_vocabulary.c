@@ -143,12 +143,8 @@ static void test_beside(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_without_file),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_encode),
-        cmocka_unit_test(test_extreme_lengths),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_bytes_without_file), cmocka_unit_test(test_tokens), cmocka_unit_test(test_encode),
+        cmocka_unit_test(test_extreme_lengths),    cmocka_unit_test(test_damage), cmocka_unit_test(test_beside),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

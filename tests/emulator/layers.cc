@@ -72,7 +72,8 @@ static bool takes_time_to_move(double bytes, cf_stream *stream) {
         if (!takes_time_to_move((double)(bytes), stream)) __real_##name(__VA_ARGS__);                                              \
     }
 MOVES(layernorm_forward, R *C * 2 * E,
-      (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, double eps, int64_t R, int64_t C, cf_stream *stream),
+      (real * out, accum *mean, accum *rstd, const real *x, const real *w, const real *b, double eps, int64_t R, int64_t C,
+       cf_stream *stream),
       out, mean, rstd, x, w, b, eps, R, C, stream)
 MOVES(layernorm_backward, R *C *(4 + dy.parts) * E,
       (real * dx, accum *dw, accum *db, accum *dbias, cf_sum dy, const real *x, const real *w, const accum *mean, const accum *rstd,
