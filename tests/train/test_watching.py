@@ -20,10 +20,11 @@ import harness
 import reference
 import test_saving
 
-OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy ranks-per-host network-gbit transport overlap gradients
-    prefetch embedding plan reproducible batch micro-batch steps optimizer lr min-lr warmup schedule decay-steps weight-decay beta1
-    beta2 eps momentum clip z-loss seed skip-steps recompute dtype reduce-dtype val-every val-batches sample-every prompt prompt-tokens sample-tokens temperature top-k log trace trace-steps out save-every keep keep-every force export
-    export-step threads peak-tflops timeout dry-run predict predict-ranks predict-all help""".split()
+OPTIONS = """model layers channels heads kv-heads ffn block norm-eps rope-theta seq init-from train val vocab tp dp strategy
+    ranks-per-host network-gbit transport overlap gradients prefetch embedding plan reproducible batch micro-batch steps optimizer lr
+    min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps momentum clip z-loss seed skip-steps recompute dtype reduce-dtype
+    val-every val-batches sample-every prompt prompt-tokens sample-tokens temperature top-k log trace trace-steps out save-every keep
+    keep-every force export export-step threads peak-tflops timeout dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
 
@@ -537,7 +538,7 @@ class DryRun(harness.Case):
         path = self.fresh("huge.bin")
         count = 2 ** 30
         with open(path, "wb") as file:
-            file.write(reference.header(reference.TOKEN_MAGIC, 1, count))
+            file.write(reference.header(20240520, 1, count))
             file.truncate(1024 + 2 * count)
         self.dry(train=path)
 
