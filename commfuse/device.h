@@ -34,7 +34,7 @@ typedef struct cf_event {
 } cf_event;
 cf_event cf_event_record(cf_stream *stream);
 cf_event cf_event_record_untimed(cf_stream *stream);     // for cf_stream_after() alone; a timed one costs a GPU's stream 2 us
-double cf_event_ms(cf_event event);                      // on the cf_now_ms clock; the event has passed
+double cf_event_ms(cf_event event);                      // on the cf_now_ms clock; waits until it has passed
 bool cf_event_passed(cf_event event);                    // does not wait
 void cf_event_wait(cf_event event);                      // until it has passed; as cf_stream_sync()
 bool cf_event_remembered(cf_event event);                // false: it must not be passed to the functions above

@@ -240,16 +240,15 @@ cf_event cf_event_record_untimed(cf_stream *stream) {
 }
 
 // The event enqueued first is the first argument, so a difference is negative only if events of two streams passed in the other
-// order.
+// order. What a stream has waited for is an untimed event (cf_request.here); the timed one behind it may still be due.
 double cf_event_ms(cf_event event) {
-    cudaEvent_t recorded = event_of(event);
+    const bool later = event.number > device.base_number;
+    cudaEvent_t recorded = event_of(event), first = later ? device.base : recorded, second = later ? recorded : device.base;
+    cudaError_t elapsed;
     float ms = 0;
-    if (event.number > device.base_number) {
-        CF_CUDA(cudaEventElapsedTime(&ms, device.base, recorded));
-        return device.base_ms + ms;
-    }
-    CF_CUDA(cudaEventElapsedTime(&ms, recorded, device.base));
-    return device.base_ms - ms;
+    while ((elapsed = cudaEventElapsedTime(&ms, first, second)) == cudaErrorNotReady) cf_event_wait(event);
+    CF_CUDA(elapsed);
+    return device.base_ms + (later ? ms : -ms);
 }
 
 bool cf_event_passed(cf_event event) {
