@@ -70,10 +70,10 @@ def ablation_table(rows):
 
 def ablation_text(rows):
     """What follows from the pairs, mesh by mesh."""
-    said = [f"* {MESHES.get(mesh, mesh)} (`ideal` {np.median(modes['ideal']['step_ms']):.0f} ms): " +
+    said = [f"{MESHES.get(mesh, mesh)} (`ideal` {np.median(modes['ideal']['step_ms']):.0f} ms): " +
             "; ".join(steps.difference(modes, *pair) for pair in ablation.PAIRS[2:5]) + "."
             for mesh, modes in steps.by_mesh(rows).items()]
-    return "\n".join(said) + "\n"
+    return " ".join(said) + "\n"
 
 
 def ranking(rows):
@@ -95,16 +95,16 @@ def parts(folder):
     if first.exists():
         rows = read(first)
         found["ablation"] = (f"{ablation_table(rows)}\nPairs of one round: the median difference (95 % interval). {source(rows)}; "
-                             f"`{COMMAND}`; [every round]({{to}}{first.name}).\n\n{ablation_text(rows)}"
-                             f"\nRanking: {ranking(rows)}.\n")
+                             f"`{COMMAND}`; [every round]({{to}}{first.name}).\n{ablation_text(rows)}"
+                             f"Ranking: {ranking(rows)}.\n")
         if second.exists():
             other = read(second)
             found["ablation"] += f"Again, {source(other)} ([rounds]({{to}}{second.name})): {ranking(other)}.\n"
     if (folder / "peers.csv").exists():
         rows = peers.read(folder / "peers.csv")
         turns = 1 + max(row["turn"] for row in rows)
-        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, {turns} turns; × ours: of one turn, ours is `ring:4` "
-                          "([every step]({to}peers.csv)).\n")
+        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, turns: {turns}; × ours: of one turn, ours is "
+                          "`ring:4` ([every step]({to}peers.csv)).\n")
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
 
 

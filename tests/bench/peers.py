@@ -135,14 +135,15 @@ def problems(rows):
             for row in first if not abs(row["loss"] / ours.get(row["group"], row["loss"]) - 1) <= LOSS_TOLERANCE}
 
 
-def name_of(mode):
-    way, _, compiled = mode.partition(" ")
-    return f"`{mode}`" if mode in OURS else NAMES[way] + f", {compiled or 'eager'}"
+def name_of(group, mode):
+    """Of a mode, or of PyTorch's two, which are a row."""
+    names = NAMES | {"none": "this program"} if group == "one process" else NAMES
+    return names.get(mode.partition(" ")[0], f"`{mode}`")
 
 
 def table(rows):
-    """Medians over all steps; the multiple of ours, of turns from least to most."""
-    lines, wrong = [], problems(rows)
+    """Medians over all steps; the multiple of ours, of turns from least to most. What is eager and compiled is one row."""
+    lines, wrong = {}, problems(rows)
     for group, modes in GROUPS.items():
         times = {mode: [row for row in rows if (row["group"], row["mode"]) == (group, mode) and row["step"] > 0] for mode in modes}
         times = {mode: mine for mode, mine in times.items() if mine}
@@ -154,11 +155,12 @@ def table(rows):
             ratios = [middle(mode, turn) / middle(BASE[group], turn) for turn in turns]
             span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode != BASE[group] else ""
             error = f" **ERROR: {wrong[group, mode]}**" if (group, mode) in wrong else ""
-            name = "this program" if (group, mode) == ("one process", "none") else name_of(mode)
-            lines.append({"": f"{group}: {name}{error}", "step, ms": f"{middle(mode):.0f}",
-                          "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
-                          "× ours": f"{statistics.median(ratios):.2f}{span}" if ratios else "–"})
-    return markdown(lines)
+            line = lines.setdefault(f"{group}: {name_of(group, mode)}", {})
+            for name, cell in {"": ("" if mode in OURS else "compiled" if " " in mode else "eager") + error,
+                               "step, ms": f"{middle(mode):.0f}", "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
+                               "× ours": f"{statistics.median(ratios):.2f}{span}" if ratios else "–"}.items():
+                line[name] = f"{line[name]} / {cell}" if name in line else cell
+    return markdown([{**line, "": f"{name}, {line['']}" if line[""] else name} for name, line in lines.items()])
 
 
 def write(path, rows):

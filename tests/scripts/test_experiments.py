@@ -216,7 +216,7 @@ class PeersTest(unittest.TestCase):
             ours = next(row["loss"] for row in peers.read(f"{folder}/peers.csv") if row["mode"] == "none")
             right = self.start(folder, ours)
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
-            self.assertEqual(len(text_rows(right.stdout)), 5)
+            self.assertEqual(len(text_rows(right.stdout)), 4)
 
     def test_pytorch_has_the_same_losses(self):
         python = ROOT / "build/venv/bin/python"
