@@ -88,6 +88,16 @@ def ranking(rows):
     return "; ".join(lines)
 
 
+def added(rows):
+    """What two ranks add to the step of one process, which computes the same and communicates nothing."""
+    ms = {key: np.median([row["step_ms"] for row in rows if (row["group"], row["mode"]) == key and row["step"] > 0])
+          for key in {(row["group"], row["mode"]) for row in rows}}
+    said = [f"{name} {ms['tp 2', mode] - ms['one process', alone]:.0f} ms" for name, mode, alone in (
+        ("PyTorch's tensor parallelism", "tp", "one"), ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"))
+            if ("tp 2", mode) in ms and ("one process", alone) in ms]
+    return f"With tp 2, two ranks add to one process: {', '.join(said)}.\n" if said else ""
+
+
 def parts(folder):
     """Of each comment of README: what stands there, if there are rows."""
     found = {}
@@ -104,7 +114,7 @@ def parts(folder):
         rows = peers.read(folder / "peers.csv")
         turns = 1 + max(row["turn"] for row in rows)
         found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, turns: {turns}; × ours: of one turn, ours is "
-                          "`ring:4` ([every step]({to}peers.csv)).\n")
+                          f"`ring:4` ([every step]({{to}}peers.csv)).\n{added(rows)}")
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
 
 
