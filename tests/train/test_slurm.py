@@ -203,10 +203,16 @@ exec {harness.PROGRAM} "$@"
         self.assertIn("| d6 | tpsp 2x1 | 2 |", said)
 
     def test_sweep_with_the_wrong_mpi(self):
-        """The line that says why, and nothing about a file that is not there."""
+        """The line that says why, and nothing about a file that is not there. Without PMIx each rank is a singleton of Open MPI,
+        whose daemon removes <TMPDIR>/ompi.<host> at its end, which another may be making just then: each has its own TMPDIR."""
+        program, temporary = self.fresh("program"), self.fresh("temporary")
+        os.mkdir(temporary)
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nTMPDIR=$(mktemp -d -p {temporary}) exec {harness.PROGRAM} "$@"\n')
+        os.chmod(program, 0o755)
         for mpi, tells in ("none", "SLURM_STEP_NUM_TASKS is 2, but MPI"), ("nonsense", "plugin name for mpi/nonsense"):
             with self.subTest(mpi=mpi):
-                found, said, rows = self.sweep(mpi=mpi)
+                found, said, rows = self.sweep("--program", program, mpi=mpi)
                 self.assertEqual((found["JobState"], rows), ("FAILED", []), said)
                 self.assertRegex(said, rf"repeat 1: failed: .*{tells}")
         found, said, rows = self.sweep("--train", "nowhere.bin")
