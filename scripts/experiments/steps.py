@@ -147,7 +147,7 @@ def difference(modes, mode, other):
     """As a sentence."""
     middle, low, high = beside(modes[mode], modes[other])
     if low <= 0 <= high:
-        return f"`{mode}` and `{other}` do not differ ({low:+.1f} to {high:+.1f} %, {len(modes[mode]['step_ms'])} rounds)"
+        return f"`{mode}` and `{other}` do not differ significantly ({low:+.1f} to {high:+.1f} %, {len(modes[mode]['step_ms'])} rounds)"
     word = "longer" if middle > 0 else "shorter"
     low, middle, high = sorted(map(abs, (low, middle, high)))
     return f"`{mode}` is {middle:.1f} % {word} than `{other}` ({low:.1f} to {high:.1f})"

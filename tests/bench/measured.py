@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The measured tables of README.md, from rows that the repository keeps.
+"""The measured tables of README.md and of tests/bench/README.md, from rows that the repository keeps.
 
     tests/bench/measured.py            prints them
-    tests/bench/measured.py --write    puts them into README.md, each between the comments that name it
+    tests/bench/measured.py --write    puts them into the documents, each between the comments that name it
 
 The rows are those of two commands (--rows names another folder than scripts/experiments/results):
 
@@ -27,6 +27,7 @@ from tables import markdown
 COMMAND = "scripts/report.py --place lab --only ablation --ratio 0.7 --out DIR"
 SHOWN = "none", "slice:4", "ring:4", "auto"
 MESHES = {"tpsp 2x1": "TPSP, tp 2", "up 2x1": "UP, tp 2", "tpsp 1x2": "dp 2"}
+DOCUMENTS = {"ablation": "README.md", "peers": "README.md", "pairs": "tests/bench/README.md"}
 
 
 def number(text):
@@ -50,93 +51,116 @@ def source(rows):
 
 
 def percent(modes, mode, other):
-    """`mode` beside `other`, in pairs of one round."""
-    said = steps.difference(modes, mode, other)
-    return re.sub(r", \d+ rounds", "", said.split("` ")[2]) if " do not " in said else re.sub(r".* is | than .*?`.*?`", "", said)
+    """By how much the step of `mode` differs from the other's, in pairs of one round, with its 95 % interval."""
+    middle, low, high = steps.beside(modes[mode], modes[other])
+    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})" + ", not significant" * bool(low <= 0 <= high)
 
 
 def ablation_table(rows):
     lines = []
     for mesh, modes in steps.by_mesh(rows).items():
-        ideal = np.median(modes["ideal"]["step_ms"])
-        cells = {f"`{mode}`": f"{np.median(modes[mode]['step_ms']) / ideal:.3f}, {np.median(modes[mode]['exposed_ms']):.0f} ms"
-                 for mode in SHOWN}
-        lines.append({"step ÷ `ideal`, exposed": MESHES.get(mesh, mesh), **cells,
-                      "`ring:4` beside `slice:4`": percent(modes, "ring:4", "slice:4"),
-                      "cutting alone: `nowire:4` beside `ideal`": percent(modes, "nowire:4", "ideal"),
-                      "rounds": len(modes["ideal"]["step_ms"])})
+        ms, exposed = ({mode: np.median(modes[mode][name]) for mode in (*SHOWN, "ideal")} for name in ("step_ms", "exposed_ms"))
+        lines.append({"": f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", **{f"`{mode}`": f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN},
+                      "`ring:4` vs. `slice:4`": percent(modes, "ring:4", "slice:4")})
+        lines.append({"": "exposed, ms", **{f"`{mode}`": f"{exposed[mode]:.0f}" for mode in SHOWN},
+                      "`ring:4` vs. `slice:4`": f"{100 * (exposed['ring:4'] / exposed['slice:4'] - 1):+.0f} %"})
     return markdown(lines)
 
 
-def ablation_text(rows):
-    """What follows from the pairs, mesh by mesh."""
-    said = [f"{MESHES.get(mesh, mesh)} (`ideal` {np.median(modes['ideal']['step_ms']):.0f} ms): " +
-            "; ".join(steps.difference(modes, *pair) for pair in ablation.PAIRS[2:5]) + "."
-            for mesh, modes in steps.by_mesh(rows).items()]
-    return " ".join(said) + "\n"
+def span(values, form):
+    low, high = (format(value, form) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
-def ranking(rows):
-    """Of each mesh: from the shortest step to the longest, = between those that do not differ."""
+def ablation_setup(rows):
+    """What was measured, and how."""
+    meshes = steps.by_mesh(rows)
+    ideal = [modes["ideal"] for modes in meshes.values()]
+    row = rows[0]
+    layers, channels, _ = steps.SHAPES.get(row["model"], (row["model"], "?", 0))
+    rounds = ", ".join(f"{MESHES.get(mesh, mesh)} {len(modes['ideal']['step_ms'])}" for mesh, modes in meshes.items())
+    rates, shares = np.concatenate([mine["link_bits_per_s"] for mine in ideal]) / 1e6, [
+        np.median(mine["line_ms"]) / np.median(mine["step_ms"]) for mine in ideal]
+    return (f"{layers} layers of {channels} channels, {row['parameters'] / 1e6:.0f} M parameters, {row['batch']} sequences of "
+            f"{row['seq']} tokens, fp32; `ideal` takes {span([np.median(mine['step_ms']) for mine in ideal], '.0f')} ms. The link, "
+            f"{span(rates, '.0f')} Mbit/s, is set so that a step's bytes take {span(shares, '.1f')} of that. Differences are medians over "
+            f"pairs from one round, with 95 % intervals; rounds: {rounds}, in equal time.")
+
+
+def against_slice(rows):
+    return "; ".join(f"{MESHES.get(mesh, mesh)} {percent(modes, 'ring:4', 'slice:4')}" for mesh, modes in steps.by_mesh(rows).items())
+
+
+def pairs_table(runs):
+    """Every pair of modes that the experiment compares, in each run."""
     lines = []
-    for mesh, modes in steps.by_mesh(rows).items():
-        order = sorted(SHOWN, key=lambda mode: np.median(modes[mode]["step_ms"]))
-        text = f"`{order[0]}`"
-        for mode, other in zip(order, order[1:]):
-            text += f" {'=' if steps.alike(modes[mode], modes[other]) else '<'} `{other}`"
-        lines.append(f"{MESHES.get(mesh, mesh)} {text}")
-    return "; ".join(lines)
+    for mode, other in ablation.PAIRS:
+        cells = {MESHES.get(mesh, mesh) + f", run {number}" * (len(runs) > 1): percent(modes, mode, other)
+                 for number, rows in enumerate(runs, 1) for mesh, modes in steps.by_mesh(rows).items()}
+        lines.append({"step of": f"`{mode}` vs. `{other}`", **dict(sorted(cells.items(), key=lambda cell: cell[0].split(",")[:2]))})
+    return markdown(lines)
 
 
 def added(rows):
     """What two ranks add to the step of one process, which computes the same and communicates nothing."""
     ms = {key: np.median([row["step_ms"] for row in rows if (row["group"], row["mode"]) == key and row["step"] > 0])
           for key in {(row["group"], row["mode"]) for row in rows}}
-    said = [f"{name} {ms['tp 2', mode] - ms['one process', alone]:.0f} ms" for name, mode, alone in (
-        ("PyTorch's tensor parallelism", "tp", "one"), ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"))
-            if ("tp 2", mode) in ms and ("one process", alone) in ms]
-    return f"With tp 2, two ranks add to one process: {', '.join(said)}.\n" if said else ""
+    said = []
+    for group, peer in ("tp 2", "tp"), ("dp 2", "ddp"):
+        found = [f"{name} {ms[group, mode] - ms['one process', alone]:.0f} ms" for name, mode, alone in (
+            ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"), (peers.NAMES[peer], peer, "one"),
+            ("compiled", f"{peer} compiled", "one compiled")) if (group, mode) in ms and ("one process", alone) in ms]
+        said += [f"{group}: {', '.join(found)}"] if found else []
+    return f"Added to the step of one process by communication, {'; '.join(said)}.\n" if said else ""
 
 
 def parts(folder):
-    """Of each comment of README: what stands there, if there are rows."""
-    found = {}
-    first, second = (folder / f"ablation{number}.csv" for number in ("", "-2"))
-    if first.exists():
-        rows = read(first)
-        found["ablation"] = (f"{ablation_table(rows)}\nPairs of one round: the median difference (95 % interval). {source(rows)}; "
-                             f"`{COMMAND}`; [every round]({{to}}{first.name}).\n{ablation_text(rows)}"
-                             f"Ranking: {ranking(rows)}.\n")
-        if second.exists():
-            other = read(second)
-            found["ablation"] += f"Again, {source(other)} ([rounds]({{to}}{second.name})): {ranking(other)}.\n"
+    """Of each comment of a document: what stands there, if there are rows."""
+    found, files = {}, [folder / f"ablation{number}.csv" for number in ("", "-2")]
+    runs = [read(path) for path in files if path.exists()]
+    if runs:
+        found["ablation"] = (f"{ablation_table(runs[0])}\n{ablation_setup(runs[0])} {source(runs[0])}; `{COMMAND}`; "
+                             f"[every round]({{to}}{files[0].name}); [every pair](tests/bench/README.md#the-schedule-alone-measured).\n")
+        found["ablation"] += "".join(f"Again, {source(rows)}: `ring:4` vs. `slice:4` {against_slice(rows)}.\n" for rows in runs[1:])
+        found["pairs"] = f"{pairs_table(runs)}\n" + "".join(f"Run {number}: {source(rows)}. {ablation_setup(rows)}\n"
+                                                           for number, rows in enumerate(runs, 1))
     if (folder / "peers.csv").exists():
         rows = peers.read(folder / "peers.csv")
         turns = 1 + max(row["turn"] for row in rows)
-        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}, turns: {turns}; × ours: of one turn, ours is "
-                          f"`ring:4` ([every step]({{to}}peers.csv)).\n{added(rows)}")
+        steps_each = max(row["step"] for row in rows)
+        found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}; {steps_each} steps of each in {turns} "
+                          f"turn{'s' * (turns > 1)}; × ours: relative to `ring:4` of the same turn ([every step]({{to}}peers.csv)).\n"
+                          f"{added(rows)}")
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
 
 
-def filled(document, found):
+def filled(document, found, path="README.md"):
     """The document, with each part between its comments."""
     for name, text in found.items():
         begin, end = f"<!-- {name}: tests/bench/measured.py -->\n", f"<!-- end of {name} -->"
         if document.count(begin) != 1 or document.count(end) != 1:
-            raise Problem(f"README.md has no place for {name}", f"write the lines {begin.strip()} and {end}")
+            raise Problem(f"{path} has no place for {name}", f"write the lines {begin.strip()} and {end}")
         head, rest = document.split(begin)
         document = head + begin + "\n" + text + "\n" + end + rest.split(end)[1]
     return document
 
 
+def documents(found):
+    """Each document of the repository as it should be."""
+    for path in dict.fromkeys(DOCUMENTS.values()):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        yield path, text, filled(text, {name: part for name, part in found.items() if DOCUMENTS[name] == path}, path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=pathlib.Path, default=ROOT / "scripts/experiments/results", metavar="DIR")
-    parser.add_argument("--write", action="store_true", help="into README.md")
+    parser.add_argument("--write", action="store_true", help="into the documents")
     o = parser.parse_args()
     found = parts(o.rows)
     if o.write:
-        write_whole(ROOT / "README.md", filled((ROOT / "README.md").read_text(encoding="utf-8"), found))
+        for path, _, text in documents(found):
+            write_whole(ROOT / path, text)
     else:
         print("\n".join(found.values()))
 

@@ -134,7 +134,7 @@ class AblationTest(unittest.TestCase):
         self.assertEqual(alike["auto"], "**below ideal**: noise, or a wrong measurement")
         self.assertFalse(set(alike) & {"none", "slice:4", "nowire:4", "ideal"}, alike)
         self.assertRegex(text, r"\* `ring:4` is 8\.\d % shorter than `slice:4` \(\d\.\d to \d\.\d\)\n")
-        self.assertRegex(text, r"\* `direct:4` and `ring:4` do not differ \(-\d\.\d to \+\d\.\d %, 16 rounds\)\n")
+        self.assertRegex(text, r"\* `direct:4` and `ring:4` do not differ significantly \(-\d\.\d to \+\d\.\d %, 16 rounds\)\n")
 
 
 class PairsTest(unittest.TestCase):
@@ -173,7 +173,7 @@ class PairsTest(unittest.TestCase):
         self.assertGreater(high - low, 5)
         exact = {"x": {"step_ms": np.full(9, 95.0)}, "y": {"step_ms": np.full(9, 100.0)}}
         self.assertEqual(steps.difference(exact, "x", "y"), "`x` is 5.0 % shorter than `y` (5.0 to 5.0)")
-        self.assertEqual(steps.difference(exact, "y", "y"), "`y` and `y` do not differ (+0.0 to +0.0 %, 9 rounds)")
+        self.assertEqual(steps.difference(exact, "y", "y"), "`y` and `y` do not differ significantly (+0.0 to +0.0 %, 9 rounds)")
 
 
 class PeersTest(unittest.TestCase):
@@ -240,7 +240,7 @@ class MeasuredTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.document = "".join(f"a\n<!-- {name}: tests/bench/measured.py -->\nold\n<!-- end of {name} -->\nb\n"
-                                for name in ("ablation", "peers"))
+                                for name in measured.DOCUMENTS)
 
     def write(self, name, rows):
         stamp = {"commit": "1234567", "processor": "P", "date": "2026-11-29"}
@@ -254,21 +254,21 @@ class MeasuredTest(unittest.TestCase):
         found = measured.filled(self.document, measured.parts(self.folder))
         self.assertNotIn("old", found)
         self.assertEqual(measured.filled(found, measured.parts(self.folder)), found)
-        self.assertRegex(found, r"\| TPSP, tp 2 \| 1\.500, 47 ms \| 1\.200, 17 ms \| 1\.\d+, 7 ms \| 0\.900, 0 ms \| "
-                         r"8\.\d % shorter \(\d\.\d to \d\.\d\) \| 3\.0 % longer \(3\.0 to 3\.0\) \| 16 \|")
-        self.assertIn("`direct:4` and `ring:4` do not differ", found)
-        self.assertEqual(found.count("TPSP, tp 2 `auto` < `ring:4` < `slice:4` < `none`"), 2)
+        self.assertRegex(found, r"\| TPSP, tp 2: step ÷ `ideal` \| 1\.500 \| 1\.200 \| 1\.\d+ \| 0\.900 \| "
+                         r"-8\.\d % \(-\d\.\d to -\d\.\d\) \|\n\| exposed, ms \| 47 \| 17 \| 7 \| 0 \| -59 % \|")
+        self.assertRegex(found, r"\| `direct:4` vs\. `ring:4` \| \S+ % \(-\S+ to \+\S+\), not significant \|")
+        self.assertIn("| `nowire:4` vs. `ideal` | +3.0 % (+3.0 to +3.0) | +3.0 % (+3.0 to +3.0) |", found)
+        self.assertRegex(found, r"Again, P, 2026-11-29, commit 1234567: `ring:4` vs\. `slice:4` TPSP, tp 2 -8\.\d % \(")
         self.assertIn("P, 2026-11-29, commit 1234567", found)
         self.assertIn("1.60 (1.50 to 1.70)", found)
         with self.assertRaisesRegex(command.Problem, "no place for ablation"):
             measured.filled("a", measured.parts(self.folder))
 
-    def test_readme_has_what_the_command_prints(self):
-        text = (ROOT / "README.md").read_text(encoding="utf-8")
+    def test_documents_have_what_the_command_prints(self):
         found = measured.parts(ROOT / "scripts/experiments/results")
-        self.assertEqual(measured.filled(text, found), text, "tests/bench/measured.py --write")
-        for name in "ablation", "peers":
-            self.assertEqual(text.count(f"<!-- {name}: tests/bench/measured.py -->\n"), 1)
+        self.assertEqual(set(found), set(measured.DOCUMENTS))
+        for path, text, filled in measured.documents(found):
+            self.assertEqual(filled, text, f"{path}: tests/bench/measured.py --write")
 
 
 class Demo(unittest.TestCase):
