@@ -106,7 +106,7 @@ def has_case(program, pattern):
         if program.python and os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 texts.append(file.read())
-    return any(matches(name, pattern) for name in re.findall(r"\b(\w*test\w*|\w+)\s*\(", "".join(texts)))
+    return any(matches(name, pattern) for name in re.findall(r"\w+(?=\s*\()|(?<=ST\()\w+", "".join(texts)))  # f(…, and TEST(name)
 
 
 def matches(name, pattern):
@@ -415,7 +415,8 @@ def run_unittest(source, patterns):
                 yield item
 
     name = os.path.splitext(os.path.basename(source))[0]
-    sys.path[0:1] = [os.path.dirname(os.path.abspath(source)), ROOT]
+    beside = ROOT, *(os.path.join(ROOT, folder) for folder in ("scripts", "tests/train", "tests/bench"))
+    sys.path[:0] = [os.path.dirname(os.path.abspath(source)), *beside]  # tests/ is there, as this file's folder
     spec = importlib.util.spec_from_file_location(name, source)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -2,11 +2,7 @@
 //
 // The choice for each operation: rounds where a slice hides a transfer, never where it does not; names of choices; agreed costs.
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/cases.h"
 #include <stdio.h>
 #include <string.h>
 #include "commfuse/choice.h"
@@ -27,8 +23,7 @@ static cf_work product(int ranks, double rows, double in, double out) { // a gat
     return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, 1, rows / ranks * in * 4, 2 * rows * in * out / ranks, false, true};
 }
 
-static void large_slices_travel_in_rounds(void **state) {
-    (void)state;
+TEST(large_slices_travel_in_rounds) {
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
         cf_work w = product(ranks, 4096, 768, 2304);
         const cf_algorithm *chosen = cf_choose(&w, &cpu).algorithm;
@@ -39,8 +34,7 @@ static void large_slices_travel_in_rounds(void **state) {
     }
 }
 
-static void small_slices_do_not(void **state) {
-    (void)state;
+TEST(small_slices_do_not) {
     for (int ranks = 8; ranks <= 4096; ranks *= 2) {
         cf_work w = product(ranks, 512, 128, 384);
         assert_false(is_rounds(&w, &cpu));
@@ -49,8 +43,7 @@ static void small_slices_do_not(void **state) {
     }
 }
 
-static void without_compute_all_travels_at_once_or_natively(void **state) {
-    (void)state;
+TEST(without_compute_all_travels_at_once_or_natively) {
     for (int ranks = 2; ranks <= 4096; ranks *= 2)
         for (double bytes = 8; bytes < 1e9; bytes *= 10) {
             cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, 1, bytes, 0, true, true};
@@ -71,8 +64,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
 }
 
 // Ranks that share their cores: within a host nothing hides, between hosts it must be clearly worth it.
-static void without_a_core_to_spare_the_librarys_collective_is_first(void **state) {
-    (void)state;
+TEST(without_a_core_to_spare_the_librarys_collective_is_first) {
     const cf_algorithm *none = cf_algorithm_find("none"), *slice = cf_algorithm_find("slice");
     int rounds = 0;
     for (int ranks = 2; ranks <= 32; ranks *= 4)
@@ -95,8 +87,7 @@ static void without_a_core_to_spare_the_librarys_collective_is_first(void **stat
 }
 
 // Where ranks are on several hosts, a shard crosses the network to each of them once, not to each of their ranks.
-static void between_hosts_a_shard_crosses_once(void **state) {
-    (void)state;
+TEST(between_hosts_a_shard_crosses_once) {
     for (int places = 2; places <= 8; places *= 2)
         for (int hosts = 2; hosts <= 4; hosts *= 2)
             for (double rows = 4096; rows < 1e6; rows *= 4) {
@@ -114,8 +105,7 @@ static void between_hosts_a_shard_crosses_once(void **state) {
 // Times in ms, by hand: cpu takes 1 ms for 4 MB, or 60 Mflop, 0.003 a piece, 0.002 a message, 0.03 until it arrives (0.06 on the
 // network); gpu 1 ms for 300 MB, 400 Gflop, 0.02 a piece, 0.012 an exchange (0.02), 0.001 a message, and a collective reaches half
 // of the rate with 1 MB and 0.95 of it with 100.
-static void times_are_those_of_a_hand_count(void **state) {
-    (void)state;
+TEST(times_are_those_of_a_hand_count) {
     enum { GATHER = CF_ALLGATHER, SCATTER = CF_REDUCE_SCATTER, EXCHANGE = CF_ALLTOALL };
     enum { AFTER = CF_COMPUTE_AFTER, BEFORE = CF_COMPUTE_BEFORE, BOTH = CF_COMPUTE_BOTH };
     static const struct {
@@ -171,8 +161,7 @@ static void times_are_those_of_a_hand_count(void **state) {
 }
 
 // The longer the latency or the more the ranks, the less work is worth a transfer of its own.
-static void the_choice_is_monotone(void **state) {
-    (void)state;
+TEST(the_choice_is_monotone) {
     for (double flops = 1e5; flops < 1e13; flops *= 3) {
         bool rounds = true;
         for (double latency = 1e-6; latency < 1; latency *= 2) {
@@ -211,8 +200,7 @@ static bool doubling(cf_schedule *s, const void *argument) {
     return true;
 }
 
-static void a_schedule_need_not_be_its_neighbours(void **state) {
-    (void)state;
+TEST(a_schedule_need_not_be_its_neighbours) {
     const cf_algorithm row = {.name = "doubling",
                               .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
                               .generate = doubling,
@@ -234,8 +222,7 @@ static void a_schedule_need_not_be_its_neighbours(void **state) {
     assert_true(isinf(cf_choice_ms((cf_choice){&row, 1}, &many, &cpu))); // too many to be replayed: never the choice
 }
 
-static void one_rank_needs_no_costs(void **state) {
-    (void)state;
+TEST(one_rank_needs_no_costs) {
     const cf_costs nothing = {0};
     cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1, 1e6, 1e9, false, true};
     assert_false(cf_choose(&w, &nothing).algorithm->native);
@@ -249,8 +236,7 @@ static int natives_in(const cf_choice *list, int count) {
 
 // Of each row that serves, without being told of it: in a group that may call native collectives, begun early or not, some work has
 // it among its choices, and the first is one slice in the rounds that suit it.
-static void every_row_is_a_choice(void **state) {
-    (void)state;
+TEST(every_row_is_a_choice) {
     for (EVERY_ROW(row)) {
         bool listed = false;
         for (int of = 0; of < 12 * 2; of++) {
@@ -290,8 +276,7 @@ static void assert_no_name(const char *name) {
     assert_true(c.algorithm == cf_algorithm_find("once") && c.slices == -7);
 }
 
-static void names_of_choices(void **state) {
-    (void)state;
+TEST(names_of_choices) {
     static const char *const bad[] = {"",
                                       ":2",
                                       "ring:",
@@ -346,8 +331,7 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
     memcpy(all, costs_of, sizeof costs_of);
 }
 
-static void the_worst_costs_are_everybodys(void **state) {
-    (void)state;
+TEST(the_worst_costs_are_everybodys) {
     for (int rank = 0; rank < 3; rank++) {
         cf_transport t = {.rank = rank, .size = 3, .set_threads = set_threads, .gather = gather};
         cf_costs_agree(&t, 1);
@@ -361,8 +345,7 @@ static void the_worst_costs_are_everybodys(void **state) {
 }
 
 // Every row that --reproducible may choose has the sums of rounds, and there is always one.
-static void one_order_of_sums(void **state) {
-    (void)state;
+TEST(one_order_of_sums) {
     static const cf_side sides[] = {CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER};
     int chosen = 0;
     for (int i = 0; i < 2 * 3 * 3 * 4 * 3; i++) {
@@ -383,8 +366,7 @@ static void one_order_of_sums(void **state) {
     }
 }
 
-static void costs_as_text_are_the_same_costs(void **state) {
-    (void)state;
+TEST(costs_as_text_are_the_same_costs) {
     static const char *const wrong[] = {"",
                                         "1",
                                         "1 1e-6",
@@ -408,21 +390,5 @@ static void costs_as_text_are_the_same_costs(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_slices_travel_in_rounds),
-        cmocka_unit_test(small_slices_do_not),
-        cmocka_unit_test(without_a_core_to_spare_the_librarys_collective_is_first),
-        cmocka_unit_test(between_hosts_a_shard_crosses_once),
-        cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
-        cmocka_unit_test(times_are_those_of_a_hand_count),
-        cmocka_unit_test(the_choice_is_monotone),
-        cmocka_unit_test(a_schedule_need_not_be_its_neighbours),
-        cmocka_unit_test(one_rank_needs_no_costs),
-        cmocka_unit_test(every_row_is_a_choice),
-        cmocka_unit_test(names_of_choices),
-        cmocka_unit_test(the_worst_costs_are_everybodys),
-        cmocka_unit_test(one_order_of_sums),
-        cmocka_unit_test(costs_as_text_are_the_same_costs),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -4,13 +4,11 @@
 # make: emulated-tests
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 import unittest.mock
 
 os.environ["BUILD"] = "build/emulated-fp32"
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_timeout
 from test_timeout import FROZEN, waits
 
@@ -57,7 +55,3 @@ class Nccl(test_timeout.SilentPeer):
     def test_exchange_that_has_received(self):
         # NCCL ends both halves together. The watch knows which of the two does not answer.
         self.check("send", "frozen", {0: waits(0, "rank 2 or 1", FROZEN.format(1))}, ranks=3)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -24,7 +24,7 @@ static void says(const char *words) {
     CHECK(strstr(cf_error(), words), "'%s', not '%s'", cf_error(), words);
 }
 
-static void pure_functions_return_errors(void) {
+TEST(pure_functions_return_errors) {
     CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_BEFORE, ring, 4, 1, 0, 1), "a schedule");
     says("all-gather has no computation on that side");
     CHECK(!cf_schedule_create(CF_ALLGATHER, CF_COMPUTE_AFTER, NULL, 4, 1, 0, 1), "a schedule");
@@ -50,7 +50,7 @@ static bool waits_in_a_circle(cf_schedule *s, const void *argument) { // each wa
     return true;
 }
 
-static void a_deadlock_is_no_number(void) {
+TEST(a_deadlock_is_no_number) {
     const cf_algorithm circle = {.name = "circle",
                                  .serves = CF_SERVES(CF_ALLGATHER, CF_COMPUTE_AFTER),
                                  .generate = waits_in_a_circle};
@@ -89,7 +89,7 @@ static void run_well(cf_fuse *fuse) {
     CHECK(total == ROWS * COLUMNS * N * (N + 1) / 2, "a sum of %lld", (long long)total);
 }
 
-static void refused_runs_leave_an_operation_as_it_was(void) {
+TEST(refused_runs_leave_an_operation_as_it_was) {
     cf_fuse *fuse = cf_fuse_create(context, plan_of("small", ring));
     int64_t full[2 * ROWS * COLUMNS], total = 0;
     CHECK(!cf_fuse_finish(fuse), "finished");
@@ -116,7 +116,7 @@ static void refused(const char *field, cf_fuse_config config) {
 }
 
 // Each field that is not what it may be, by its name.
-static void a_config_names_its_field(void) {
+TEST(a_config_names_its_field) {
     const cf_fuse_config good = plan_of("field", ring);
     cf_fuse_config config;
 #define REFUSED(field, value)                                                                                                      \
@@ -146,7 +146,7 @@ static void a_config_names_its_field(void) {
     CHECK(!context->failed, "failed");
 }
 
-static void a_product_that_overflows_is_refused(void) {
+TEST(a_product_that_overflows_is_refused) {
     cf_fuse *fuse = cf_fuse_create(context, plan_of("small", ring));
     int64_t full[2 * ROWS * COLUMNS], total = 0;
     CHECK(!cf_fuse_begin(fuse, full, (int64_t)1 << 62, 4, sum, &total, -1), "begun");
@@ -164,7 +164,7 @@ static void fails_within(void *argument, const cf_span *span, cf_stream *stream)
     says("all-gather inner is finished but was not begun");
 }
 
-static void callbacks_have_errors_of_their_own(void) {
+TEST(callbacks_have_errors_of_their_own) {
     cf_fuse *inner = cf_fuse_create(context, plan_of("inner", ring));
     cf_fuse *outer = cf_fuse_create(context, plan_of("outer", ring));
     int64_t full[2 * ROWS * COLUMNS] = {0};
@@ -210,7 +210,7 @@ static cf_algorithm star_with(const fault *wrong, const char *otherwise) {
 }
 
 // A caller's algorithm makes schedules that an operation checks before it runs them.
-static void an_algorithm_of_ones_own_is_checked(void) {
+TEST(an_algorithm_of_ones_own_is_checked) {
     static const struct {
         fault wrong;
         const char *property;
@@ -232,7 +232,7 @@ static void an_algorithm_of_ones_own_is_checked(void) {
 }
 
 // A generator that declines leaves the operation to its row's `fallback`; without one the error names it.
-static void an_algorithm_may_decline(void) {
+TEST(an_algorithm_may_decline) {
     const fault declines[] = {DECLINES, RANK_0_DECLINES}, fails = FAILS;
     cf_algorithm row = star_with(&fails, "ring"); // an error is an error
     CHECK(!cf_fuse_create(context, plan_of("own", &row)), "an operation");
@@ -260,7 +260,7 @@ static void an_algorithm_may_decline(void) {
 }
 
 // Tags are few, of each group; operations are freed in another order than they were made.
-static void tags_are_given_back(void) {
+TEST(tags_are_given_back) {
     enum { SLOTS = 5, TURNS = 500 };
     if (all->size < 2) return;
     const int64_t most = context->transport->tags;
@@ -293,7 +293,7 @@ static void tags_are_given_back(void) {
     context->transport->tags = most;
 }
 
-static void groups_are_checked(void) {
+TEST(groups_are_checked) {
     const int twice[] = {0, 0}, unknown[] = {0, 7}, other[] = {1 - all->rank};
     CHECK(!cf_group_create(context, "none", twice, 0), "a group");
     CHECK(!cf_group_create(context, "unknown", unknown, 2), "a group");
@@ -305,7 +305,7 @@ static void groups_are_checked(void) {
 }
 
 // A program that uses the library keeps its subnormal numbers, in the library's threads, too.
-static void subnormal_numbers_are_the_programs(void) {
+TEST(subnormal_numbers_are_the_programs) {
     static volatile float tiny = FLT_MIN / 4;
     cf_device_threads(1);
     for (int native = 0; native < 2; native++) {
@@ -319,7 +319,7 @@ static void subnormal_numbers_are_the_programs(void) {
     }
 }
 
-static void otherwise_errors_end_the_process(void) {
+TEST(otherwise_errors_end_the_process) {
     if (all->size > 1) return; // a child must not touch MPI
     cf_errors_return(false);
     ASSERT_DIES(cf_schedule_create(CF_ALLTOALL, CF_COMPUTE_BOTH, ring, 4, 1, 4, 1), "rank 4 of 4");
@@ -333,21 +333,7 @@ int main(void) {
     ring = cf_algorithm_find("ring");
     all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
     if (!all) return fprintf(stderr, "%s\n", cf_error()), 1;
-    static const ranks_case cases[] = {
-        RANKS_CASE(pure_functions_return_errors),
-        RANKS_CASE(a_deadlock_is_no_number),
-        RANKS_CASE(refused_runs_leave_an_operation_as_it_was),
-        RANKS_CASE(a_config_names_its_field),
-        RANKS_CASE(a_product_that_overflows_is_refused),
-        RANKS_CASE(callbacks_have_errors_of_their_own),
-        RANKS_CASE(an_algorithm_of_ones_own_is_checked),
-        RANKS_CASE(an_algorithm_may_decline),
-        RANKS_CASE(tags_are_given_back),
-        RANKS_CASE(groups_are_checked),
-        RANKS_CASE(subnormal_numbers_are_the_programs),
-        RANKS_CASE(otherwise_errors_end_the_process),
-    };
-    int status = ranks_run(all->rank, cases, sizeof cases / sizeof *cases);
+    int status = ranks_run(all->rank);
     cf_group_free(all);
     return cf_close(context) ? status : 1;
 }

@@ -440,7 +440,7 @@ static void every_row(cf_operation operation, cf_side side) {
         }
 }
 
-static void every_choice(void) {
+TEST(every_choice) {
     static const double flops[] = {0, 1e6, 1e9, 1e13};
     for (int of = 0; of < COMPUTINGS; of++)
         for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) {
@@ -451,28 +451,28 @@ static void every_choice(void) {
         }
 }
 
-static void allgather_alone(void) {
+TEST(allgather_alone) {
     every_row(CF_ALLGATHER, CF_NO_COMPUTE);
 }
-static void allgather_then_compute(void) {
+TEST(allgather_then_compute) {
     every_row(CF_ALLGATHER, CF_COMPUTE_AFTER);
 }
-static void reduce_scatter_alone(void) {
+TEST(reduce_scatter_alone) {
     every_row(CF_REDUCE_SCATTER, CF_NO_COMPUTE);
 }
-static void compute_then_reduce_scatter(void) {
+TEST(compute_then_reduce_scatter) {
     every_row(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE);
 }
-static void alltoall_alone(void) {
+TEST(alltoall_alone) {
     every_row(CF_ALLTOALL, CF_NO_COMPUTE);
 }
-static void compute_then_alltoall(void) {
+TEST(compute_then_alltoall) {
     every_row(CF_ALLTOALL, CF_COMPUTE_BEFORE);
 }
-static void alltoall_then_compute(void) {
+TEST(alltoall_then_compute) {
     every_row(CF_ALLTOALL, CF_COMPUTE_AFTER);
 }
-static void alltoall_between_computes(void) {
+TEST(alltoall_between_computes) {
     every_row(CF_ALLTOALL, CF_COMPUTE_BOTH);
 }
 
@@ -495,7 +495,7 @@ static int64_t stage_bytes(const job *j) {
     return s->stage_slots / s->slices * j->plan.capacity * cf_dtype_size(j->plan.dtype);
 }
 
-static void result_in_given_memory(void) {
+TEST(result_in_given_memory) {
     static const int64_t rows[] = {1, 3, 5, 17, 0, 2};
     static const cf_dtype dtypes[] = {CF_FP32, CF_INT64, CF_BF16};
     int turn = 0, count = sizeof rows / sizeof rows[0];
@@ -545,7 +545,7 @@ static job job_of_used_sums(const cf_algorithm *row, int slices, cf_dtype dtype)
 
 // Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which the last one
 // communicates. Not of rows that cut the payload into native slices, in which FULL has another order of rows.
-static void accumulate_then_reduce_scatter(void) {
+TEST(accumulate_then_reduce_scatter) {
     int turn = 0;
     for (EVERY_ROW(row))
         for (int slices = 1; slices <= 4 && row_serves(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++)
@@ -553,7 +553,7 @@ static void accumulate_then_reduce_scatter(void) {
 }
 
 // The computation that uses the sums makes the last additions: in the same order.
-static void reduce_scatter_between_computes(void) {
+TEST(reduce_scatter_between_computes) {
     int turn = 0;
     for (EVERY_ROW(row))
         for (int slices = 1; slices <= 4 && row_is_own(row, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE); slices++, turn++) {
@@ -562,7 +562,7 @@ static void reduce_scatter_between_computes(void) {
 }
 
 // Every type with every operation.
-static void every_type(void) {
+TEST(every_type) {
     for (int of = 0; of < COMPUTINGS; of++)
         for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
             computing c = every_computing[of];
@@ -573,7 +573,7 @@ static void every_type(void) {
         }
 }
 
-static void megabytes(void) {
+TEST(megabytes) {
     int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
     for (int of = 0; of < COMPUTINGS; of++)
         for (EVERY_ROW(row)) {
@@ -594,7 +594,7 @@ static const cf_algorithm *in_turn(int turn, int operation) {
     return &cf_algorithms[(turn + (turn < cf_algorithm_count ? 0 : operation)) % cf_algorithm_count];
 }
 
-static void several_in_flight(void) {
+TEST(several_in_flight) {
     const cf_group *g = &mesh.tp_group;
     for (int turn = 0; turn < turns(); turn++)
         for (int backwards = 0; backwards < 2; backwards++) {
@@ -635,7 +635,7 @@ static void hold_back(cf_operation operation, cf_side side, const cf_algorithm *
     cf_fuse_free(j.fuse);
 }
 
-static void begin_does_not_wait(void) {
+TEST(begin_does_not_wait) {
     static const computing held[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},
                                      {CF_ALLGATHER, CF_NO_COMPUTE},
                                      {CF_REDUCE_SCATTER, CF_NO_COMPUTE},
@@ -648,7 +648,7 @@ static void begin_does_not_wait(void) {
                 hold_back(c->operation, c->side, row);
 }
 
-static void one_operation_many_times(void) {
+TEST(one_operation_many_times) {
     for (int of = 0; of < COMPUTINGS; of++) {
         computing c = every_computing[of];
         job j = job_create(&mesh.tp_group, c.operation, c.side, ring, 2, CF_FP32, 22 * 49);
@@ -668,7 +668,7 @@ static void sum_fractions(cf_side side, const cf_algorithm *row, int slices) {
     cf_fuse_free(j.fuse);
 }
 
-static void sums_have_one_order(void) {
+TEST(sums_have_one_order) {
     for (EVERY_ROW(row))
         for (int slices = 1; slices <= 4 && !row->native; slices++)
             for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_BEFORE; side++)
@@ -676,7 +676,7 @@ static void sums_have_one_order(void) {
 }
 
 // CommFuse and libraries send as much from each rank; every row as much from all ranks together.
-static void volume_is_what_must_travel(void) {
+TEST(volume_is_what_must_travel) {
     for (int of = 0; of < COMPUTINGS && context.transport; of++)
         for (EVERY_ROW(row)) {
             computing c = every_computing[of];
@@ -696,7 +696,7 @@ static void volume_is_what_must_travel(void) {
 }
 
 // Both groups of a 2 × N/2 mesh at once, as in a training step.
-static void two_groups_at_once(void) {
+TEST(two_groups_at_once) {
     int ranks = mesh.tp;
     if (ranks % 2 != 0 || !context.transport) return;
     cf_mesh grid = ranks_mesh(context.transport, ranks / 2, 2);
@@ -720,7 +720,7 @@ static void two_groups_at_once(void) {
     cf_mesh_free(&grid);
 }
 
-static void trace_sees_the_wire(void) {
+TEST(trace_sees_the_wire) {
     for (EVERY_ROW(row)) {
         if (!row_is_own(row, CF_ALLGATHER, CF_COMPUTE_AFTER)) continue;
         const int step = (int)(row - cf_algorithms);
@@ -739,7 +739,7 @@ static void trace_sees_the_wire(void) {
     }
 }
 
-static void an_operation_knows_its_plan(void) {
+TEST(an_operation_knows_its_plan) {
     job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, ring, 2, CF_FP64, 100);
     const cf_schedule *s = cf_fuse_schedule(j.fuse);
     const cf_fuse_config *plan = cf_fuse_get_config(j.fuse);
@@ -752,7 +752,7 @@ static void an_operation_knows_its_plan(void) {
 }
 
 // A group of one needs no transport, and then a child may be forked to die.
-static void alone_without_transport(void) {
+TEST(alone_without_transport) {
     if (mesh.tp > 1) return;
     cf_transport *kept = context.transport;
     context.transport = NULL;
@@ -774,7 +774,7 @@ static void alone_without_transport(void) {
 }
 
 // A run that began with one schedule must not finish with another.
-static void no_other_choice_while_it_runs(void) {
+TEST(no_other_choice_while_it_runs) {
     if (mesh.tp > 1) return; // as above
     cf_transport *kept = context.transport;
     context.transport = NULL;
@@ -794,7 +794,7 @@ static void no_other_choice_while_it_runs(void) {
 }
 
 // The place of a result is set before every begin, not during a run, and only for a plan with result_given.
-static void a_result_needs_one_place(void) {
+TEST(a_result_needs_one_place) {
     if (mesh.tp > 1) return; // as above: the child has no transport
     cf_transport *kept = context.transport;
     context.transport = NULL;
@@ -840,7 +840,7 @@ static void note_span(void *text, const cf_span *span, cf_stream *stream) {
 }
 
 // The example in fuse.h.
-static void the_example_holds(void) {
+TEST(the_example_holds) {
     static const struct {
         const char *row, *calls;
         cf_operation operation;
@@ -862,7 +862,7 @@ static void the_example_holds(void) {
     }
 }
 
-static void barrier_holds_everybody(void) { // nobody leaves before the last one has come
+TEST(barrier_holds_everybody) { // nobody leaves before the last one has come
     for (int late = 0; late < mesh.tp; late++) {
         double stamps[2] = {0, 0}; // milliseconds on the clock that the ranks of a host share
         if (late == mesh.tp_group.rank) {
@@ -903,36 +903,7 @@ int main(int argc, char **argv) {
     CHECK(mesh.tp_group.hosts == (transport->size % 2 == 0 ? 2 : 1), "%d hosts", mesh.tp_group.hosts);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     context.second = cf_stream_create(); // so the test can distinguish the streams on a CPU too
-    static const ranks_case cases[] = {
-        RANKS_CASE(every_choice),
-        RANKS_CASE(allgather_alone),
-        RANKS_CASE(allgather_then_compute),
-        RANKS_CASE(reduce_scatter_alone),
-        RANKS_CASE(compute_then_reduce_scatter),
-        RANKS_CASE(alltoall_alone),
-        RANKS_CASE(compute_then_alltoall),
-        RANKS_CASE(alltoall_then_compute),
-        RANKS_CASE(alltoall_between_computes),
-        RANKS_CASE(result_in_given_memory),
-        RANKS_CASE(accumulate_then_reduce_scatter),
-        RANKS_CASE(reduce_scatter_between_computes),
-        RANKS_CASE(every_type),
-        RANKS_CASE(megabytes),
-        RANKS_CASE(several_in_flight),
-        RANKS_CASE(begin_does_not_wait),
-        RANKS_CASE(one_operation_many_times),
-        RANKS_CASE(sums_have_one_order),
-        RANKS_CASE(volume_is_what_must_travel),
-        RANKS_CASE(two_groups_at_once),
-        RANKS_CASE(trace_sees_the_wire),
-        RANKS_CASE(an_operation_knows_its_plan),
-        RANKS_CASE(alone_without_transport),
-        RANKS_CASE(no_other_choice_while_it_runs),
-        RANKS_CASE(a_result_needs_one_place),
-        RANKS_CASE(the_example_holds),
-        RANKS_CASE(barrier_holds_everybody),
-    };
-    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    int status = ranks_run(transport->rank);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
     cf_stream_free(context.second);

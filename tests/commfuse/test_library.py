@@ -515,7 +515,3 @@ class Library(unittest.TestCase):
         self.assertRegex(said, r"first: rank 0 waits for rank 1: all-gather late; nothing came for \d[\d.]* s[^\n]*\nhint: ")
         self.assertRegex(said, r"failed 1\nthen: all-gather late: an operation of this context has failed half way\nhint: ")
         self.assertIn("last: an operation of this context has failed half way", said)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -15,8 +15,7 @@ static void check_group(const cf_group *group, const char *name, int size, int r
 }
 
 // Every rank of every mesh: its place in each of its groups, and who else is in them.
-static void every_mesh(void **state) {
-    (void)state;
+TEST(every_mesh) {
     for (int tp = 1; tp <= RANKS_MAX; tp++)
         for (int dp = 1; tp * dp <= RANKS_MAX; dp++)
             for (int world = 0; world < tp * dp; world++) {
@@ -36,8 +35,7 @@ static void every_mesh(void **state) {
 
 // Each rank is in exactly one tp and one dp group, its members agree on the list, and a tp and a dp group
 // have one rank in common at most.
-static void groups_partition_the_world(void **state) {
-    (void)state;
+TEST(groups_partition_the_world) {
     int tp = 6, dp = 5, together[30][30][2] = {{{0}}};
     cf_mesh mesh[30];
     for (int r = 0; r < tp * dp; r++) cf_mesh_init(&mesh[r], tp * dp, r, tp, dp);
@@ -68,8 +66,7 @@ static int even_hosts(const cf_group *group, int ranks_per_host) {
 }
 
 // All groups of one name have the same, and 1 unless all are even. (As many hosts as members are one level, like 1.)
-static void groups_know_their_hosts(void **state) {
-    (void)state;
+TEST(groups_know_their_hosts) {
     for (int tp = 1; tp <= 24; tp++)
         for (int dp = 1; tp * dp <= RANKS_MAX; dp++)
             for (int per_host = 0; per_host <= tp * dp; per_host++) {
@@ -95,8 +92,7 @@ static void groups_know_their_hosts(void **state) {
 }
 
 // A group of the caller's may be in any order.
-static void hosts_of_any_group(void **state) {
-    (void)state;
+TEST(hosts_of_any_group) {
     int in_order[] = {0, 1, 4, 5, 8, 9}, uneven[] = {0, 1, 4, 5, 6, 8}, scattered[] = {0, 4, 1, 5}, again[] = {0, 1, 4, 5, 2, 3};
     assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = in_order}, 4), 3);
     assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = uneven}, 4), 1);
@@ -105,8 +101,7 @@ static void hosts_of_any_group(void **state) {
     assert_int_equal(cf_group_hosts(&(cf_group){.size = 6, .world = in_order}, 0), 1);
 }
 
-static void wrong_products_die(void **state) {
-    (void)state;
+TEST(wrong_products_die) {
     static const int wrong[][3] = {{8, 3, 2}, {8, 8, 2},   {8, 1, 1},   {1, 2, 1}, {8, 0, 8},
                                    {8, 8, 0}, {8, -2, -4}, {8, -8, -1}, {0, 0, 1}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -120,12 +115,5 @@ static void wrong_products_die(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mesh),
-        cmocka_unit_test(groups_partition_the_world),
-        cmocka_unit_test(groups_know_their_hosts),
-        cmocka_unit_test(hosts_of_any_group),
-        cmocka_unit_test(wrong_products_die),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -2,12 +2,8 @@
 //
 // Replays of schedules over given costs.
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <cmocka.h>
+#include "tests/cases.h"
 #include "commfuse/choice.h"
 #include "commfuse/replay.h"
 #include "tests/commfuse/rows.h"
@@ -88,8 +84,7 @@ static void assert_one_is_all(int kind, cf_choice c, int ranks, int hosts, const
 }
 
 // One rank's schedule gives the same times as those of all ranks, whatever the links are, if all ranks have the same.
-static void one_rank_replays_as_all_do(void **state) {
-    (void)state;
+TEST(one_rank_replays_as_all_do) {
     for (int k = 0; k < KINDS; k++)
         for (int w = 0; w < ways(); w++) {
             cf_choice c;
@@ -115,8 +110,7 @@ static void one_rank_replays_as_all_do(void **state) {
 
 // By hand, on two ranks, with ADDs of 0.01 and arrivals 0.1 after a transfer's end. Exposed is every wait, that for what nothing is
 // computed from too, after the last computation.
-static void waits_are_those_of_a_hand_count(void **state) {
-    (void)state;
+TEST(waits_are_those_of_a_hand_count) {
     enum { GATHER = CF_ALLGATHER, SCATTER = CF_REDUCE_SCATTER, EXCHANGE = CF_ALLTOALL };
     enum { ALONE = CF_NO_COMPUTE, AFTER = CF_COMPUTE_AFTER, BEFORE = CF_COMPUTE_BEFORE, BOTH = CF_COMPUTE_BOTH };
     static const struct {
@@ -169,8 +163,7 @@ static double longer_ms(const void *argument, const cf_schedule *s, const cf_ste
     (void)argument, (void)step;
     return s->rank == 0 ? 4 : 1;
 }
-static void coupled_halves_end_together(void **state) {
-    (void)state;
+TEST(coupled_halves_end_together) {
     for (int coupled = 0; coupled < 2; coupled++) {
         const cf_machine machine = {slower_ms, longer_ms, NULL, 0, coupled, 1, NULL};
         const cf_choice direct = {cf_algorithm_find("direct"), 1};
@@ -180,8 +173,7 @@ static void coupled_halves_end_together(void **state) {
 }
 
 // Transfers with different peers run at the same time on links of their own, and one after another on a shared one.
-static void links_of_peers_work_at_the_same_time(void **state) {
-    (void)state;
+TEST(links_of_peers_work_at_the_same_time) {
     const cf_choice once = {cf_algorithm_find("once"), 1};
     prices p = {1, 2};
     for (int coupled = 0; coupled < 2; coupled++)
@@ -196,8 +188,7 @@ static void links_of_peers_work_at_the_same_time(void **state) {
 }
 
 // While a shard crosses the network, others travel within the host; then it is passed on.
-static void hosts_have_links_beside_the_network(void **state) {
-    (void)state;
+TEST(hosts_have_links_beside_the_network) {
     const cf_choice levels = {cf_algorithm_find("levels"), 1};
     prices p = {1, 1};
     for (int places = 2; places <= 8; places++) {
@@ -211,8 +202,7 @@ static void hosts_have_links_beside_the_network(void **state) {
 }
 
 // Rounds whose transfers are shorter than a slice expose nothing but the share of the additions.
-static void short_transfers_hide(void **state) {
-    (void)state;
+TEST(short_transfers_hide) {
     const cf_choice ring = {cf_algorithm_find("ring"), 1}, blocking = {cf_algorithm_find("none"), 1};
     prices p = {1, 0.5};
     cf_machine machine = {compute_ms, wire_ms, &p, 0.01, false, 1, NULL};
@@ -227,8 +217,7 @@ static void short_transfers_hide(void **state) {
 }
 
 // A faster link or a shorter latency never makes an operation longer.
-static void time_falls_with_the_link(void **state) {
-    (void)state;
+TEST(time_falls_with_the_link) {
     for (int k = 0; k < KINDS; k++)
         for (int w = 0; w < ways(); w++) {
             cf_choice c;
@@ -244,14 +233,5 @@ static void time_falls_with_the_link(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank_replays_as_all_do),
-        cmocka_unit_test(waits_are_those_of_a_hand_count),
-        cmocka_unit_test(coupled_halves_end_together),
-        cmocka_unit_test(links_of_peers_work_at_the_same_time),
-        cmocka_unit_test(hosts_have_links_beside_the_network),
-        cmocka_unit_test(short_transfers_hide),
-        cmocka_unit_test(time_falls_with_the_link),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

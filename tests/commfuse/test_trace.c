@@ -44,8 +44,7 @@ static double union_of(const interval *intervals, int count) {
 }
 #define UNION_OF(...) union_of((const interval[]){__VA_ARGS__}, (int)(sizeof((const interval[]){__VA_ARGS__}) / sizeof(interval)))
 
-static void comm_is_a_union(void **state) {
-    (void)state;
+TEST(comm_is_a_union) {
     assert_near(UNION_OF({0, 10}), 10);
     assert_near(UNION_OF({0, 10}, {5, 15}), 15);
     assert_near(UNION_OF({0, 10}, {10, 12}), 12);
@@ -56,8 +55,7 @@ static void comm_is_a_union(void **state) {
 }
 
 // Transfers are noted after the wait for them, not in the order in which they began.
-static void comm_is_a_union_in_any_order(void **state) {
-    (void)state;
+TEST(comm_is_a_union_in_any_order) {
     assert_near(UNION_OF({20, 25}, {0, 10}), 15);
     assert_near(UNION_OF({4, 5}, {2, 3}, {0, 10}), 10);
     assert_near(UNION_OF({20, 30}, {0, 10}, {5, 25}), 30);
@@ -72,8 +70,7 @@ static void comm_is_a_union_in_any_order(void **state) {
     assert_near(union_of(scattered, 200), 10);
 }
 
-static void exposed_is_a_sum_of_waits(void **state) {
-    (void)state;
+TEST(exposed_is_a_sum_of_waits) {
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
@@ -87,8 +84,7 @@ static void exposed_is_a_sum_of_waits(void **state) {
 }
 
 // The second of two waits for one transfer finds it arrived; a GPU knows this only when both events have passed.
-static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
-    (void)state;
+TEST(a_wait_that_ends_before_it_begins_takes_no_time) {
     cf_trace *trace = cf_trace_create();
     cf_stream *stream = cf_stream_create();
     cf_trace_record(trace, true);
@@ -109,8 +105,7 @@ static void a_wait_that_ends_before_it_begins_takes_no_time(void **state) {
 }
 
 // The figures of a step may be read during the next one, or not at all.
-static void a_step_has_its_own_figures(void **state) {
-    (void)state;
+TEST(a_step_has_its_own_figures) {
     cf_trace *trace = cf_trace_create();
     cf_stream *stream = cf_stream_create();
     for (int step = 0; step < 50; step++) {
@@ -133,8 +128,7 @@ static size_t allocated(void) {
 }
 
 // Transfers that are not noted in the order in which they begin: all have their place in the figures, and take no memory.
-static void runs_do_not_grow(void **state) {
-    (void)state;
+TEST(runs_do_not_grow) {
     enum { TRANSFERS = 100000 };
     cf_trace *trace = cf_trace_create();
     cf_stream *stream = cf_stream_create();
@@ -163,8 +157,7 @@ static void runs_do_not_grow(void **state) {
     cf_trace_free(trace);
 }
 
-static void events_are_kept_on_demand(void **state) {
-    (void)state;
+TEST(events_are_kept_on_demand) {
     double before = cf_now_ms();
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
@@ -246,8 +239,7 @@ static bool same_name(const char *given, const char *written) {
     return *written == 0;
 }
 
-static void file_is_a_chrome_trace(void **state) {
-    (void)state;
+TEST(file_is_a_chrome_trace) {
     cf_trace_event events[RANKS][AWKWARD] = {0};
     cf_trace_list lists[RANKS];
     for (int r = 0; r < RANKS; r++) {
@@ -288,8 +280,7 @@ static void file_is_a_chrome_trace(void **state) {
 }
 
 // Events of one row must not overlap, whatever their order. Each of these nine begins while two others run.
-static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
-    (void)state;
+TEST(transfers_at_the_same_time_have_rows_of_their_own) {
     enum { EVENTS = 9 };
     cf_trace_event events[EVENTS] = {0};
     for (int i = 0; i < EVENTS; i++) {
@@ -331,8 +322,7 @@ static char *gathered(int ranks, int events, size_t *size) {
     return text;
 }
 
-static void ranks_send_their_events_in_parts(void **state) {
-    (void)state;
+TEST(ranks_send_their_events_in_parts) {
     enum { EVENTS = 12001 };
     int count[RANKS] = {0};
     double last[RANKS] = {-INFINITY, -INFINITY, -INFINITY};
@@ -371,8 +361,7 @@ static void say_what_is_kept(int ranks, int events, int64_t more_memory) {
 }
 
 // The first ones stay, and the run goes on.
-static void events_that_are_too_many_are_left_out(void **state) {
-    (void)state;
+TEST_FIRST(events_that_are_too_many_are_left_out) { // others leave memory to it
     ASSERT_DIES(say_what_is_kept(1, 131072, 0), "a trace kept 131072 events");
     ASSERT_DIES(say_what_is_kept(1, 200000, 0), "full: events from step 1310 on are not in it", "a trace kept 131072 events");
     ASSERT_DIES(say_what_is_kept(4096, 1500, 0), "full: events from step 10 on are not in it", "a trace kept 1024 events");
@@ -382,27 +371,12 @@ static void events_that_are_too_many_are_left_out(void **state) {
 #endif
 }
 
-static void an_empty_trace_is_a_trace(void **state) {
-    (void)state;
+TEST(an_empty_trace_is_a_trace) {
     cJSON *json = trace_json(1, &(cf_trace_list){NULL, 0, 0});
     assert_null(find_event(json, 0, 0));
     cJSON_Delete(json);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(events_that_are_too_many_are_left_out), // first: others leave memory to it
-        cmocka_unit_test(comm_is_a_union),
-        cmocka_unit_test(comm_is_a_union_in_any_order),
-        cmocka_unit_test(exposed_is_a_sum_of_waits),
-        cmocka_unit_test(a_wait_that_ends_before_it_begins_takes_no_time),
-        cmocka_unit_test(a_step_has_its_own_figures),
-        cmocka_unit_test(runs_do_not_grow),
-        cmocka_unit_test(events_are_kept_on_demand),
-        cmocka_unit_test(file_is_a_chrome_trace),
-        cmocka_unit_test(transfers_at_the_same_time_have_rows_of_their_own),
-        cmocka_unit_test(ranks_send_their_events_in_parts),
-        cmocka_unit_test(an_empty_trace_is_a_trace),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

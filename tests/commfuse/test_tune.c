@@ -75,7 +75,7 @@ static void free_bench(bench *b) {
 }
 
 // A choice that leaves its computation until after the operation is not shorter.
-static void extended_timing_counts(void) {
+TEST(extended_timing_counts) {
     cf_choice choices[] = {{cf_algorithm_find("ring"), 1}, {cf_algorithm_find("ring"), 2}};
     int64_t bytes = 0;
     bench b = make_bench();
@@ -91,7 +91,7 @@ static void extended_timing_counts(void) {
 }
 
 // Choices that need more memory than the first one and the bytes left are removed from the list; the others' memory is allocated.
-static void what_does_not_fit_is_left_out(void) {
+TEST(what_does_not_fit_is_left_out) {
     const cf_choice list[] = {{cf_algorithm_find("direct"), 1}, {cf_algorithm_find("none"), 1}, {cf_algorithm_find("direct"), 3}};
     bench b = make_bench();
     int64_t before = cf_memory_bytes(), took[2];
@@ -165,13 +165,13 @@ static bool finds_few_calls(void) {
 }
 
 // On a shared machine the difference may drown in noise: one attempt in ten must find it.
-static void the_plan_suits_the_costs(void) {
+TEST(the_plan_suits_the_costs) {
     bool found = false;
     for (int attempt = 0; attempt < 10 && !found; attempt++) found = finds_few_calls();
     CHECK(found, "a gather whose calls take 20 ms each is still in slices");
 }
 
-static void ranks_agree_under_noise(void) {
+TEST(ranks_agree_under_noise) {
     for (uint32_t seed = 1; seed <= 3; seed++) {
         bench b = make_bench();
         b.of_gather = (work){.noise_ms = 0.4, .noise = seed * 7919 + (uint32_t)mesh.tp_group.rank * 104729};
@@ -183,7 +183,7 @@ static void ranks_agree_under_noise(void) {
     }
 }
 
-static void a_known_plan_is_taken(void) {
+TEST(a_known_plan_is_taken) {
     bench b = make_bench();
     for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
         cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){cf_algorithm_find("direct"), 3});
@@ -194,7 +194,7 @@ static void a_known_plan_is_taken(void) {
     free_bench(&b);
 }
 
-static void a_known_plan_is_compared(void) {
+TEST(a_known_plan_is_compared) {
     bench b = make_bench();
     b.of_gather.row_ms = b.of_scatter.row_ms = 0.01;
     for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
@@ -214,7 +214,7 @@ static void a_known_plan_is_compared(void) {
 
 // The winner of a contest of three measurements each, by hand: what another saves is the median over turns, its error their range
 // divided by one more than their number.
-static void a_winner_saves_more_than_its_error(void) {
+TEST(a_winner_saves_more_than_its_error) {
     static const struct {
         double ms[3][3]; // of each candidate; the second takes part from 2 candidates on
         int candidates, winner;
@@ -245,7 +245,7 @@ static void a_winner_saves_more_than_its_error(void) {
 }
 
 // Which candidates remain: the first, and the two best others unless they are 1.3 times the best, after a second turn 1.1 times.
-static void the_far_and_the_many_are_dropped(void) {
+TEST(the_far_and_the_many_are_dropped) {
     static const double ms[2][6] = {{20, 11.5, 10, 13.1, 12, 12.9}, {20, 11.2, 10, 0, 12, 0}};
     static const bool dropped[2][6] = {{false, false, false, true, true, true}, {false, true, false, true, true, true}};
     contest c = {.candidates = 6, .repeats = 3};
@@ -272,7 +272,7 @@ static bool differ(cf_choice a, cf_choice b) {
 
 // Of the plans that a prediction takes, no two are the same. Where the rounds of an operation are direct already, as of one that is
 // begun early, all the others may still be.
-static void whole_plans_differ(void) {
+TEST(whole_plans_differ) {
     bool direct = false;
     cf_choice seen[CF_PLANS][2];
     int plans = 0;
@@ -304,7 +304,7 @@ static void whole_plans_differ(void) {
 }
 
 // Where costs do not know them, trials measure native collectives, and nothing else chooses one.
-static void native_collectives_may_be_tried_only(void) {
+TEST(native_collectives_may_be_tried_only) {
     cf_group *group = &mesh.tp_group;
     const cf_choice none = {cf_algorithm_find("none"), 1};
     for (int tries = 0; tries < 2 && group->size > 1; tries++) {
@@ -330,19 +330,7 @@ int main(int argc, char **argv) {
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
-    static const ranks_case cases[] = {
-        RANKS_CASE(the_plan_suits_the_costs),
-        RANKS_CASE(ranks_agree_under_noise),
-        RANKS_CASE(a_known_plan_is_taken),
-        RANKS_CASE(a_known_plan_is_compared),
-        RANKS_CASE(extended_timing_counts),
-        RANKS_CASE(what_does_not_fit_is_left_out),
-        RANKS_CASE(a_winner_saves_more_than_its_error),
-        RANKS_CASE(the_far_and_the_many_are_dropped),
-        RANKS_CASE(whole_plans_differ),
-        RANKS_CASE(native_collectives_may_be_tried_only),
-    };
-    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    int status = ranks_run(transport->rank);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
     cf_mesh_free(&mesh);

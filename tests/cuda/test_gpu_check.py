@@ -22,7 +22,6 @@ from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
 from gpu import check as checks
 from gpu import losses, ranks, times, twins
@@ -708,7 +707,3 @@ with open(words["--log"], "w") as log:
         self.assertIn("PyTorch's step over ours: d12 3.00", text)
         self.assertIn("PyTorch's step over ours, 4 micro-batches a step: d12 1.50, d48 1.50", text)
         self.assertRegex(text.splitlines()[-1], r"^\d+ ok, 300 failed")
-
-
-if __name__ == "__main__":
-    unittest.main()

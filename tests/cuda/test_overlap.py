@@ -16,7 +16,6 @@ import unittest
 from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests", "bench")]
 import overlap
 from runner import Failed
 
@@ -97,7 +96,3 @@ class Overlap(unittest.TestCase):
     def test_a_machine_without_mps_is_told(self):
         with self.assertRaisesRegex(Failed, "no such thing"):
             self.stage(1, "#!/bin/sh\necho no such thing; exit 1\n")
-
-
-if __name__ == "__main__":
-    unittest.main()

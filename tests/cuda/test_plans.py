@@ -69,7 +69,3 @@ class Plans(unittest.TestCase):
                 with self.subTest(gpu=gpu, pass_name=pass_name, n=n, keys=keys, B=B, H=H, KV=KV, D=D):
                     kept = 2 * B * H * n * keys if pass_name == "backward" else 0
                     self.assertLessEqual(workspace, kept + MARGIN)
-
-
-if __name__ == "__main__":
-    unittest.main()

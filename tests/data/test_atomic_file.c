@@ -47,8 +47,7 @@ static char found(void) {
     return letter;
 }
 
-static void test_appears_whole(void **state) {
-    (void)state;
+TEST(test_appears_whole) {
     atomic_file file;
     assert_true(begin(&file, 'a'));
     assert_int_equal(found(), 0);
@@ -63,8 +62,7 @@ static void test_appears_whole(void **state) {
 }
 
 // In the directory where the process is.
-static void test_relative_name(void **state) {
-    (void)state;
+TEST(test_relative_name) {
     char here[PATH_MAX];
     atomic_file file;
     assert_non_null(getcwd(here, sizeof here));
@@ -87,8 +85,7 @@ static void kill_writer(char letter) {
     assert_true(WIFSIGNALED(status));
 }
 
-static void test_killed(void **state) {
-    (void)state;
+TEST(test_killed) {
     atomic_file file;
     assert_true(begin(&file, 'a') && finish(&file, 'a'));
     kill_writer('b');
@@ -105,8 +102,7 @@ static void test_killed(void **state) {
 }
 
 // Whichever commits first, the file is the second's.
-static void test_two_at_once(void **state) {
-    (void)state;
+TEST(test_two_at_once) {
     atomic_file first, second;
     for (int order = 0; order < 2; order++) {
         assert_true(begin(&first, 'a') && begin(&second, 'b'));
@@ -121,8 +117,7 @@ static void test_two_at_once(void **state) {
     }
 }
 
-static void test_a_lock_removed_before_it_is_locked(void **state) {
-    (void)state;
+TEST(test_a_lock_removed_before_it_is_locked) {
     removed_now = scratch_path("lock");
     assert_int_equal(atomic_file_lock(scratch_path("lock"), &why), -1);
     ASSERT_SAYS("cannot open lock", "Stale file handle");
@@ -140,8 +135,7 @@ static unsigned mode_of(const char *name) {
     return status.st_mode & 0777;
 }
 
-static void test_modes(void **state) {
-    (void)state;
+TEST(test_modes) {
     atomic_file file;
     unlink(scratch_path("file"));
     mode_t mask = umask(022);
@@ -157,8 +151,7 @@ static void test_modes(void **state) {
 }
 
 // Nobody can guess where the file beside comes to be; a link of such a name is removed, not followed.
-static void test_links_are_not_followed(void **state) {
-    (void)state;
+TEST(test_links_are_not_followed) {
     atomic_file file;
     scratch_write("victim", "dear", 4);
     for (int dangling = 0; dangling < 2; dangling++) {
@@ -189,8 +182,7 @@ static void assert_victim(void) {
 }
 
 // Whoever may write where a run saves may put a link there to a directory of the run's owner.
-static void test_nothing_is_removed_or_written_through_a_link(void **state) {
-    (void)state;
+TEST(test_nothing_is_removed_or_written_through_a_link) {
     atomic_file file;
     assert_int_equal(mkdir(scratch_path("other"), 0777), 0);
     chmod(scratch_write("other/victim", "dear", 4), 0644);
@@ -211,8 +203,7 @@ static void test_nothing_is_removed_or_written_through_a_link(void **state) {
 }
 
 // A link may be swapped for the directory at any time, so what was opened once is used to the end.
-static void test_a_directory_that_is_swapped(void **state) {
-    (void)state;
+TEST(test_a_directory_that_is_swapped) {
     atomic_file file;
     assert_int_equal(mkdir(scratch_path("step.tmp"), 0777), 0);
     assert_true(atomic_file_create(&file, scratch_path("step.tmp/victim"), SIZE, &why));
@@ -231,8 +222,7 @@ static void test_a_directory_that_is_swapped(void **state) {
 }
 
 // Nor through another name of a file: a lock is emptied and closed to others.
-static void test_hard_links_are_not_taken(void **state) {
-    (void)state;
+TEST(test_hard_links_are_not_taken) {
     atomic_file file;
     assert_int_equal(link(scratch_path("other/victim"), scratch_path("lock")), 0);
     assert_int_equal(link(scratch_path("other/victim"), scratch_path("file.tmp.0123456789abcdef")), 0);
@@ -248,8 +238,7 @@ static void test_hard_links_are_not_taken(void **state) {
     assert_int_equal(scratch_entries(), 0);
 }
 
-static void test_lock(void **state) {
-    (void)state;
+TEST(test_lock) {
     char *path = scratch_path("lock"), process[32];
     int lock = atomic_file_lock(path, &why);
     assert_true(lock >= 0);
@@ -290,8 +279,7 @@ static pid_t start_writer(char letter) {
 }
 
 // Writers in a crowd, killed at any moment. Asserts nothing before all of them are dead.
-static void test_many(void **state) {
-    (void)state;
+TEST(test_many) {
     enum { WRITERS = 4, KILLS = 200 };
     pid_t writer[WRITERS];
     bool seen[128] = {false};
@@ -314,8 +302,7 @@ static void test_many(void **state) {
 }
 
 // A device would be replaced.
-static void test_what_is_no_file(void **state) {
-    (void)state;
+TEST(test_what_is_no_file) {
     atomic_file file;
     assert_false(atomic_file_create(&file, "/dev/null", SIZE, &why));
     ASSERT_SAYS("cannot create /dev/null", "not a regular file");
@@ -326,8 +313,7 @@ static void test_what_is_no_file(void **state) {
     assert_int_equal(rmdir(scratch_path("file.tmp.0123456789abcdef")), 0);
 }
 
-static void test_names(void **state) {
-    (void)state;
+TEST(test_names) {
     atomic_file file;
     static char name[PATH_MAX + 100];
     memset(name, 'n', sizeof name - 1);
@@ -340,21 +326,5 @@ static void test_names(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_appears_whole),
-        cmocka_unit_test(test_relative_name),
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_two_at_once),
-        cmocka_unit_test(test_a_lock_removed_before_it_is_locked),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_links_are_not_followed),
-        cmocka_unit_test(test_nothing_is_removed_or_written_through_a_link),
-        cmocka_unit_test(test_a_directory_that_is_swapped),
-        cmocka_unit_test(test_hard_links_are_not_taken),
-        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_what_is_no_file),
-        cmocka_unit_test(test_names),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

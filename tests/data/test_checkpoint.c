@@ -121,8 +121,7 @@ static int64_t newest_sound(void) {
     return -1;
 }
 
-static void test_save_and_load(void **state) {
-    (void)state;
+TEST(test_save_and_load) {
     wipe();
     assert_int_equal(newest_sound(), -1); // no directory
     assert_string_equal(why.what, "");
@@ -158,8 +157,7 @@ static void test_save_and_load(void **state) {
     close(lock);
 }
 
-static void test_step_that_is_there(void **state) {
-    (void)state;
+TEST(test_step_that_is_there) {
     wipe();
     const int lock = lock_out();
     save(10, 4);
@@ -194,8 +192,7 @@ static void assert_passed_over(const char *name) {
     ASSERT_SAYS(path);
 }
 
-static void test_every_byte_flipped(void **state) {
-    (void)state;
+TEST(test_every_byte_flipped) {
     two_checkpoints();
     int64_t flipped = 0;
     for (int i = 0; i < 3; i++) {
@@ -217,8 +214,7 @@ static void test_every_byte_flipped(void **state) {
     print_message("%lld bits flipped, each noticed\n", (long long)flipped);
 }
 
-static void test_truncated(void **state) {
-    (void)state;
+TEST(test_truncated) {
     two_checkpoints();
     for (int i = 0; i < 3; i++) {
         size_t size;
@@ -236,8 +232,7 @@ static void test_truncated(void **state) {
     assert_int_equal(newest_sound(), 20);
 }
 
-static void test_missing(void **state) {
-    (void)state;
+TEST(test_missing) {
     for (int i = 0; i < 3; i++) {
         two_checkpoints();
         assert_int_equal(unlink(file_in(20, files[i])), 0);
@@ -256,8 +251,7 @@ static void test_missing(void **state) {
 }
 
 // Manifests that are sealed and yet wrong.
-static void test_manifests(void **state) {
-    (void)state;
+TEST(test_manifests) {
 #define FILE0 "{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}"
 #define M(version, step, ranks, options, files)                                                                                    \
     "{\"format\":\"commfuse checkpoint\",\"version\":" version ",\"step\":" step ",\"ranks\":" ranks ",\"options\":" options       \
@@ -305,8 +299,7 @@ static void test_manifests(void **state) {
     ASSERT_SAYS("does not end in the hash");
 }
 
-static void test_manifest_numbers(void **state) {
-    (void)state;
+TEST(test_manifest_numbers) {
     const int64_t largest = INT64_C(999999999999999);
     file_hash file = {.bytes = largest, .hash = UINT64_MAX};
     manifest m = {.step = largest - 1, .ranks = 1, .file = &file, .options = some_options()};
@@ -322,8 +315,7 @@ static void test_manifest_numbers(void **state) {
 
 // --- one run at a time, and what dead ones leave -----------------------------------------------------------
 
-static void test_lock(void **state) {
-    (void)state;
+TEST(test_lock) {
     wipe();
     const int lock = lock_out();
     char process[32], host[256] = "";
@@ -361,8 +353,7 @@ static void test_lock(void **state) {
     close(ends[1]);
 }
 
-static void test_leftovers(void **state) {
-    (void)state;
+TEST(test_leftovers) {
     two_checkpoints();
     static const char *const removed[] = {"out/step_00000030.tmp", "out/step_00000015.tmp", "out/step_00000020.tmp"};
     static const char *const foreign[] = {"out/step_30.tmp",   "out/step_00000030.tmp2", "out/other.tmp",
@@ -384,8 +375,7 @@ static void test_leftovers(void **state) {
     assert_int_equal(newest_sound(), 20);
 }
 
-static void test_begin_and_abandon(void **state) {
-    (void)state;
+TEST(test_begin_and_abandon) {
     two_checkpoints();
     const int lock = lock_out();
     assert_true(checkpoint_begin(out_path(), 30, &why));
@@ -430,8 +420,7 @@ static int nine(void) {
     return lock;
 }
 
-static void test_prune(void **state) {
-    (void)state;
+TEST(test_prune) {
     int lock = nine();
     assert_true(checkpoint_prune(out_path(), 0, 0, &why));
     assert_string_equal(left(), "123456789");
@@ -472,8 +461,7 @@ static bool is_aside(int64_t step) {
 }
 
 // What a run has passed over does not count, though it may look complete, and is nobody's to remove.
-static void test_set_aside(void **state) {
-    (void)state;
+TEST(test_set_aside) {
     int lock = nine();
     assert_true(checkpoint_set_aside(out_path(), 90, &why));
     assert_string_equal(left(), "123456789");
@@ -496,8 +484,7 @@ static void test_set_aside(void **state) {
     close(lock);
 }
 
-static void test_prune_that_cannot(void **state) {
-    (void)state;
+TEST(test_prune_that_cannot) {
     int lock = nine();
     assert_int_equal(mkdir(file_in(30, "directory"), 0700), 0);
     assert_false(checkpoint_prune(out_path(), 1, 0, &why));
@@ -524,8 +511,7 @@ static void save_limited(rlim_t bytes) {
     _exit(1);
 }
 
-static void test_file_size_limit(void **state) {
-    (void)state;
+TEST(test_file_size_limit) {
     two_checkpoints();
     struct stat rank, text;
     stat(file_in(20, "rank_00000.safetensors"), &rank);
@@ -552,8 +538,7 @@ ssize_t write(int fd, const void *bytes, size_t count) {
     return -1;
 }
 
-static void test_full_disk(void **state) {
-    (void)state;
+TEST(test_full_disk) {
     two_checkpoints();
     const int lock = lock_out();
     file_hash file;
@@ -571,16 +556,14 @@ static void test_full_disk(void **state) {
 }
 
 // A rank on a host that does not see the directory that rank 0 has made.
-static void test_no_directory(void **state) {
-    (void)state;
+TEST(test_no_directory) {
     file_hash file;
     assert_false(write_rank(scratch_path("nowhere/rank_00000.safetensors"), 1, &file));
     ASSERT_SAYS("cannot create", "nowhere/rank_00000.safetensors", "needs 184 bytes", "No such file");
     assert_non_null(strstr(why.hint, "all hosts share"));
 }
 
-static void test_directories_that_cannot_be(void **state) {
-    (void)state;
+TEST(test_directories_that_cannot_be) {
     scratch_write("plain", "x", 1);
     assert_int_equal(checkpoint_lock(scratch_path("plain"), &why), -1);
     ASSERT_SAYS("cannot make directory", "Not a directory");
@@ -613,24 +596,5 @@ static int clean(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_save_and_load),
-        cmocka_unit_test(test_step_that_is_there),
-        cmocka_unit_test(test_every_byte_flipped),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_manifests),
-        cmocka_unit_test(test_manifest_numbers),
-        cmocka_unit_test(test_lock),
-        cmocka_unit_test(test_leftovers),
-        cmocka_unit_test(test_begin_and_abandon),
-        cmocka_unit_test(test_prune),
-        cmocka_unit_test(test_set_aside),
-        cmocka_unit_test(test_prune_that_cannot),
-        cmocka_unit_test(test_file_size_limit),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_no_directory),
-        cmocka_unit_test(test_directories_that_cannot_be),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, clean);
+    return cmocka_run_group_tests(all_tests, scratch_make, clean);
 }

@@ -207,7 +207,3 @@ class Stopped(unittest.TestCase):
                                   'test "$("$1" look "$2/x")" = "10 1" || exit 4\n')
         self.assertRegex(said, r"cannot open lock \S+/x/lock: Read-only file system")
         self.assertRegex(said, r"cannot make directory \S+/y: Read-only file system")
-
-
-if __name__ == "__main__":
-    unittest.main()

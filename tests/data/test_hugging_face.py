@@ -16,8 +16,6 @@ import unittest
 
 import numpy as np
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "train")]
 import harness
 import reference
 
@@ -611,7 +609,3 @@ class Options(Case):
         for wrong, word in (((), "--import"), (("--import", "a", "--export", "b"), "not allowed"), (("--import", "a"), "--out")):
             with self.subTest(wrong=wrong):
                 self.assertIn(word, self.convert(*wrong, status=2))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -7,8 +7,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-static void test_hash(void **state) {
-    (void)state;
+TEST(test_hash) {
     // The values of xxHash's own documentation and of xxh64sum.
     file_hash found;
     assert_true(input_hash(scratch_write("hashed", "", 0), &found, &why));
@@ -19,8 +18,7 @@ static void test_hash(void **state) {
     ASSERT_SAYS("/none cannot be opened", "No such file");
 }
 
-static void test_whole_files(void **state) {
-    (void)state;
+TEST(test_whole_files) {
     int64_t bytes = 0;
     char *text = input_read_all("some text", scratch_write("text", "some text", 9), 9, &bytes, &why);
     assert_int_equal(bytes, 9);
@@ -34,8 +32,7 @@ static void test_whole_files(void **state) {
     ASSERT_SAYS("/none cannot be opened", "No such file");
 }
 
-static void test_what_is_no_file(void **state) {
-    (void)state;
+TEST(test_what_is_no_file) {
     int64_t bytes;
     file_hash found;
     input file;
@@ -59,8 +56,7 @@ static void test_what_is_no_file(void **state) {
 }
 
 // More than may be open at first. What has been replaced is read as it was; what has become shorter is named.
-static void test_many_files(void **state) {
-    (void)state;
+TEST(test_many_files) {
     enum { FILES = 150 };
     static input file[FILES];
     char name[32], byte;
@@ -93,8 +89,7 @@ static void test_many_files(void **state) {
 }
 
 // The first numbers of a header, one by one below, at and above what they may be.
-static void test_headers(void **state) {
-    (void)state;
+TEST(test_headers) {
     static const header_field field[] = {{"magic", 7, 7}, {"version", 2, 3}, {"count", 0, INT32_MAX}};
     int32_t header[INPUT_HEADER] = {7, 2, 5}, found[INPUT_HEADER];
     input file;
@@ -129,9 +124,5 @@ static void test_headers(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hash),       cmocka_unit_test(test_whole_files), cmocka_unit_test(test_what_is_no_file),
-        cmocka_unit_test(test_many_files), cmocka_unit_test(test_headers),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

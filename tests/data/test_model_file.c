@@ -44,8 +44,7 @@ static char *write_model(const char *name, const gpt_shape *shape, int version) 
     return path;
 }
 
-static void test_shapes(void **state) {
-    (void)state;
+TEST(test_shapes) {
     const gpt_shape gpt2 = {.maxT = 1024, .V = 50257, .L = 12, .H = 12, .C = 768, .Vp = 50304};
     const gpt_shape xl = {.maxT = 1024, .V = 50257, .L = 48, .H = 25, .C = 1600, .Vp = 50257};
     assert_true(model_parameters(&gpt2) == 124475904); // 124439808 and 47 rows of padding
@@ -57,8 +56,7 @@ static void test_shapes(void **state) {
 }
 
 // The bytes on the disk, against the format's description rather than the reader.
-static void test_bytes(void **state) {
-    (void)state;
+TEST(test_bytes) {
     for (int version = 3; version <= 5; version += 2) {
         size_t size, width = version == 3 ? 4 : 2;
         char *path = write_model("bytes", &small, version), *bytes = scratch_read(path, &size);
@@ -112,8 +110,7 @@ static void check_reading(const gpt_shape *shape, int version) {
     model_file_close(file);
 }
 
-static void test_reading(void **state) {
-    (void)state;
+TEST(test_reading) {
     check_reading(&tiny, 3);
     check_reading(&tiny, 5);
     check_reading(&small, 3);
@@ -122,8 +119,7 @@ static void test_reading(void **state) {
 }
 
 // Nothing is mapped: what is there can still be read, and what is gone is an error, not SIGBUS.
-static void test_a_file_becomes_shorter(void **state) {
-    (void)state;
+TEST(test_a_file_becomes_shorter) {
     for (int version = 3; version <= 5; version += 2) {
         char *path = write_model("shorter", &small, version);
         model_file *file = model_file_open(path);
@@ -168,8 +164,7 @@ static uint16_t *through_bf16(const float *values, int64_t count) {
     return (uint16_t *)(void *)bytes;
 }
 
-static void test_bf16_rounding(void **state) {
-    (void)state;
+TEST(test_bf16_rounding) {
     static const struct {
         uint32_t bits;
         uint16_t rounded;
@@ -195,8 +190,7 @@ static void test_bf16_rounding(void **state) {
 }
 
 // All 65536 numbers of bf16 survive reading and writing; a NaN may become another NaN.
-static void test_bf16_round_trip(void **state) {
-    (void)state;
+TEST(test_bf16_round_trip) {
     enum { ALL = 65536 };
     float *values = malloc(ALL * sizeof *values), *again = malloc(ALL * sizeof *again);
     for (uint32_t i = 0; i < ALL; i++) values[i] = float_of(i << 16);
@@ -228,8 +222,7 @@ static char *damaged(int field, int32_t value, int extra_bytes) {
     return path;
 }
 
-static void test_headers(void **state) {
-    (void)state;
+TEST(test_headers) {
     ASSERT_REFUSED(model_file_open(scratch_path("none")), "none cannot be opened", "No such file");
     ASSERT_REFUSED(model_file_open(scratch), "not a regular file");
     assert_int_equal(mkfifo(scratch_path("pipe"), 0600), 0);
@@ -269,8 +262,7 @@ static const gpt_shape *llama(void) {
 }
 
 // Against the format's description: its numbers, and every tensor of every layer in order.
-static void test_llama(void **state) {
-    (void)state;
+TEST(test_llama) {
     static const struct {
         int tensor, rows, columns;
     } stored[] = {{WTE, 16, 8},      {LN1W, 8, 1},     {LN1W, 8, 1},     {QKVW, 8 + 4 + 4, 8}, {QKVW, 8 + 4 + 4, 8},
@@ -323,8 +315,7 @@ static int32_t bits(float number) {
     return of;
 }
 
-static void test_llama_headers(void **state) {
-    (void)state;
+TEST(test_llama_headers) {
     static const char *const truncated = "is truncated", *const long_one = "is too long";
     const struct {
         int field;
@@ -403,8 +394,7 @@ static void write_limited(const char *name, rlim_t bytes) {
     write_model(name, &small, 3);
 }
 
-static void test_failed_writes(void **state) {
-    (void)state;
+TEST(test_failed_writes) {
     char *path = write_model("keep", &tiny, 3);
     int entries = scratch_entries();
     // Full at once, in the middle of a buffer, and in the last one, which only commit writes.
@@ -431,8 +421,7 @@ static void test_failed_writes(void **state) {
 }
 
 // A process that is killed half-way leaves the old file; the next writer removes what else it has left.
-static void test_killed_writer(void **state) {
-    (void)state;
+TEST(test_killed_writer) {
     char *path = write_model("killed", &tiny, 3);
     int entries = scratch_entries();
     pid_t child = fork();
@@ -456,8 +445,7 @@ static void test_killed_writer(void **state) {
     assert_int_equal(scratch_entries(), entries);
 }
 
-static void test_two_writers(void **state) {
-    (void)state;
+TEST(test_two_writers) {
     char *path = write_model("two", &tiny, 3);
     model_writer *first = model_writer_open(path, &tiny, false), *w = model_writer_open(path, &small, false);
     append_all(first, &tiny);
@@ -472,8 +460,7 @@ static void test_two_writers(void **state) {
 }
 
 // A name without a directory is in the current one.
-static void test_relative_name(void **state) {
-    (void)state;
+TEST(test_relative_name) {
     char here[PATH_MAX];
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(scratch), 0);
@@ -483,20 +470,5 @@ static void test_relative_name(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_bf16_rounding),
-        cmocka_unit_test(test_bf16_round_trip),
-        cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_llama_headers),
-        cmocka_unit_test(test_failed_writes),
-        cmocka_unit_test(test_killed_writer),
-        cmocka_unit_test(test_two_writers),
-        cmocka_unit_test(test_relative_name),
-        cmocka_unit_test(test_a_file_becomes_shorter),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

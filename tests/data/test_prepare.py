@@ -21,7 +21,6 @@ import types
 import unittest
 import unittest.mock
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepared import SCRIPT, PartOfBytes, PrepareCase, load_prepare
 
 EVERY_BYTE = bytes(range(256)) * 5
@@ -491,7 +490,3 @@ class Pieces(unittest.TestCase):
             with self.assertRaisesRegex(self.prepare.Problem, "the line at byte 108 has 100 bytes or more"):
                 pieces.extend(self.prepare.Part(source, 0, 208).pieces())
             self.assertLessEqual(max(map(len, self.prepare.Part(source, 0, 108).pieces())), 99)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -15,7 +15,6 @@ import tempfile
 import unittest
 import unittest.mock
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepared import BPE, ROOT, SCRIPT, SHARED, PartOfBytes, PrepareCase, keep_vocabulary, load_prepare
 
 try:
@@ -365,7 +364,3 @@ class GPT2(PrepareCase):
                              env={"TIKTOKEN_CACHE_DIR": self.path("empty"), "https_proxy": proxy, "HTTPS_PROXY": proxy})
         self.assertIn("GPT-2's vocabulary cannot be downloaded", error)
         self.assertIn("TIKTOKEN_CACHE_DIR=DIR", error)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -82,8 +82,9 @@ static saved_state *open_sound(void) {
     return s;
 }
 
-static void everything_comes_back(void **state) {
-    (void)state;
+#define STATE_TEST(name) TEST_BETWEEN(begin, name, NULL)
+
+STATE_TEST(everything_comes_back) {
     static const int64_t sizes[][3] = {{3, 0, 8}, {3, 1, 8}, {5, 0, 4}};
     saved_state *s = open_sound();
     for (int kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
@@ -101,8 +102,7 @@ static void everything_comes_back(void **state) {
     saved_state_close(s);
 }
 
-static void what_is_not_there_is_named(void **state) {
-    (void)state;
+STATE_TEST(what_is_not_there_is_named) {
     static const struct {
         int64_t tensor, layer, first, count, missing;
     } reads[] = {{3, 0, 0, 9, 8}, {3, 0, 8, 1, 8}, {3, 0, -1, 2, -1}, {3, 2, 0, 1, 0},
@@ -123,8 +123,7 @@ static void what_is_not_there_is_named(void **state) {
     saved_state_close(s);
 }
 
-static void a_hole_in_the_middle_is_found(void **state) {
-    (void)state;
+STATE_TEST(a_hole_in_the_middle_is_found) {
     float out[8];
     write_rank(0, first_rank, FIRST, ELEMENTS);
     saved_state *s = open_ranks(1); // the other rank's file is not asked for
@@ -140,8 +139,7 @@ static void a_hole_in_the_middle_is_found(void **state) {
     saved_state_close(s);
 }
 
-static void a_rank_that_owns_nothing(void **state) {
-    (void)state;
+STATE_TEST(a_rank_that_owns_nothing) {
     float out[4];
     write_rank(0, first_rank, 0, 0);
     saved_state *s = open_ranks(1);
@@ -160,8 +158,7 @@ static void assert_refused(const char *what) {
     if (!*why.what) fail_msg("%s is refused without a word", what);
 }
 
-static void a_file_that_is_missing_or_another(void **state) {
-    (void)state;
+STATE_TEST(a_file_that_is_missing_or_another) {
     saved_state_close(open_sound());
     assert_int_equal(unlink(path_of(1)), 0);
     assert_refused("a missing file");
@@ -193,8 +190,7 @@ static void write_header(const char *text, size_t data) {
 #define SOUND(x) "{" R "," W "," M "," V x "}"
 
 // The bytes on the disk, against the format's description rather than the reader.
-static void the_bytes_of_a_file(void **state) {
-    (void)state;
+STATE_TEST(the_bytes_of_a_file) {
     static const state_run run[] = {{1, 2, 3, 2, 0}};
     float value[STATE_KINDS][2] = {{1, 2}, {3, 4}, {5, 6}};
     const rank_state held = {2, 1, (state_run *)run, {value[0], value[1], value[2]}, kinds_of_adamw};
@@ -217,8 +213,7 @@ static void the_bytes_of_a_file(void **state) {
 }
 
 // More than one piece of what is hashed and written at a time.
-static void a_large_file(void **state) {
-    (void)state;
+STATE_TEST(a_large_file) {
     enum { MANY = 500000 };
     static state_run run[] = {{1, 0, 0, MANY, 0}};
     float *value = malloc(MANY * sizeof *value), found[2];
@@ -236,8 +231,7 @@ static void a_large_file(void **state) {
 }
 
 // There is one right header: all others are damage, or another program's.
-static void headers_that_are_others(void **state) {
-    (void)state;
+STATE_TEST(headers_that_are_others) {
     static const struct {
         const char *text;
         size_t data;
@@ -293,8 +287,7 @@ static void headers_that_are_others(void **state) {
 }
 
 // Lengths of the header that are not its own; files that end within it.
-static void lengths_that_are_wrong(void **state) {
-    (void)state;
+STATE_TEST(lengths_that_are_wrong) {
     size_t size;
     write_rank(0, first_rank, FIRST, ELEMENTS);
     write_header(SOUND(""), 96);
@@ -331,8 +324,7 @@ static void assert_run_refused(state_run damaged, const char *says) {
     }
 }
 
-static void runs_outside_of_the_file(void **state) {
-    (void)state;
+STATE_TEST(runs_outside_of_the_file) {
     static const int64_t numbers[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX - 3, (INT64_C(1) << 50) + 1};
     const state_run sound = {7, 1, 4, 2, 3};
     write_rank(0, first_rank, FIRST, ELEMENTS);
@@ -348,8 +340,7 @@ static void runs_outside_of_the_file(void **state) {
 }
 
 // The largest numbers that a run may have are taken for what they are.
-static void runs_at_the_limits(void **state) {
-    (void)state;
+STATE_TEST(runs_at_the_limits) {
     const int64_t most = INT64_C(1) << 50;
     const state_run runs[] = {{most, most, most, 2, 10}, {0, 0, 0, 12, 0}, {most, most, most - 5, 5, 0}};
     float out[12];
@@ -362,8 +353,7 @@ static void runs_at_the_limits(void **state) {
     saved_state_close(s);
 }
 
-static void elements_that_are_there_twice(void **state) {
-    (void)state;
+STATE_TEST(elements_that_are_there_twice) {
     write_rank(0, first_rank, FIRST, ELEMENTS);
     const state_run again[] = {{3, 0, 0, 3, 1}, // the other rank's own
                                {3, 0, 2, 1, 0}, // its last element
@@ -384,8 +374,7 @@ static void elements_that_are_there_twice(void **state) {
 }
 
 // Nothing is mapped: what is gone is an error, not SIGBUS.
-static void a_file_that_becomes_shorter(void **state) {
-    (void)state;
+STATE_TEST(a_file_that_becomes_shorter) {
     float out[8];
     saved_state *s = open_sound();
     assert_int_equal(truncate(path_of(1), 400), 0);
@@ -397,8 +386,7 @@ static void a_file_that_becomes_shorter(void **state) {
 
 // Any single byte of a file may be damaged: whatever opens then, no read goes astray. The hash in the manifest tells in
 // the first place, but a file may have been written wrong.
-static void any_byte_may_be_damaged(void **state) {
-    (void)state;
+STATE_TEST(any_byte_may_be_damaged) {
     size_t size;
     float out[16];
     int64_t refused = 0;
@@ -419,8 +407,7 @@ static void any_byte_may_be_damaged(void **state) {
     assert_true(refused > 100); // of the header most
 }
 
-static void a_file_that_cannot_be_written(void **state) {
-    (void)state;
+STATE_TEST(a_file_that_cannot_be_written) {
     float zeros[ELEMENTS] = {0};
     const rank_state held = {ELEMENTS, FIRST, (state_run *)first_rank, {zeros, zeros, zeros}, kinds_of_adamw};
     file_hash file;
@@ -429,25 +416,6 @@ static void a_file_that_cannot_be_written(void **state) {
     ASSERT_SAYS("nowhere/rank", "No such file");
 }
 
-#define STATE_TEST(function) cmocka_unit_test_setup(function, begin)
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        STATE_TEST(everything_comes_back),
-        STATE_TEST(what_is_not_there_is_named),
-        STATE_TEST(a_hole_in_the_middle_is_found),
-        STATE_TEST(a_rank_that_owns_nothing),
-        STATE_TEST(a_file_that_is_missing_or_another),
-        STATE_TEST(the_bytes_of_a_file),
-        STATE_TEST(a_large_file),
-        STATE_TEST(headers_that_are_others),
-        STATE_TEST(lengths_that_are_wrong),
-        STATE_TEST(a_file_that_becomes_shorter),
-        STATE_TEST(runs_outside_of_the_file),
-        STATE_TEST(runs_at_the_limits),
-        STATE_TEST(elements_that_are_there_twice),
-        STATE_TEST(any_byte_may_be_damaged),
-        STATE_TEST(a_file_that_cannot_be_written),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, end);
+    return cmocka_run_group_tests(all_tests, scratch_make, end);
 }

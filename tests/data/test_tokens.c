@@ -46,8 +46,7 @@ static void empty_scratch(void) {
     assert_int_equal(mkdir(scratch, 0700), 0);
 }
 
-static void test_headers(void **state) {
-    (void)state;
+TEST(test_headers) {
     empty_scratch();
     ASSERT_REFUSED(tokens_open(scratch_path("none_*.bin"), 4, 65536), "no token file matches", "none_*.bin", "data/prepare.py");
     ASSERT_REFUSED(tokens_open(scratch_path("none.bin"), 4, 65536), "no token file matches", "none.bin");
@@ -77,8 +76,7 @@ static void test_headers(void **state) {
 }
 
 // Every boundary of T in one file: a sample needs T + 1 tokens, the last being a target only.
-static void test_sample_counts(void **state) {
-    (void)state;
+TEST(test_sample_counts) {
     empty_scratch();
     for (int T = 1; T <= 5; T++)
         for (int count = T + 1; count <= 4 * T + 3; count++) {
@@ -93,8 +91,7 @@ static void test_sample_counts(void **state) {
 }
 
 // Llama 3's, of 32 bits, alone and beside one of 16.
-static void test_wide_tokens(void **state) {
-    (void)state;
+TEST(test_wide_tokens) {
     enum { T = 4, V = 128256 };
     int32_t inputs[T], targets[T];
     empty_scratch();
@@ -124,8 +121,7 @@ static void test_wide_tokens(void **state) {
     tokens_close(t);
 }
 
-static void test_several_files(void **state) {
-    (void)state;
+TEST(test_several_files) {
     enum { T = 4, B = 3 };
     empty_scratch();
     // In byte order of names: B (2 samples), a (none), a1 (none: too short), c (3), d (none).
@@ -153,8 +149,7 @@ static void test_several_files(void **state) {
     tokens_close(NULL);
 }
 
-static void test_vocabulary(void **state) {
-    (void)state;
+TEST(test_vocabulary) {
     enum { T = 4 };
     empty_scratch();
     tokens *t = tokens_open(write_good("a", 13, 100), T, 65536);
@@ -173,8 +168,7 @@ static void test_vocabulary(void **state) {
     tokens_close(t);
 }
 
-static void test_tokens_beyond_are_found_at_start(void **state) {
-    (void)state;
+TEST(test_tokens_beyond_are_found_at_start) {
     empty_scratch();
     write_good("a", 100000, 0); // 0 … 65535, 0 …
     write_good("b", 100, 300);
@@ -198,8 +192,7 @@ static int first_token(const char *pattern) {
     return inputs[0];
 }
 
-static void test_names_that_look_like_patterns(void **state) {
-    (void)state;
+TEST(test_names_that_look_like_patterns) {
     static const char *const names[] = {"[ab]", "a", "wiki[en]/t_1", "wikie/t_1", "back\\slash*", "backslashes"};
     empty_scratch();
     assert_int_equal(mkdir(scratch_path("wiki[en]"), 0700), 0);
@@ -218,8 +211,7 @@ static void test_names_that_look_like_patterns(void **state) {
 }
 
 // However many files there are, few are open, and none is mapped.
-static void test_many_files(void **state) {
-    (void)state;
+TEST(test_many_files) {
     enum { FILES = 300, T = 4 };
     empty_scratch();
     for (int i = 0; i < FILES; i++) {
@@ -252,8 +244,7 @@ static void test_many_files(void **state) {
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-static void test_a_file_becomes_shorter(void **state) {
-    (void)state;
+TEST(test_a_file_becomes_shorter) {
     enum { T = 4 };
     int32_t column[T];
     empty_scratch();
@@ -284,8 +275,7 @@ static uint64_t print_of(const char *pattern) {
 }
 
 // In files so large that not all is read, a thousandth that has changed is seen wherever it is.
-static void test_fingerprint_of_large_files(void **state) {
-    (void)state;
+TEST(test_fingerprint_of_large_files) {
     const int count = (1 << 27) + 12345, part = count / 1000;
     empty_scratch();
     char *path = write_file("a", 20240520, 1, count, 0, 0, 0);
@@ -304,8 +294,7 @@ static void test_fingerprint_of_large_files(void **state) {
 }
 
 // Of small ones every token is seen, and so is where a file ends.
-static void test_fingerprint_of_small_files(void **state) {
-    (void)state;
+TEST(test_fingerprint_of_small_files) {
     empty_scratch();
     write_good("a", 3000, 0);
     write_good("b", 5000, 0);
@@ -325,8 +314,7 @@ static tokens *open_samples(int samples) {
     return tokens_open(write_good("p", samples + 1, 0), 1, 65536);
 }
 
-static void test_permutation(void **state) {
-    (void)state;
+TEST(test_permutation) {
     const int counts[] = {1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 97, 255, 257, 1000, 4096, 4097, 10007};
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         int n = counts[c];
@@ -354,8 +342,7 @@ static int agreements(const tokens *t, uint64_t seed_a, int64_t from_a, uint64_t
     return equal;
 }
 
-static void test_orders_differ(void **state) {
-    (void)state;
+TEST(test_orders_differ) {
     enum { N = 1000 };
     tokens *t = open_samples(N);
     assert_int_equal(agreements(t, 5, 0, 5, 0), N);
@@ -372,8 +359,7 @@ static void test_orders_differ(void **state) {
 }
 
 // Over many epochs each position is given to each sample about equally often (chi squared, 5 sigma).
-static void test_uniform(void **state) {
-    (void)state;
+TEST(test_uniform) {
     enum { N = 13, EPOCHS = 13000 };
     tokens *t = open_samples(N);
     for (int position = 0; position < N; position++) {
@@ -387,8 +373,7 @@ static void test_uniform(void **state) {
 }
 
 // The order is a contract: a run is repeated by its seed, with any version of this program.
-static void test_order_is_pinned(void **state) {
-    (void)state;
+TEST(test_order_is_pinned) {
     // clang-format off
     static const struct { int samples; uint64_t seed; int64_t position, sample; } known[] = {
         {1, UINT64_C(0), INT64_C(0), 0},
@@ -415,22 +400,5 @@ static void test_order_is_pinned(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_sample_counts),
-        cmocka_unit_test(test_wide_tokens),
-        cmocka_unit_test(test_several_files),
-        cmocka_unit_test(test_vocabulary),
-        cmocka_unit_test(test_permutation),
-        cmocka_unit_test(test_orders_differ),
-        cmocka_unit_test(test_uniform),
-        cmocka_unit_test(test_order_is_pinned),
-        cmocka_unit_test(test_tokens_beyond_are_found_at_start),
-        cmocka_unit_test(test_many_files),
-        cmocka_unit_test(test_names_that_look_like_patterns),
-        cmocka_unit_test(test_a_file_becomes_shorter),
-        cmocka_unit_test(test_fingerprint_of_large_files),
-        cmocka_unit_test(test_fingerprint_of_small_files),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

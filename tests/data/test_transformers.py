@@ -17,8 +17,6 @@ import unittest
 
 import numpy as np
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "train")]
 import harness
 import reference
 from prepared import BPE, keep_vocabulary
@@ -260,7 +258,6 @@ class Llama(Case):
 
     def test_the_block_that_times_are_compared_with(self):
         """tests/bench/torch_gpt.py's is the same function as the reference."""
-        sys.path.insert(0, os.path.join(harness.ROOT, "tests", "bench"))
         import torch_gpt
         shape = reference.Shape(maxT=T, V=300, L=2, heads=12, C=96, Vp=300, KV=4, F=112)
         parameters, model = reference.random_model(shape), torch_gpt.GPT(2, 96, 12, T, 300, "llama", 4, 112).double()
@@ -271,7 +268,3 @@ class Llama(Case):
         inputs, targets = reference.samples(harness.random_tokens(3 * T + 1, 300), T)
         loss = model(torch.tensor(inputs), torch.tensor(targets)).item()
         self.assertLess(abs(loss / reference.forward(shape, parameters, inputs, targets)[0] - 1), 1e-7)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -26,8 +26,7 @@ static char *write_file(const char *name, uint32_t magic, uint32_t version, uint
     return path;
 }
 
-static void test_bytes_without_file(void **state) {
-    (void)state;
+TEST(test_bytes_without_file) {
     char text[256];
     assert_int_equal(vocabulary_size(NULL), 256);
     assert_int_equal(vocabulary_first(NULL, 256), '\n');
@@ -42,8 +41,7 @@ static void test_bytes_without_file(void **state) {
     vocabulary_close(NULL);
 }
 
-static void test_tokens(void **state) {
-    (void)state;
+TEST(test_tokens) {
     char text[256];
     vocabulary *v = vocabulary_open(write_file("v", 20240328, 2, 1234, 7, 1234, 0));
     assert_int_equal(vocabulary_size(v), 1234);
@@ -62,8 +60,7 @@ static void test_tokens(void **state) {
 }
 
 // The longest word counts, also where the text then needs more of them: "1234" is 123, 4.
-static void test_encode(void **state) {
-    (void)state;
+TEST(test_encode) {
     vocabulary *v = vocabulary_open(write_file("v", 20240328, 2, 1234, 7, 1234, 0));
     int32_t token[8] = {0};
     assert_int_equal(vocabulary_encode(v, "1234", 4, token), 2);
@@ -84,8 +81,7 @@ static void test_encode(void **state) {
 }
 
 // The longest token has 255 bytes, any of them may be 0; an empty one is legal.
-static void test_extreme_lengths(void **state) {
-    (void)state;
+TEST(test_extreme_lengths) {
     char bytes[HEADER * 4 + 256 + 1] = {0}, text[255];
     uint32_t header[4] = {20240328, 2, 2, 1};
     memcpy(bytes, header, sizeof header);
@@ -98,8 +94,7 @@ static void test_extreme_lengths(void **state) {
     vocabulary_close(v);
 }
 
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     assert_null(vocabulary_open(scratch_path("none")));
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "", 0)), "/v has 0 bytes");
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "short", 5)), "/v has 5 bytes");
@@ -122,8 +117,7 @@ static void test_damage(void **state) {
     }
 }
 
-static void test_beside(void **state) {
-    (void)state;
+TEST(test_beside) {
     scratch_write("train_0.bin", "x", 1);
     assert_null(vocabulary_beside(scratch_path("train_0.bin")));
     assert_null(vocabulary_beside(""));
@@ -142,9 +136,5 @@ static void test_beside(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_without_file), cmocka_unit_test(test_tokens), cmocka_unit_test(test_encode),
-        cmocka_unit_test(test_extreme_lengths),    cmocka_unit_test(test_damage), cmocka_unit_test(test_beside),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

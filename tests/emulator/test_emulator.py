@@ -94,7 +94,3 @@ class Twins(unittest.TestCase):
         dies = self.assertRaisesRegex(AssertionError, "NOT_SUPPORTED: product [^\n]*\n[^\n]*multiples of 64")
         with tempfile.NamedTemporaryFile() as found, dies:
             self.write(built("build", "emulated-fp32", "tests", "layers", "kernels", "tool_twins"), found.name, "--only", "linear", refuses=3)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -67,7 +67,3 @@ class Fuzz(unittest.TestCase):
 
     def test_options(self):
         self.fuzz("options")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -40,8 +40,7 @@ static void check_cover(const world *w, int rank) {
     }
 }
 
-static void runs_cover_every_tensor_once(void **state) {
-    (void)state;
+KERNEL_TEST(runs_cover_every_tensor_once) {
     on_every_rank(shapes, SHAPES, check_cover);
 }
 
@@ -58,13 +57,11 @@ static void check_places(const world *w, int rank) {
     }
 }
 
-static void runs_are_where_the_table_says(void **state) {
-    (void)state;
+KERNEL_TEST(runs_are_where_the_table_says) {
     on_every_rank(shapes, SHAPES, check_places);
 }
 
-static void up_holds_the_parts_of_tpsp_one_after_another(void **state) {
-    (void)state;
+KERNEL_TEST(up_holds_the_parts_of_tpsp_one_after_another) {
     static const int tensors[] = {QKVW, QKVB, ATTPROJW};
     static world up, tpsp;
     for (int tp = 1; tp <= 4; tp++) {
@@ -136,8 +133,7 @@ static void check_round_trip(const world *w, int rank) {
         }
 }
 
-static void params_read_and_params_place_are_inverse(void **state) {
-    (void)state;
+KERNEL_TEST(params_read_and_params_place_are_inverse) {
     on_every_rank(shapes, SHAPES, check_round_trip);
 }
 
@@ -170,8 +166,7 @@ static void check_partition(const world *w, int rank) {
     assert_int_equal(end, p->elements);
 }
 
-static void buckets_partition_the_memory(void **state) {
-    (void)state;
+KERNEL_TEST(buckets_partition_the_memory) {
     on_every_rank(shapes, SHAPES, check_partition);
 }
 
@@ -185,8 +180,7 @@ static void check_padding(const world *w, int rank) {
     }
 }
 
-static void padding_is_no_more_than_needed(void **state) {
-    (void)state;
+KERNEL_TEST(padding_is_no_more_than_needed) {
     on_every_rank(shapes, 1, check_padding);
 }
 
@@ -230,8 +224,7 @@ static void check_list(const world *w, int rank) {
         }
 }
 
-static void the_list_has_every_element(void **state) {
-    (void)state;
+KERNEL_TEST(the_list_has_every_element) {
     on_every_rank(shapes, SHAPES, check_list);
 }
 
@@ -274,8 +267,7 @@ static void check_own(const world *w, int rank) {
         }
 }
 
-static void large_matrices_are_buckets_of_their_own(void **state) {
-    (void)state;
+KERNEL_TEST(large_matrices_are_buckets_of_their_own) {
     own_buckets = shared_buckets = 0;
     on_every_rank(shapes, SHAPES, check_own);
     assert_true(own_buckets > 100 && shared_buckets > 100); // both are met, often
@@ -298,8 +290,7 @@ static void check_small(const world *w, int rank) {
     }
 }
 
-static void small_tensors_share_buckets(void **state) {
-    (void)state;
+KERNEL_TEST(small_tensors_share_buckets) {
     on_every_rank(shapes, SHAPES - 1, check_small); // the last one has no such vectors
 }
 
@@ -336,8 +327,7 @@ static void check_owners(const world *w, int rank) {
             if (seen[tensor][i] != 1) fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by no rank", tensor, i);
 }
 
-static void every_element_is_owned_once(void **state) {
-    (void)state;
+KERNEL_TEST(every_element_is_owned_once) {
     on_every_rank(shapes, SHAPES, check_owners);
 }
 
@@ -362,8 +352,7 @@ static void check_step_begins(const world *w, int rank) {
     }
 }
 
-static void a_step_begins_without_the_last_one(void **state) {
-    (void)state;
+KERNEL_TEST(a_step_begins_without_the_last_one) {
     on_every_rank(shapes, SHAPES, check_step_begins);
 }
 
@@ -424,8 +413,7 @@ static void check_distribution(const gpt_shape *s) {
     assert_true(equal < 10);
 }
 
-static void initial_weights_do_not_depend_on_the_mesh(void **state) {
-    (void)state;
+KERNEL_TEST(initial_weights_do_not_depend_on_the_mesh) {
     make_reference(&shapes[0]);
     check_distribution(&shapes[0]);
     on_every_rank(shapes, 1, check_init);
@@ -441,27 +429,11 @@ static void create(int64_t C, int64_t H, int tp) {
     params_create(&p, (gpt_shape){.maxT = 4, .V = 8, .Vp = 8, .L = 1, .H = H, .C = C}, &mesh, STRATEGY_UP, 0);
 }
 
-static void heads_that_do_not_divide_are_refused(void **state) {
-    (void)state;
+TEST_FIRST(heads_that_do_not_divide_are_refused) { // before there are threads: it forks
     ASSERT_DIES(create(26, 12, 1), "26 channels in 12 heads", "--channels");
     ASSERT_DIES(create(24, 12, 5), "12 heads do not divide over --tp 5", "--tp");
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(heads_that_do_not_divide_are_refused), // before there are threads: it forks
-        KERNEL_TEST(runs_cover_every_tensor_once),
-        KERNEL_TEST(runs_are_where_the_table_says),
-        KERNEL_TEST(up_holds_the_parts_of_tpsp_one_after_another),
-        KERNEL_TEST(params_read_and_params_place_are_inverse),
-        KERNEL_TEST(buckets_partition_the_memory),
-        KERNEL_TEST(padding_is_no_more_than_needed),
-        KERNEL_TEST(the_list_has_every_element),
-        KERNEL_TEST(every_element_is_owned_once),
-        KERNEL_TEST(large_matrices_are_buckets_of_their_own),
-        KERNEL_TEST(small_tensors_share_buckets),
-        KERNEL_TEST(a_step_begins_without_the_last_one),
-        KERNEL_TEST(initial_weights_do_not_depend_on_the_mesh),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -6,8 +6,7 @@ typedef struct answer {
     uint32_t counter[4], key[2], bits[4];
 } answer;
 
-static void philox_known_answers(void **state) {
-    (void)state;
+TEST(philox_known_answers) {
     static const answer known[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
         {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
@@ -36,8 +35,7 @@ static void assert_moment(double (*draw)(uint64_t, uint64_t, uint64_t), int powe
     if (fabs(error) > 5 * sqrt(variance / DRAWS)) fail_msg("moment %d is %g, expected %g", power, expected + error, expected);
 }
 
-static void uniform_moments_and_range(void **state) {
-    (void)state;
+TEST(uniform_moments_and_range) {
     for (int k = 1; k <= 4; k++) {
         double mean = 1.0 / (k + 1), square = 1.0 / (2 * k + 1);
         assert_moment(random_uniform, k, mean, square - mean * mean);
@@ -47,8 +45,7 @@ static void uniform_moments_and_range(void **state) {
     assert_true(low >= 0 && low < 1e-3 && high < 1 && high > 1 - 1e-3);
 }
 
-static void normal_moments(void **state) {
-    (void)state;
+TEST(normal_moments) {
     assert_moment(random_normal, 1, 0, 1);
     assert_moment(random_normal, 2, 1, 2);
     assert_moment(random_normal, 3, 0, 15);
@@ -57,8 +54,7 @@ static void normal_moments(void **state) {
 }
 
 // Another seed, stream or neighbour gives numbers that have nothing to do with these.
-static void neighbours_are_independent(void **state) {
-    (void)state;
+TEST(neighbours_are_independent) {
     const uint64_t other[][3] = {{6, 7, 0}, {5, 8, 0}, {5, 7, 1}, {5, 7 | 1ull << 40, 0}, {5 | 1ull << 40, 7, 0}};
     for (size_t j = 0; j < sizeof other / sizeof *other; j++) {
         double sum = 0;
@@ -69,11 +65,5 @@ static void neighbours_are_independent(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_known_answers),
-        cmocka_unit_test(uniform_moments_and_range),
-        cmocka_unit_test(normal_moments),
-        cmocka_unit_test(neighbours_are_independent),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

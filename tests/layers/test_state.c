@@ -213,27 +213,23 @@ static void check_all_pairs(gpt_shape shape, int tp_max, int dp_max, bool from_m
     }
 }
 
-static void state_goes_from_every_mesh_to_every_mesh(void **state) {
-    (void)state;
+KERNEL_TEST(state_goes_from_every_mesh_to_every_mesh) {
     check_all_pairs(shapes[0], 4, 2, false, false);
 }
 
-static void state_of_matrices_with_buckets_of_their_own(void **state) {
-    (void)state;
+KERNEL_TEST(state_of_matrices_with_buckets_of_their_own) {
     check_all_pairs(shapes[1], 2, 2, false, false);
     check_all_pairs(shapes[2], 3, 1, false, false);
 }
 
 // Masters are saved instead of weights; reading them back fills both.
-static void state_between_programs_with_masters_and_without(void **state) {
-    (void)state;
+KERNEL_TEST(state_between_programs_with_masters_and_without) {
     check_all_pairs(shapes[0], 2, 2, true, true);
     check_all_pairs(shapes[0], 2, 2, true, false);
     check_all_pairs(shapes[0], 2, 2, false, true);
 }
 
-static void masters_are_saved_in_place_of_weights(void **state) {
-    (void)state;
+KERNEL_TEST(masters_are_saved_in_place_of_weights) {
     static states s;
     open_states(&s, shapes[0], STRATEGY_TPSP, 2, 1, true);
     fill_all(&s);
@@ -243,8 +239,7 @@ static void masters_are_saved_in_place_of_weights(void **state) {
     close_states(&s);
 }
 
-static void every_element_is_saved_once(void **state) {
-    (void)state;
+KERNEL_TEST(every_element_is_saved_once) {
     static states s;
     mesh_size mesh[MESHES_MAX];
     for (int i = 0; i < SHAPES; i++)
@@ -257,8 +252,7 @@ static void every_element_is_saved_once(void **state) {
 }
 
 // Training continues during the use of a copy.
-static void a_copy_does_not_change(void **state) {
-    (void)state;
+KERNEL_TEST(a_copy_does_not_change) {
     static states s;
     rank_state copy, again;
     open_states(&s, shapes[0], STRATEGY_UP, 2, 2, false);
@@ -307,8 +301,7 @@ static void check_nonfinite(zero_shards *o, const element_place *places) {
     }
 }
 
-static void the_first_gradient_that_is_not_finite_is_named(void **state) {
-    (void)state;
+KERNEL_TEST(the_first_gradient_that_is_not_finite_is_named) {
     static states s;
     for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++) {
         open_states(&s, shapes[0], (parallel_strategy)strategy, 2, 2, false);
@@ -337,14 +330,5 @@ static int remove_all(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(every_element_is_saved_once),
-        KERNEL_TEST(masters_are_saved_in_place_of_weights),
-        KERNEL_TEST(a_copy_does_not_change),
-        KERNEL_TEST(the_first_gradient_that_is_not_finite_is_named),
-        KERNEL_TEST(state_goes_from_every_mesh_to_every_mesh),
-        KERNEL_TEST(state_of_matrices_with_buckets_of_their_own),
-        KERNEL_TEST(state_between_programs_with_masters_and_without),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, remove_all);
+    return cmocka_run_group_tests(all_tests, scratch_make, remove_all);
 }

@@ -34,7 +34,7 @@ static bool are_zero(const float *x, int64_t n) {
     return any == 0;
 }
 
-static void every_thread_flushes(void) {
+TEST(every_thread_flushes) {
     const int threads[] = {2, 1, 2, 5}; // some start later
     for (int i = 0; i < 4; i++) {
         int flushes = 0, reads = 0;
@@ -48,7 +48,7 @@ static void every_thread_flushes(void) {
 }
 
 // One key far behind the other: its probability is exp(-95), and its value is huge.
-static void sharp_attention(void) {
+TEST(sharp_attention) {
     enum { D = 16, T = 2, B = 2, H = 8 };
     float *qkv = filled(T * B * 3 * H * D, 0), *out = filled(T * B * H * D, 0), *lse = filled(T * B * H, 0);
     float *dqkv = filled(T * B * 3 * H * D, 0), *dout = filled(T * B * H * D, 1),
@@ -71,7 +71,7 @@ static void sharp_attention(void) {
 }
 
 // The logits of a row are 78 to 104 less than that of its target.
-static void logits_far_apart(void) {
+TEST(logits_far_apart) {
     enum { R = 64, V = 2048 };
     float *logits = filled(R * V, 0), *again = filled(R * V, 0), *losses = filled(R, 0), *stats = filled(3 * R, 0);
     int32_t *targets = cf_alloc(R * 4, "test");
@@ -89,7 +89,7 @@ static void logits_far_apart(void) {
     cf_free(targets);
 }
 
-static void elements(void) {
+TEST(elements) {
     float *x = filled(MANY, TINY), *y = filled(MANY, 1), *out = filled(MANY, 1);
     activation_forward(out, x, MANY, NULL);
     CHECK(are_zero(out, MANY), "GELU of a subnormal number");
@@ -102,7 +102,7 @@ static void elements(void) {
     cf_free(x), cf_free(y), cf_free(out);
 }
 
-static void small_moments(void) {
+TEST(small_moments) {
     const optimizer_settings a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
     float *w = filled(MANY, 1), *m = filled(MANY, 0), *v = filled(MANY, TINY), *g = filled(MANY, 1e-20f);
     optimizer_update(optimizers, w, NULL, (float *[]){m, v}, g, MANY, a, NULL);
@@ -113,7 +113,7 @@ static void small_moments(void) {
     cf_free(w), cf_free(m), cf_free(v), cf_free(g);
 }
 
-static void products(void) {
+TEST(products) {
     float *x = filled(SIDE * SIDE, 1e-20f), *w = filled(SIDE * SIDE, 1e-20f), *out = filled(SIDE * SIDE, 1);
     float *ready = filled(linear_prepared_size(SIDE, SIDE), 0);
     linear_forward(out, NULL, x, linear_prepare_forward(ready, w, SIDE, SIDE, NULL), NULL, NULL, linear_all(SIDE), SIDE, SIDE,
@@ -125,7 +125,7 @@ static void products(void) {
 }
 
 // By native collectives, which another thread adds up, and by exchanges.
-static void sums_of_ranks(void) {
+TEST(sums_of_ranks) {
     const int N = mesh.tp;
     float *full = filled(N * MANY, 0);
     for (int i = 0; i < cf_algorithm_count && N > 1; i++) {
@@ -153,11 +153,7 @@ int main(int argc, char **argv) {
     cf_device_threads(2);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
-    static const ranks_case cases[] = {
-        RANKS_CASE(every_thread_flushes), RANKS_CASE(sharp_attention), RANKS_CASE(logits_far_apart), RANKS_CASE(elements),
-        RANKS_CASE(small_moments),        RANKS_CASE(products),        RANKS_CASE(sums_of_ranks),
-    };
-    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof *cases);
+    int status = ranks_run(transport->rank);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
     cf_mesh_free(&mesh);

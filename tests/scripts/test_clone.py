@@ -68,7 +68,3 @@ class Clone(unittest.TestCase):
         paper = re.search(r"arXiv (\d+\.\d+)", (ROOT / "README.md").read_text())[1]
         self.assertIn(f"https://arxiv.org/abs/{paper}", text)
         self.assertIn(f"license: {(ROOT / 'LICENSE').read_text().split()[0]}\n", text)
-
-
-if __name__ == "__main__":
-    unittest.main()

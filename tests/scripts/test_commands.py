@@ -192,7 +192,3 @@ class BatchFile(unittest.TestCase):
                              r"SLURM_NTASKS_PER_NODE, SLURM_TASKS_PER_NODE; give sbatch --ntasks-per-node\n\Z")
         self.assertIn("SLURM_CPUS_PER_TASK", self.launched(status=1, SLURM_NTASKS="2"))
         self.assertEqual(self.launched(MPI="mpirun", SLURM_NTASKS="2")[:3], ["mpirun", "-np", "2"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -136,7 +136,3 @@ class Documents(unittest.TestCase):
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):
             with self.subTest(document=name, option=option):
                 self.assertTrue(option in known | OTHERS, "no program takes it")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -16,7 +16,6 @@ import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import numpy as np
 
 import command
@@ -369,7 +368,3 @@ class BenchTest(unittest.TestCase):
         alone = self.start(*good, ranks=1)
         self.assertNotEqual(alone.returncode, 0)
         self.assertIn("nobody to communicate with", alone.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -16,7 +16,6 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[0:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests")]
 import busy
 import lab as laboratory
 import run_log
@@ -335,7 +334,3 @@ class Refusals(unittest.TestCase):
         if subprocess.run([*nobody, "sh", "-c", 'exec "$0" -c "open(\'$1\')" 2>/dev/null', sys.executable, LAB]).returncode:
             self.skipTest("nobody cannot start Python, or read the lab's script, here")
         self.refuses("needs Linux and root", before=nobody)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -25,7 +25,3 @@ class Lint(unittest.TestCase):
 
     def test_format(self):
         self.finds_nothing("clang-format", "format-check")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,11 +2,9 @@
 import json
 import os
 import pathlib
-import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import run_log
 from command import Problem
 
@@ -39,7 +37,3 @@ class Logs(unittest.TestCase):
         os.mkfifo(self.path)
         with self.assertRaisesRegex(OSError, "It is not a regular file"):
             list(run_log.lines(self.path))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -189,7 +189,3 @@ class Carried(Copy):
         subprocess.run([program], check=True)
         version = subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True, env={}).stdout
         self.assertIn("GNU Make", version)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -115,7 +115,3 @@ class MemoryTest(unittest.TestCase):
         self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
         self.write("sys/fs/cgroup/memory/memory.usage_in_bytes", 15 * GIB)
         self.assertEqual(self.found_gib(), 8)
-
-
-if __name__ == "__main__":
-    unittest.main()

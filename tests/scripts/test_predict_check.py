@@ -12,7 +12,6 @@ import unittest
 from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import command
 import measure_machine
 import numpy
@@ -181,7 +180,3 @@ class Check(unittest.TestCase):
             self.assertLess(predict_programs.megatron_model(run, known, faster)(constants)[0], base)
         slow_host = predict_programs.megatron_model(run, known, machine)((*constants[:2], 1000, 0, 0))[0]
         self.assertAlmostEqual(slow_host, 8 * 12000, delta=0.02 * slow_host)
-
-
-if __name__ == "__main__":
-    unittest.main()

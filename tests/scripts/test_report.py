@@ -23,7 +23,6 @@ import unittest
 import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 PROGRAM = ROOT / os.environ.get("BUILD", "build/release") / "train_gpt"
 mfu_sweep = importlib.machinery.SourceFileLoader("mfu_sweep", str(ROOT / "scripts/mfu_sweep")).load_module()
 
@@ -643,7 +642,3 @@ class Sweep(Case):
             output, _ = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 143, output)
         self.assertFalse(pathlib.Path(f"/proc/{began.read_text().strip()}").exists(), output)
-
-
-if __name__ == "__main__":
-    unittest.main()

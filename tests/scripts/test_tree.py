@@ -174,7 +174,3 @@ class Arrows(unittest.TestCase):
     def test_schedules_and_executor_know_no_device(self):
         for name in ("schedule.c", "schedule.h", "fuse.c", "fuse.h"):
             self.assertNotRegex(code(f"commfuse/{name}"), r"(?i)\bcuda|\bnccl|\bMPI_|#if(?!n?def (CF_\w+_H|__cplusplus))")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -16,7 +16,6 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/watch_log.py"
-sys.path.insert(0, str(ROOT / "scripts"))
 import watch_log
 
 try:
@@ -188,7 +187,3 @@ class Targets(Case):
                               cwd=self.folder)
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, r"\Aerror: No module named 'wandb'.*\nhint: .*--help.*\n\Z")
-
-
-if __name__ == "__main__":
-    unittest.main()

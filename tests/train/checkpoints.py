@@ -8,11 +8,9 @@ import json
 import os
 import shutil
 import struct
-import sys
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 import shapes

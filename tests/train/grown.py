@@ -3,10 +3,8 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 ROOT, B = pathlib.Path(harness.ROOT), "build/release"

@@ -7,11 +7,9 @@ differ by less than 1 % in the loss, and by less than 5 % in the norm of the gra
 with which they began, so where weights have moved to is compared, too: to 2 % of the way.
 """
 import os
-import sys
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import meshes

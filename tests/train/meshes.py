@@ -20,11 +20,9 @@ import json
 import os
 import pathlib
 import re
-import sys
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 

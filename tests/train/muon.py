@@ -4,12 +4,9 @@ Matrices of the layers are orthogonalised, queries, keys and values apart, a Lla
 torch.optim.Muon's, written plainly: X Xᵀ of the wide form of the matrix, no factor moved elsewhere.
 """
 import math
-import os
-import sys
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import reference
 
 MATRICES = "qkvw", "attprojw", "fcw", "fcprojw"

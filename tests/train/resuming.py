@@ -7,9 +7,7 @@ A run that saves after each step leaves a directory for every place at which it 
 import json
 import os
 import shutil
-import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 

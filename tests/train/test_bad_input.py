@@ -12,13 +12,10 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import launcher
 import reference
@@ -555,7 +552,3 @@ class Once(BadInput):
             self.assertIsNone(process.poll())
             self.assertIn("--lr 'fast'", process.stderr.read())
             self.assertEqual(process.wait(SOON), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

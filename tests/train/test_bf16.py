@@ -9,11 +9,9 @@ import os
 import re
 import shutil
 import struct
-import sys
 import unittest
 import unittest.mock
 
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 import halves
 import harness
 import meshes
@@ -125,7 +123,3 @@ class Resume(halves.Resume):
     @classmethod
     def recipe(cls, *mesh, **more):
         return super().recipe(*mesh, **dict(dtype="bf16") | more)
-
-
-if __name__ == "__main__":
-    unittest.main()

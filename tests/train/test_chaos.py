@@ -4,11 +4,9 @@
 import os
 import random
 import shutil
-import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import chaos
 import harness
 import test_saving
@@ -40,7 +38,3 @@ class Chaos(unittest.TestCase):
 
     def test_one_rank(self):
         self.check(1, 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,10 +2,8 @@
 # make: cuda-tests
 import os
 import shutil
-import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 PROGRAMS = "train_gpt_cuda", "train_gpt_cuda_fp32"
@@ -48,7 +46,3 @@ class Program(harness.Case):
     def test_mpi_is_not_a_way_between_gpus(self):
         result = self.start(PROGRAMS[0], "--transport", "mpi")
         self.assertFails(result, "transport mpi" if "mpi moves" in result.err else "no CUDA device")
-
-
-if __name__ == "__main__":
-    unittest.main()

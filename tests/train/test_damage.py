@@ -8,10 +8,7 @@ bit and every length of every file is in tests/data/test_checkpoint.c.
 import errno
 import os
 import shutil
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import test_saving
@@ -197,7 +194,3 @@ class Damage(checkpoints.Case):
         self.assertEqual([s["loss"] for s in harness.events(harness.read_log(path), "step")],
                          [s["loss"] for s in harness.events(harness.read_log(log), "step")])
         self.assertSameEnd(out, before)
-
-
-if __name__ == "__main__":
-    unittest.main()

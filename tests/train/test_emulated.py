@@ -10,14 +10,12 @@ another.
 # make: emulated-tests
 import os
 import signal
-import sys
 import unittest
 import unittest.mock
 
 import numpy as np
 
 os.environ["BUILD"] = "build/emulated-fp32"
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import meshes
 import muon
@@ -236,7 +234,3 @@ class Trouble(harness.Case):
         os.kill(processes[1], signal.SIGKILL)
         harness.wait_until(lambda: 0 not in started.processes(), timeout + grace,
                            lambda: f"rank 0 goes on{started.result()}")
-
-
-if __name__ == "__main__":
-    unittest.main()

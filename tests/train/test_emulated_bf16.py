@@ -3,11 +3,8 @@
 # limit: 600
 # make: emulated-tests
 import os
-import sys
-import unittest
 
 os.environ["BUILD"] = "build/emulated-bf16"
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import halves
 import harness
 import meshes
@@ -27,7 +24,3 @@ class Bf16(halves.Training):
     def test_the_other_type_is_another_program(self):
         result = harness.run(self.arguments(dtype="fp32"))
         self.assertFails(result, "make cuda", "--dtype fp32")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -5,17 +5,10 @@ one ends in time and names the frozen one.
 # limit: 300
 # make: emulated-tests
 import os
-import sys
-import unittest
 
 os.environ["BUILD"] = "build/emulated-fp32"
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_freeze
 
 
 class Emulated(test_freeze.Freeze):
     pass
-
-
-if __name__ == "__main__":
-    unittest.main()

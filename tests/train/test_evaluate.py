@@ -2,12 +2,9 @@
 # limit: 180
 import dataclasses
 import os
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 
@@ -115,7 +112,3 @@ class Sample(harness.Case):
                     result = harness.run(self.arguments(train=None, steps=0, dp=ranks, batch=None, **given), ranks)
                     self.assertFails(result, *words)
                     self.assertEqual(result.err.count("error:"), 1, str(result))
-
-
-if __name__ == "__main__":
-    unittest.main()

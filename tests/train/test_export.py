@@ -4,10 +4,7 @@ of ranks, on whatever mesh it was saved.
 # limit: 120
 import os
 import shutil
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import reference
@@ -106,7 +103,3 @@ class Export(checkpoints.Case):
         self.assertFails(result, "--export-step 4", "no sound checkpoint", damaged)
         self.assertNotIn("none of", result.err)
         self.export(out)
-
-
-if __name__ == "__main__":
-    unittest.main()

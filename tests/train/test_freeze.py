@@ -9,10 +9,8 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 FREEZES = int(os.environ.get("FREEZES", "4"))

@@ -11,10 +11,8 @@ import json
 import os
 import re
 import subprocess
-import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 PROGRAM = os.path.join(harness.ROOT, "build", "emulated-bf16", "tests", "bench", "bench_train")
@@ -148,7 +146,3 @@ class Imagined(unittest.TestCase):
                 print(f"{transport}: {exchange:.1f} calls an exchange")
                 self.assertGreater(exchange, 3)
                 self.assertLess(exchange, most)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -16,7 +16,6 @@ import signal
 import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import launcher
 
@@ -140,7 +139,3 @@ class Death(harness.Case):
         word = "" if launcher.falls_silent() else f"(?:{TERMINATED}|{together})"
         self.ends(started, {0, 1, 2}, word, statuses=(1, KILLED))
         self.leaves_nobody(started, TIMEOUT + GRACE)
-
-
-if __name__ == "__main__":
-    unittest.main()

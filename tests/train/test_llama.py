@@ -7,12 +7,9 @@ import json
 import os
 import pathlib
 import re
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import meshes
@@ -174,7 +171,3 @@ class Refused(harness.Case):
         self.train(2, plan=plan, **more)
         other = harness.run(self.arguments(**{**more, "plan": plan, "kv_heads": 6}), 2)
         self.assertFails(other, "llama, 12 heads of keys, 144 units", "llama, 6 heads of keys")
-
-
-if __name__ == "__main__":
-    unittest.main()

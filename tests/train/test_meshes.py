@@ -2,13 +2,9 @@
 # quick: learns 2x2 fewer_rows nowire Order Schedules
 # sanitizers: too
 # limit: 600
-import os
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import meshes
 import reference
@@ -74,7 +70,3 @@ class Schedules(harness.Case):
                     found = [step["lr"] for step in harness.events(log, "step")]
                     expected = [reference.learning_rate(schedule, s, end, 1e-3, 1e-4, 3) for s in range(10)]
                     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-if __name__ == "__main__":
-    unittest.main()

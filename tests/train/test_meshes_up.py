@@ -4,10 +4,7 @@
 # limit: 600
 import os
 import pathlib
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import meshes
 import reference
@@ -54,7 +51,3 @@ class Files(meshes.Training):
                     steps = self.steps_of(*mesh, strategy=strategy, init_from=path)
                     self.assertLess(abs(steps[0]["loss"] / expected - 1), meshes.BETWEEN_MESHES)
                     self.assertLess(steps[-1]["loss"], steps[0]["loss"])
-
-
-if __name__ == "__main__":
-    unittest.main()

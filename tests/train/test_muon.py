@@ -8,12 +8,9 @@ import os
 import pathlib
 import re
 import shutil
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import meshes
@@ -205,7 +202,3 @@ class Llama(Training):
 
     def test_meshes_up(self):
         self.assertSameTraining(3, 2, strategy="up", overlap="ring")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,16 +3,12 @@ does, is saved, resumed on the same mesh with equal bits and on another, and is 
 not told of it."""
 # limit: 300
 # quick: none
-import os
 import pathlib
 import re
 import shutil
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import grown
 import harness
@@ -125,7 +121,3 @@ class NewOptimizer(grown.Case):
         result = harness.run([written, "--small", "--only", "update"], program=str(self.tree / grown.B / TOOL))
         self.assertEqual(result.status, 0, str(result))
         self.assertIn(b'"sgd_update"', pathlib.Path(written).read_bytes())
-
-
-if __name__ == "__main__":
-    unittest.main()

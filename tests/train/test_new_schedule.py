@@ -3,13 +3,9 @@ commfuse/examples/domino.c) train in the trainer, and the tests prove them witho
 # limit: 300
 # quick: none
 import json
-import os
 import pathlib
 import re
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import grown
 import harness
 
@@ -87,7 +83,3 @@ class NewSchedule(grown.Case):
                 self.assertNotIn("FAILED", result.text)
         rows = harness.run([], program=str(self.tree / TESTS / "tool_rows"))
         self.assertIn("\ndomino ring 1024 exchanges\n", rows.out)
-
-
-if __name__ == "__main__":
-    unittest.main()

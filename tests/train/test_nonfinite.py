@@ -8,10 +8,8 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 
@@ -89,7 +87,3 @@ class Transient(checkpoints.Case):
         result = self.run_with(tp=2, out=out, **self.RECIPE)  # it was transient
         self.assertRegex(result.out, rf"resume    from step [{self.AT - 1}{self.AT}] ")
         self.assertSameEnd(out, self.undisturbed(2, 1, **self.RECIPE)[0])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -9,10 +9,7 @@ import os
 import re
 import shutil
 import signal
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 
@@ -267,7 +264,3 @@ class Plan(harness.Case):
         os.kill(started.processes()[1], signal.SIGKILL)
         started.wait(60)
         self.assertNotEqual(started.result().status, 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

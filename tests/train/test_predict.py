@@ -12,10 +12,7 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 MACHINES = os.path.join(harness.ROOT, "scripts", "machines")
@@ -319,7 +316,3 @@ class Predict(harness.Case):
             result = self.ask(**{**FEW, **more})
             self.assertNotEqual(result.status, 0, more)
             self.assertIn(words, result.err)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -8,14 +8,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import numpy as np
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.dirname(HERE)]
 import harness
 import reference
 from processor import needs_bf16
@@ -190,7 +187,3 @@ class Program(harness.Case):
 
     def test_ulysses_parallel(self):
         self.agrees(2, 2, strategy="up", overlap="ring:2")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,13 +2,11 @@
 import dataclasses
 import math
 import os
-import sys
 import tempfile
 import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import reference
 from reference import Shape
 
@@ -205,7 +203,3 @@ class Files(unittest.TestCase):
         self.assertEqual(inputs.tolist(), [[0, 1, 2, 3], [4, 5, 6, 7]])
         self.assertEqual(targets.tolist(), [[1, 2, 3, 4], [5, 6, 7, 8]])
         self.assertEqual(len(reference.samples(np.arange(8), 4)[0]), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

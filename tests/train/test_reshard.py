@@ -6,14 +6,10 @@ whole model, put together from the ranks' files by a reader of the test's own. O
 """
 # quick: from_tpsp_2x2 from_up_4x1
 # limit: 300
-import os
 import shutil
-import sys
-import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 
@@ -69,7 +65,3 @@ class Reshard(checkpoints.Case):
             for tp, dp in checkpoints.MESHES:
                 if (strategy, tp, dp) not in (("tpsp", 2, 2), ("up", 4, 1)):
                     self.check_from(strategy, tp, dp)
-
-
-if __name__ == "__main__":
-    unittest.main()

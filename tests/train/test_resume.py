@@ -1,17 +1,9 @@
 """TPSP on every mesh: a run that goes on is the run that was never stopped (see resuming.py)."""
 # quick: worth 1x1 2x2 other_modes trace done
 # limit: 240
-import os
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import resuming
 
 
 class Resume(resuming.Resume):
     strategy = "tpsp"
-
-
-if __name__ == "__main__":
-    unittest.main()

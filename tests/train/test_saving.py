@@ -13,7 +13,6 @@ import subprocess
 import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import launcher
@@ -567,7 +566,3 @@ class Disk(checkpoints.Case):
                 self.assertFails(result, out, said, "--out")
                 self.assertNotIn("another user's run", result.err)
         self.assertEqual(checkpoints.steps_in(locked), [AT])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -8,10 +8,8 @@ transfer takes time from kernels; kernels of two streams share a GPU evenly.
 import os
 import re
 import subprocess
-import sys
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 SHAPE = dict(layers=2, channels=384, heads=8, seq=256, predict_all=True)
@@ -51,7 +49,3 @@ class SimGrid(harness.Case):
                     ours, theirs = self.compare(machine, mesh, overlap)
                     print(f"{name}, {overlap}: {ours:.2f} ms, SimGrid {theirs:.2f} ms")
                     self.assertAlmostEqual(theirs / ours, 1, delta=agree)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,11 +1,7 @@
 """--skip-steps leaves out the data of some steps, alike on every mesh and after a resume."""
 # limit: 180
-import os
 import shutil
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 
@@ -72,7 +68,3 @@ class SkipSteps(checkpoints.Case):
         for skip in "3", "3:3", "4:3", "3:4,", "3:4,2:3", "3:5,4:6", "3:4;5:6", "-1:2", "3:4:5", "1:1000000001", "3:4,,5:6":
             with self.subTest(skip=skip):
                 self.assertFails(self.run_with(status=1, skip_steps=skip), f"--skip-steps '{skip}' is not A:B,C:D with whole numbers")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -15,7 +15,6 @@ import time
 import unittest
 import uuid
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import launcher
@@ -237,7 +236,3 @@ class Keeper(unittest.TestCase):
         harness.wait_until(lambda: not os.path.exists(folder), 30, "the end of all")
         for pid in started:
             self.assertFalse(os.path.exists(f"/proc/{pid}"), pid)
-
-
-if __name__ == "__main__":
-    unittest.main()

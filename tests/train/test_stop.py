@@ -14,11 +14,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
 import launcher
@@ -306,7 +304,3 @@ class Mpirun(Stopping):
 
     def test_from_the_keyboard(self):
         self.stopped_twice(signal.SIGINT)
-
-
-if __name__ == "__main__":
-    unittest.main()

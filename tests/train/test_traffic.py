@@ -9,12 +9,10 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import sys
 import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 import traffic
@@ -191,7 +189,3 @@ class Tags(harness.Case):
             with self.subTest(overlap):
                 result = self.run_with_few(overlap=overlap)
                 self.assertEqual(result.status, 0, str(result))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -15,7 +15,6 @@ import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 import test_saving
@@ -650,7 +649,3 @@ class Saving(harness.Case):
                 self.assertTrue(0.95 < values.std() / expected < 1.05, (name, values.std()))
                 self.assertLess(abs(values.mean()), 5 * expected / math.sqrt(values.size), name)
                 self.assertGreater(len(np.unique(values)), 0.98 * values.size, f"{name}: values repeat")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,10 +1,6 @@
 """--z-loss: gradients of the squared log-sum-exp of the logits too, as the reference's are; the loss that is printed stays."""
 # limit: 120
-import os
-import sys
-import unittest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 
@@ -36,7 +32,3 @@ class ZLoss(harness.Case):
         self.train(out=out, z_loss=0.05, **RECIPE)
         result = harness.run(self.arguments(out=out, z_loss=0.1, **RECIPE))
         self.assertFails(result, "would be changed by: --z-loss 0.1 (the checkpoint: 0.05)")
-
-
-if __name__ == "__main__":
-    unittest.main()

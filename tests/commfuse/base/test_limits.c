@@ -17,8 +17,7 @@ static void check(int first, const char *list, int least, int cores) {
     for (int i = 0; i < 2; i++) assert_int_equal(CPU_ISSET((size_t)(first + i), &own) != 0, cores >> i & 1);
 }
 
-static void of_two_cores_those_in_the_list_remain(void **state) {
-    (void)state;
+TEST(of_two_cores_those_in_the_list_remain) {
     cpu_set_t all;
     int first = 0;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
@@ -38,8 +37,5 @@ static void of_two_cores_those_in_the_list_remain(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_two_cores_those_in_the_list_remain),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -5,8 +5,7 @@
 #include "commfuse/base/die.h"
 #include "commfuse/base/sanitize.h"
 
-static void what_drives_a_terminal_is_not_printed(void **state) {
-    (void)state;
+TEST(what_drives_a_terminal_is_not_printed) {
     static const char *const pairs[][2] = {
         {"plain\ttext\nand more ~", "plain\ttext\nand more ~"},
         {"\033[2Jgone\a\b\r\177", "?[2Jgone????"},
@@ -32,8 +31,5 @@ static void what_drives_a_terminal_is_not_printed(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_drives_a_terminal_is_not_printed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

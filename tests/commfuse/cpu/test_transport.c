@@ -66,7 +66,7 @@ static void barrier(void) {
     run(cf_request_of(CF_REQUEST_BARRIER, &mesh.world_group, CF_BYTE, "test barrier"));
 }
 
-static void knows_its_world(void) {
+TEST(knows_its_world) {
     CHECK(transport->size == mesh.tp && transport->rank == mesh.tp_group.rank, "rank %d of %d", transport->rank, transport->size);
     CHECK(transport->local_size == transport->size && transport->local_rank == transport->rank,
           "all ranks are on this host, yet this is local rank %d of %d", transport->local_rank, transport->local_size);
@@ -75,7 +75,7 @@ static void knows_its_world(void) {
 
 // A rank whose threads, and the one that moves bytes, have a core each notices a message within 30 us. Where they take turns, all
 // takes as many times longer, and no core is to spare.
-static void costs_follow_the_cores(void) {
+TEST(costs_follow_the_cores) {
     for (int threads = 1; threads <= 8; threads *= 2) {
         const double own = (double)transport->local_size * threads / transport->local_cores;
         const double turns = fmax(1, own * (threads + 1) / threads);
@@ -90,7 +90,7 @@ static void costs_follow_the_cores(void) {
 }
 
 // Sends in one order, receives in another: tags distinguish messages.
-static void tags_out_of_order(void) {
+TEST(tags_out_of_order) {
     unsigned char out[MESSAGES][40], in[MESSAGES][40];
     cf_request sends[MESSAGES], receives[MESSAGES];
     int me = mesh.tp_group.rank, next = ring(1), previous = ring(-1);
@@ -111,7 +111,7 @@ static void tags_out_of_order(void) {
 }
 
 // Same tag, same pair: matched in the order posted.
-static void one_tag_keeps_order(void) {
+TEST(one_tag_keeps_order) {
     unsigned char out[MESSAGES][8], in[MESSAGES][8];
     cf_request both[MESSAGES];
     for (int i = 0; i < MESSAGES; i++) {
@@ -127,7 +127,7 @@ static void one_tag_keeps_order(void) {
 
 // A payload goes round the ring CHAIN times. Each hop is posted in advance and sent on after the previous one: sent sooner, it
 // would be the zeros that its buffer held. (Moments prove nothing: the transport may notice two messages in either order.)
-static void chain_of_after(void) {
+TEST(chain_of_after) {
     int64_t count = 3000;
     unsigned char *hop[CHAIN + 1];
     cf_request requests[CHAIN];
@@ -148,7 +148,7 @@ static void chain_of_after(void) {
 }
 
 // The data to gather has not arrived when the collective is posted, nor after another group's barrier.
-static void a_collective_comes_after_what_it_names(void) {
+TEST(a_collective_comes_after_what_it_names) {
     enum { COUNT = 5, TAG = 3 };
     if (transport->in_order) return; // it would wait for a request that is posted later
     const int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
@@ -170,7 +170,7 @@ static void a_collective_comes_after_what_it_names(void) {
 
 // An exchange has arrived, and a request that waits for it starts, while its own message still waits for a peer that does not
 // receive yet. That message is longer than a library sends without being asked, and bulk, so it does not hold up others.
-static void arrival_does_not_wait_for_the_receiver(void) {
+TEST(arrival_does_not_wait_for_the_receiver) {
     int64_t count = 8 << 20;
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
     unsigned char *out = allocate(count), *in = allocate(count), small[4] = {0}, word[4], follows[4] = {0};
@@ -203,7 +203,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
 }
 
 // A request that waits for another one, which waits for a slow peer, lets others pass.
-static void unrelated_requests_overtake(void) {
+TEST(unrelated_requests_overtake) {
     unsigned char held[4] = {0}, follows[4] = {0}, free_one[4] = {0}, out[3][4];
     int me = mesh.tp_group.rank, peer = me ^ 1;
     for (int tag = 0; tag < 3; tag++) fill(out[tag], me, peer, tag, 4);
@@ -235,7 +235,7 @@ static cf_request bulk(int to, const void *send, int from, void *recv, int64_t c
 
 // While the first of two bulk messages waits for its receiver, the second does not arrive, but other messages and bulk for another
 // peer do.
-static void bulk_keeps_its_order_and_lets_others_pass(void) {
+TEST(bulk_keeps_its_order_and_lets_others_pass) {
     int64_t count = (3 << 20) + 5; // many chunks, longer than a library sends without being asked
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1), after_next = ring(2), before_that = ring(-2);
     bool others = mesh.tp > 2;
@@ -269,7 +269,7 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
 }
 
 // Lengths around those of chunks, one tag: checks the order and every byte.
-static void bulk_of_any_length(void) {
+TEST(bulk_of_any_length) {
     static const int64_t counts[] = {0, 1, 131071, 131072, 131073, 524288, 1 << 24, 3};
     enum { COUNTS = sizeof counts / sizeof counts[0] };
     unsigned char *out[COUNTS], *in[COUNTS];
@@ -288,7 +288,7 @@ static void bulk_of_any_length(void) {
     for (int i = 0; i < COUNTS; i++) free(out[i]), free(in[i]);
 }
 
-static void nothing_to_carry(void) { // zero bytes, and halves that are absent
+TEST(nothing_to_carry) { // zero bytes, and halves that are absent
     unsigned char out = 0, in = 0;
     run(exchange(ring(1), &out, ring(-1), &in, 0, 0));
     run(exchange(ring(1), NULL, ring(-1), NULL, 0, 1));
@@ -304,7 +304,7 @@ static void nothing_to_carry(void) { // zero bytes, and halves that are absent
     CHECK(in == (sends ? 0 : 77), "received %d", in);
 }
 
-static void one_byte_to_64_mib(void) {
+TEST(one_byte_to_64_mib) {
     for (int64_t count = 1; count <= (int64_t)64 << 20; count *= 4) {
         int64_t odd = count > 1 ? count - 1 : 1;
         unsigned char *out = allocate(odd), *in = allocate(odd + 1);
@@ -319,7 +319,7 @@ static void one_byte_to_64_mib(void) {
     }
 }
 
-static void bytes_are_counted(void) {
+TEST(bytes_are_counted) {
     float out[10] = {0}, in[10];
     int64_t before = transport->bytes_sent;
     cf_request request = exchange(ring(1), out, ring(-1), in, 10, 0);
@@ -376,7 +376,7 @@ static void reduces(int64_t count, bool blocking) {
 }
 
 // Rank j adds in the order j + 1, j + 2, …, j: of these parts every other order that begins elsewhere has another sum.
-static void sums_in_the_order_of_exchanges(void) {
+TEST(sums_in_the_order_of_exchanges) {
     static const float parts[] = {0x1p24f, 1, -0x1p24f, 0.75f};
     const int N = mesh.tp, me = mesh.tp_group.rank;
     for (int turn = 0; turn < 4; turn++)
@@ -392,7 +392,7 @@ static void sums_in_the_order_of_exchanges(void) {
 }
 
 // It takes no memory for blocks and copies nothing: sanitizers check that.
-static void a_first_reduce_scatter_of_nothing(void) {
+TEST_FIRST(a_first_reduce_scatter_of_nothing) { // before any other
     for (int blocking = 1; blocking >= 0; blocking--) reduces(0, blocking);
 }
 
@@ -414,7 +414,7 @@ static void exchanges_all(int64_t count, int64_t stride, bool blocking) {
     free(in);
 }
 
-static void native_collectives(void) {
+TEST(native_collectives) {
     static const int64_t counts[] = {0, 1, 7, 1000, 65537};
     for (int blocking = 0; blocking < 2; blocking++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
@@ -428,7 +428,7 @@ static void native_collectives(void) {
 }
 
 // Collectives and messages of two groups, all in flight, finished in another order than posted.
-static void all_at_once(void) {
+TEST(all_at_once) {
     cf_mesh grid = ranks_mesh(transport, mesh.tp / 2, 2);
     int64_t count = 5000, *sums = allocate(2 * count * 8), *sum = allocate(count * 8);
     int64_t *all = allocate(mesh.tp * count * 8), *own = allocate(count * 8);
@@ -459,7 +459,7 @@ static void all_at_once(void) {
     cf_mesh_free(&grid);
 }
 
-static void requests_can_be_reused(void) {
+TEST(requests_can_be_reused) {
     unsigned char out[16] = {0}, in[16];
     cf_request request = exchange(ring(1), out, ring(-1), in, 16, 9);
     for (int i = 0; i < 200; i++) {
@@ -472,7 +472,7 @@ static void requests_can_be_reused(void) {
 }
 
 // Also while a message is in flight whose receiver is not ready.
-static void ranks_report_to_each_other_at_any_time(void) {
+TEST(ranks_report_to_each_other_at_any_time) {
     enum { COUNT = 1 << 20, REPORTS = 1000 };
     unsigned char *out = allocate(COUNT), *in = allocate(COUNT);
     fill(out, ring(0), ring(1), 3, COUNT);
@@ -501,7 +501,7 @@ static void ranks_report_to_each_other_at_any_time(void) {
 }
 
 // The progress thread polls while something is in flight and must not while nothing is.
-static void sleeps_when_idle(void) {
+TEST(sleeps_when_idle) {
     barrier();
     struct timespec begin, end, pause = {IDLE_MS / 1000, IDLE_MS % 1000 * 1000000};
     nanosleep(&(struct timespec){0, 100000000}, NULL); // what the barrier left to do
@@ -517,29 +517,7 @@ int main(int argc, char **argv) {
     transport = cf_transport_create("auto", &argc, &argv, TIMEOUT_S);
     stream = cf_stream_create();
     mesh = ranks_mesh(transport, transport->size, 1);
-    static const ranks_case cases[] = {
-        RANKS_CASE(knows_its_world),
-        RANKS_CASE(a_first_reduce_scatter_of_nothing), // before any other
-        RANKS_CASE(costs_follow_the_cores),
-        RANKS_CASE(tags_out_of_order),
-        RANKS_CASE(one_tag_keeps_order),
-        RANKS_CASE(chain_of_after),
-        RANKS_CASE(a_collective_comes_after_what_it_names),
-        RANKS_CASE(unrelated_requests_overtake),
-        RANKS_CASE(arrival_does_not_wait_for_the_receiver),
-        RANKS_CASE(bulk_keeps_its_order_and_lets_others_pass),
-        RANKS_CASE(bulk_of_any_length),
-        RANKS_CASE(nothing_to_carry),
-        RANKS_CASE(one_byte_to_64_mib),
-        RANKS_CASE(bytes_are_counted),
-        RANKS_CASE(native_collectives),
-        RANKS_CASE(sums_in_the_order_of_exchanges),
-        RANKS_CASE(all_at_once),
-        RANKS_CASE(requests_can_be_reused),
-        RANKS_CASE(ranks_report_to_each_other_at_any_time),
-        RANKS_CASE(sleeps_when_idle),
-    };
-    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    int status = ranks_run(transport->rank);
     cf_mesh_free(&mesh);
     cf_stream_free(stream);
     transport->close(transport);

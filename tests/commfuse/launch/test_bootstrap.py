@@ -493,7 +493,3 @@ RANK=0 "$TOOL" 20 $WHAT; status=$?; kill -9 $(cat $FOLDER/pid) $other; exit $sta
                                  "SLURM_NTASKS": 2, "SLURM_STEP_ID": 0}, "scontrol show hostnames")):
             with self.subTest(words=words):
                 self.assertIn(words, self.end(self.start(0, 2, "gather", **changes), 1))
-
-
-if __name__ == "__main__":
-    unittest.main()

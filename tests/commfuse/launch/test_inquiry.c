@@ -37,8 +37,9 @@ static int setup(void **state) {
     return 0;
 }
 
-static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
-    (void)state;
+#define INQUIRY_TEST(name) TEST_BETWEEN(setup, name, NULL)
+
+INQUIRY_TEST(a_rank_that_is_dead_or_silent_or_computes) {
     is_gone(1, true);
     assert_string_equal(inquire(4), "; rank 1 is dead: its process has ended");
     assert_non_null(strstr(hint, "killed"));
@@ -54,15 +55,13 @@ static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
                                     "it is slow, or stuck there");
 }
 
-static void the_end_of_a_chain_is_named_and_not_its_links(void **state) {
-    (void)state;
+INQUIRY_TEST(the_end_of_a_chain_is_named_and_not_its_links) {
     is_gone(20, true);
     waits_for(2, 3, "all-gather att.qkv", 8, 41);
     assert_string_equal(inquire(SIZE), "; rank 20 is dead: its process has ended");
 }
 
-static void ranks_that_are_gone_go_before_those_that_compute(void **state) {
-    (void)state;
+INQUIRY_TEST(ranks_that_are_gone_go_before_those_that_compute) {
     computes(1, "barrier", -1, 41);
     is_gone(2, false);
     is_gone(3, true);
@@ -71,16 +70,14 @@ static void ranks_that_are_gone_go_before_those_that_compute(void **state) {
     assert_non_null(strstr(hint, "killed")); // the worse one's
 }
 
-static void those_that_compute_go_before_those_that_are_elsewhere(void **state) {
-    (void)state;
+INQUIRY_TEST(those_that_compute_go_before_those_that_are_elsewhere) {
     waits_for(1, -1, "barrier", -1, 42);
     computes(2, "barrier", -1, 41);
     assert_string_equal(inquire(3),
                         "; rank 2 answers: it computes, for 61 s now, after barrier, step 41: it is slow, or stuck there");
 }
 
-static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
-    (void)state;
+INQUIRY_TEST(ranks_that_wait_for_each_other_are_desynchronised) {
     waits_for(1, 0, "all-gather att.qkv", 2, 42);
     assert_string_equal(inquire(2), "; rank 1 answers: it waits for rank 0: all-gather att.qkv, layer 2, "
                                     "step 42: the ranks are not at the same operation "
@@ -91,8 +88,7 @@ static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
         strstr(inquire(2), "rank 1 answers: it waits for the other ranks: reduce-scatter mlp.fc2, layer 7, step 42: the"));
 }
 
-static void one_operation_with_two_configs(void **state) {
-    (void)state;
+INQUIRY_TEST(one_operation_with_two_configs) {
     ranks[2].at.config = 1;
     assert_string_equal(inquire(4),
                         "; rank 2 answers: it waits for rank 3: reduce-scatter mlp.fc2, layer 7, step 41: it has another "
@@ -103,8 +99,7 @@ static void one_operation_with_two_configs(void **state) {
     assert_non_null(strstr(hint, "same program"));
 }
 
-static void of_a_circle_one_that_is_elsewhere_is_named(void **state) {
-    (void)state;
+INQUIRY_TEST(of_a_circle_one_that_is_elsewhere_is_named) {
     waits_for(2, 3, "barrier", -1, 42);
     waits_for(5, 4, "all-gather mlp.fc1", 3, 40);
     assert_string_equal(inquire(6),
@@ -112,14 +107,12 @@ static void of_a_circle_one_that_is_elsewhere_is_named(void **state) {
                         "(desynchronised)");
 }
 
-static void a_circle_in_one_operation(void **state) {
-    (void)state;
+INQUIRY_TEST(a_circle_in_one_operation) {
     assert_string_equal(inquire(SIZE), "; they wait for each other in the same operation: messages are lost or late");
     assert_non_null(strstr(hint, "network"));
 }
 
-static void of_many_a_few_are_named(void **state) {
-    (void)state;
+INQUIRY_TEST(of_many_a_few_are_named) {
     for (int i = 1; i < SIZE; i++) is_gone(i, i == SIZE - 1);
     inquire(SIZE);
     assert_non_null(strstr(text, "; rank 4 does not answer: frozen, or its host is dead or cut off; and 19 more"));
@@ -127,8 +120,7 @@ static void of_many_a_few_are_named(void **state) {
     assert_non_null(strstr(hint, "killed")); // though the dead one is among the 19
 }
 
-static void a_text_that_is_too_long_is_cut(void **state) {
-    (void)state;
+INQUIRY_TEST(a_text_that_is_too_long_is_cut) {
     char small[16];
     memset(small, 'x', sizeof small);
     is_gone(1, true);
@@ -138,17 +130,5 @@ static void a_text_that_is_too_long_is_cut(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_rank_that_is_dead_or_silent_or_computes, setup),
-        cmocka_unit_test_setup(the_end_of_a_chain_is_named_and_not_its_links, setup),
-        cmocka_unit_test_setup(ranks_that_are_gone_go_before_those_that_compute, setup),
-        cmocka_unit_test_setup(those_that_compute_go_before_those_that_are_elsewhere, setup),
-        cmocka_unit_test_setup(ranks_that_wait_for_each_other_are_desynchronised, setup),
-        cmocka_unit_test_setup(one_operation_with_two_configs, setup),
-        cmocka_unit_test_setup(of_a_circle_one_that_is_elsewhere_is_named, setup),
-        cmocka_unit_test_setup(a_circle_in_one_operation, setup),
-        cmocka_unit_test_setup(of_many_a_few_are_named, setup),
-        cmocka_unit_test_setup(a_text_that_is_too_long_is_cut, setup),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

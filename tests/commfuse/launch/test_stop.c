@@ -135,40 +135,34 @@ static void signalled_after_its_error(void) {
     cf_die(NULL, "enough");
 }
 
-static void the_first_is_remembered(void **state) {
-    (void)state;
+TEST(the_first_is_remembered) {
     ASSERT_DIES(signalled_once(SIGTERM), "\nrank 2 of 4 (", "): SIGTERM: ends after this step; a second signal ends it", "goes on");
     ASSERT_DIES(signalled_once(SIGINT), ": SIGINT: ends after", "goes on");
     ASSERT_DIES(signalled_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
     ASSERT_DIES(signalled_once(SIGHUP), ": SIGHUP: ends after", "goes on");
 }
 
-static void nohup_is_respected(void **state) {
-    (void)state;
+TEST(nohup_is_respected) {
     ASSERT_DIES(hung_up_under_nohup(), "goes on");
 }
 
-static void the_second_ends_the_process(void **state) {
-    (void)state;
+TEST(the_second_ends_the_process) {
     ASSERT_DIES(signalled_twice(), "): SIGUSR1: ends after this step",
                 "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n", "\nerror: rank 2 of 4 (",
                 "): asked to end at once (SIGINT)\n");
 }
 
-static void after_an_error_it_ends_in_silence(void **state) {
-    (void)state;
+TEST(after_an_error_it_ends_in_silence) {
     ASSERT_DIES(signalled_after_its_error(), "\nerror: rank 2 of 4 (", "): enough\n");
 }
 
-static void what_it_waits_for_is_reported(void **state) {
-    (void)state;
+TEST(what_it_waits_for_is_reported) {
     ASSERT_DIES(signalled_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
     ASSERT_DIES(signalled_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
                 "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
 }
 
-static void a_signal_does_not_keep_it_from_its_end(void **state) {
-    (void)state;
+TEST(a_signal_does_not_keep_it_from_its_end) {
     ASSERT_DIES(signalled_while_nothing_is_printed(), "exits\n");
 }
 
@@ -213,8 +207,7 @@ static int64_t wrong_elements(const real *a, const real *b, real *c, int turn) {
     return wrong;
 }
 
-static void products_do_not_notice_signals(void **state) {
-    (void)state;
+TEST(products_do_not_notice_signals) {
     real *a = ones(M * K), *b = ones(K * N), *c = ones(M * N), *d = ones(M * N);
     int64_t wrong = 0;
     int turn = 0;
@@ -237,11 +230,5 @@ static void products_do_not_notice_signals(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_first_is_remembered),           cmocka_unit_test(nohup_is_respected),
-        cmocka_unit_test(the_second_ends_the_process),       cmocka_unit_test(what_it_waits_for_is_reported),
-        cmocka_unit_test(after_an_error_it_ends_in_silence), cmocka_unit_test(a_signal_does_not_keep_it_from_its_end),
-        cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

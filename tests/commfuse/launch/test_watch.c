@@ -98,8 +98,9 @@ static bool believed(packet p, bool expected) {
     return believes;
 }
 
-static void ranks_reach_each_other(void **state) {
-    (void)state;
+#define WATCH_TEST(name) TEST_BETWEEN(setup, name, teardown)
+
+WATCH_TEST(ranks_reach_each_other) {
     open_watches();
     assert_true(m.watch[0]->socket >= 0);
     ask(m.watch[1]);
@@ -107,8 +108,7 @@ static void ranks_reach_each_other(void **state) {
     assert_true(believed(forged(true), true));
 }
 
-static void another_runs_packet_is_not_believed(void **state) {
-    (void)state;
+WATCH_TEST(another_runs_packet_is_not_believed) {
     open_watches();
     assert_memory_equal(&m.watch[0]->contacts[0].token, &m.watch[1]->contacts[0].token, sizeof(token));
     assert_true(m.watch[0]->contacts[0].token.bits[0] != 0 || m.watch[0]->contacts[0].token.bits[1] != 0);
@@ -117,15 +117,13 @@ static void another_runs_packet_is_not_believed(void **state) {
     assert_false(believed(p, false));
 }
 
-static void what_cannot_be_is_not_believed(void **state) {
-    (void)state;
+WATCH_TEST(what_cannot_be_is_not_believed) {
     open_watches();
     packet wrong = forged(true);
     for (wrong.at.peer = -2; wrong.at.peer <= SIZE; wrong.at.peer += SIZE + 2) assert_false(believed(wrong, false));
 }
 
-static void a_label_drives_no_terminal(void **state) {
-    (void)state;
+WATCH_TEST(a_label_drives_no_terminal) {
     open_watches();
     packet p = forged(true);
     memset(p.at.label, 'x', sizeof p.at.label); // and no end
@@ -136,8 +134,7 @@ static void a_label_drives_no_terminal(void **state) {
     assert_int_equal(strlen(label), sizeof p.at.label - 1);
 }
 
-static void the_first_position_of_a_rank_counts(void **state) {
-    (void)state;
+WATCH_TEST(the_first_position_of_a_rank_counts) {
     open_watches();
     cf_watch *w = m.watch[0];
     packet p = forged(false);
@@ -164,8 +161,7 @@ static int open_files(void) {
     return count;
 }
 
-static void a_socket_that_cannot_be_bound_is_closed(void **state) {
-    (void)state;
+TEST(a_socket_that_cannot_be_bound_is_closed) {
     uint16_t port;
     bool ipv4;
     int before = open_files();
@@ -176,13 +172,5 @@ static void a_socket_that_cannot_be_bound_is_closed(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
-        cmocka_unit_test_setup_teardown(another_runs_packet_is_not_believed, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
-        cmocka_unit_test_setup_teardown(the_first_position_of_a_rank_counts, setup, teardown),
-        cmocka_unit_test(a_socket_that_cannot_be_bound_is_closed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 // ranks: 1
 //
 // Records made by hand, with times that can be worked out on paper.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
 #include <math.h>
 #include "commfuse/predict/playback.h"
 #include "tests/death.h"
@@ -59,8 +54,7 @@ static cf_record begin(const cf_hardware *hardware) {
 }
 
 // 10 ms of transfer and 1 of latency during a kernel of 8: 3 are exposed.
-static void a_kernel_hides_a_transfer(void **state) {
-    (void)state;
+TEST(a_kernel_hides_a_transfer) {
     cf_record r = begin(&gpu);
     post(&r, 0, 0, 0, 10);
     kernel(&r, 8);
@@ -71,8 +65,7 @@ static void a_kernel_hides_a_transfer(void **state) {
     assert_string_equal(p.exposed.total[0].name, "urgent");
 }
 
-static void taken_multiprocessors_slow_kernels(void **state) {
-    (void)state;
+TEST(taken_multiprocessors_slow_kernels) {
     cf_record r = begin(&gpu);
     post(&r, 0, 0, 0, 9)->taken = 0.5;
     kernel(&r, 8);
@@ -85,8 +78,7 @@ static void taken_multiprocessors_slow_kernels(void **state) {
 // A transfer takes two of four multiprocessors for 10 ms and 1 ms of latency. Meanwhile work for the whole device takes twice its
 // 1 ms, and of four blocks of 8 ms two begin then and two when those have ended. A transfer that starts half a millisecond too late
 // finds no free multiprocessor and waits until the blocks have ended.
-static void blocks_and_transfers_wait_for_each_other(void **state) {
-    (void)state;
+TEST(blocks_and_transfers_wait_for_each_other) {
     for (int asks_late = 0; asks_late < 2; asks_late++) {
         cf_record r = begin(asks_late ? &late : &gpu);
         post(&r, 0, 0, 0, 10)->taken = 0.5;
@@ -100,16 +92,14 @@ static void blocks_and_transfers_wait_for_each_other(void **state) {
 }
 
 // Six blocks on four multiprocessors: two waves.
-static void blocks_come_in_waves(void **state) {
-    (void)state;
+TEST(blocks_come_in_waves) {
     cf_record r = begin(&gpu);
     blocks(&r, 6, 3);
     assert_near(play(&r, NULL).step_ms, 6);
 }
 
 // The second stream's blocks run during the last wave of the first stream's, but after its first; each kernel counts in full.
-static void two_streams_fill_the_waves(void **state) {
-    (void)state;
+TEST(two_streams_fill_the_waves) {
     cf_record r = begin(&gpu);
     blocks(&r, 6, 3);
     blocks(&r, 2, 3);
@@ -123,8 +113,7 @@ static void two_streams_fill_the_waves(void **state) {
 }
 
 // On a GPU two queues share a link; on a CPU bulk gives way.
-static void lanes_share_a_link(void **state) {
-    (void)state;
+TEST(lanes_share_a_link) {
     for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
         cf_record r = begin(on_cpu ? &cpu : &gpu);
         post(&r, 1, 0, 0, 10);
@@ -138,8 +127,7 @@ static void lanes_share_a_link(void **state) {
 }
 
 // Rank 1 can send only when rank 0, which computes, has posted its receive: on GPUs and on CPUs.
-static void a_transfer_waits_for_its_receiver(void **state) {
-    (void)state;
+TEST(a_transfer_waits_for_its_receiver) {
     cf_record a = begin(&gpu), b = begin(&gpu);
     kernel(&a, 20);
     post(&a, 0, 1, 1, 5), post(&b, 0, 0, 0, 5);
@@ -149,8 +137,7 @@ static void a_transfer_waits_for_its_receiver(void **state) {
     assert_near(p.part_ms[CF_PART_EXPOSED], 26); // rank 1's
 }
 
-static void what_a_unit_waits_for_comes_first(void **state) {
-    (void)state;
+TEST(what_a_unit_waits_for_comes_first) {
     cf_record r = begin(&gpu);
     post(&r, 0, 0, 0, 5);
     post(&r, 2, 0, 0, 5)->after[0] = 0;
@@ -159,8 +146,7 @@ static void what_a_unit_waits_for_comes_first(void **state) {
 }
 
 // Kernels of 1 ms, of which the host starts one every 2 ms.
-static void a_slow_host_is_the_bound(void **state) {
-    (void)state;
+TEST(a_slow_host_is_the_bound) {
     cf_record r = begin(&slow_host);
     for (int i = 0; i < 10; i++) kernel(&r, 1);
     cf_played p = play(&r, NULL);
@@ -190,25 +176,12 @@ static void unequal_lanes(void) {
     play(&a, &b);
 }
 
-static void a_deadlock_is_reported_as_such(void **state) {
-    (void)state;
+TEST(a_deadlock_is_reported_as_such) {
     ASSERT_DIES(early_waits(), "deadlock: rank 0 waits for ever for bulk");
     ASSERT_DIES(crossed_waits(), "ranks 0 and 1 post different units");
     ASSERT_DIES(unequal_lanes(), "ranks 0 and 1 post different units");
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_kernel_hides_a_transfer),
-        cmocka_unit_test(taken_multiprocessors_slow_kernels),
-        cmocka_unit_test(blocks_and_transfers_wait_for_each_other),
-        cmocka_unit_test(blocks_come_in_waves),
-        cmocka_unit_test(two_streams_fill_the_waves),
-        cmocka_unit_test(lanes_share_a_link),
-        cmocka_unit_test(a_transfer_waits_for_its_receiver),
-        cmocka_unit_test(what_a_unit_waits_for_comes_first),
-        cmocka_unit_test(a_slow_host_is_the_bound),
-        cmocka_unit_test(a_deadlock_is_reported_as_such),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

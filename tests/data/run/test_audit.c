@@ -51,8 +51,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
     free(text);
 }
 
-static void test_bounds(void **state) {
-    (void)state;
+TEST(test_bounds) {
     const cf_costs wire = {.latency_s = 1e-6, .bytes_per_s = 1e9, .spare = true},
                    slow = {.latency_s = 1e-3, .bytes_per_s = 1e9, .spare = true}, crowded = {.latency_s = 1e-6, .bytes_per_s = 1e9};
     assert_bound("", wire, 0.1, "nothing", "");
@@ -68,8 +67,7 @@ static void test_bounds(void **state) {
 }
 
 // Ranks compute for step minus exposed time: 60, 30, 100, 90 and 80 ms. The slowest does so for 20 ms longer than the median.
-static void test_slowest_rank(void **state) {
-    (void)state;
+TEST(test_slowest_rank) {
     static const double ms[] = {100, 100, 101, 100, 100}, exposed[] = {40, 70, 1, 10, 20}, comm[] = {50, 80, 90, 20, 30};
     char *argv[] = {(char *)"train_gpt"}, *path = scratch_path("log");
     options o;
@@ -114,15 +112,12 @@ static void assert_left(double step_ms, const char *expected) {
 }
 
 // 13 steps, and samples of 30 s before steps 27, 36 and 40.
-static void test_time_left(void **state) {
-    (void)state;
+TEST(test_time_left) {
     assert_left(10e3, "  ETA 3:40  ");
     assert_left(1000e3, "  ETA 3:38:10  ");
     assert_left(0, "  ETA 1:30  ");
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds), cmocka_unit_test(test_slowest_rank),
-                                       cmocka_unit_test(test_time_left)};
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

@@ -45,8 +45,9 @@ static void assert_holds(const char *name, const char *expected) {
     free(text);
 }
 
-static void test_lines(void **state) {
-    (void)state;
+#define LOG_TEST(name) TEST_BETWEEN(no_log, name, NULL)
+
+LOG_TEST(test_lines) {
     logfile *log = log_open(scratch_path("log"), NULL, 0);
     const char *const absent = NULL;
     LOG_LINE(log, "step", FIELD("step", 7), FIELD("loss", 3.25), FIELD("note", "a \"quoted\" \\ line\nand\ttab\x01"),
@@ -64,8 +65,7 @@ static void test_lines(void **state) {
 }
 
 // A log that is there stays, under another name.
-static void test_an_earlier_log(void **state) {
-    (void)state;
+LOG_TEST(test_an_earlier_log) {
     write_log("first\n");
     log_close(log_open(scratch_path("log"), NULL, 0));
     assert_holds("log", "");
@@ -88,8 +88,7 @@ static void test_an_earlier_log(void **state) {
 }
 
 // Of a line that cannot be written nothing is left, and the next one is tried again.
-static void test_no_room(void **state) {
-    (void)state;
+LOG_TEST(test_no_room) {
     struct rlimit before, tight = {40, RLIM_INFINITY};
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
@@ -113,8 +112,7 @@ static void test_no_room(void **state) {
 }
 
 // A pipe without a reader is refused, one whose reader has stopped holds up nothing for long; what a terminal obeys is left out.
-static void test_pipes(void **state) {
-    (void)state;
+LOG_TEST(test_pipes) {
     enum { LINES = 2000 }; // more than a pipe holds
     char *path = scratch_path("log"), text[4096] = "";
     assert_int_equal(mkfifo(path, 0600), 0);
@@ -135,8 +133,7 @@ static void test_pipes(void **state) {
 }
 
 // A pipe that has the standard output, too: each line is whole, although a thread writes that piece by piece.
-static void test_a_pipe_that_is_shared(void **state) {
-    (void)state;
+LOG_TEST(test_a_pipe_that_is_shared) {
     enum { LINES = 20, LONG = 60000 };
     int ends[2], status, lines[2] = {0, 0};
     assert_int_equal(pipe(ends), 0);
@@ -165,8 +162,7 @@ static void test_a_pipe_that_is_shared(void **state) {
     fclose(from);
 }
 
-static void test_null_log(void **state) {
-    (void)state;
+TEST(test_null_log) {
     assert_null(log_open(NULL, NULL, 0));
     assert_null(log_open("", NULL, 0));
     log_begin(NULL, "step");
@@ -176,8 +172,7 @@ static void test_null_log(void **state) {
 }
 
 // Every number comes back bit for bit.
-static void test_numbers(void **state) {
-    (void)state;
+LOG_TEST(test_numbers) {
     const double reals[] = {0.1,    1.0 / 3,         3e-4,    1e300,           -2.5e-300, DBL_MIN,
                             5e-324, 1 + DBL_EPSILON, DBL_MAX, 123456789.0 / 7, 0.1 + 0.2, -0.0};
     const int64_t ints[] = {0, -1, 123456789012345, -999999999999999, INT64_C(9007199254740991)};
@@ -205,8 +200,7 @@ static void test_numbers(void **state) {
     free(text);
 }
 
-static void test_not_finite(void **state) {
-    (void)state;
+LOG_TEST(test_not_finite) {
     logfile *log = log_open(scratch_path("log"), NULL, 0);
     LOG_LINE(log, "x", FIELD("a", NAN), FIELD("b", INFINITY), FIELD("c", -INFINITY));
     log_close(log);
@@ -215,8 +209,7 @@ static void test_not_finite(void **state) {
     free(text);
 }
 
-static void test_utf8(void **state) {
-    (void)state;
+LOG_TEST(test_utf8) {
 #define BAD "?"
     static const char *const text_and_clean[][2] = {
         {"", ""},
@@ -251,8 +244,7 @@ static void test_utf8(void **state) {
     free(text);
 }
 
-static void test_errors(void **state) {
-    (void)state;
+LOG_TEST(test_errors) {
     ASSERT_DIES(log_open(scratch_path("nowhere/log"), NULL, 0), "nowhere/log cannot be written", "No such file", "--log");
     logfile *log = log_open(scratch_path("log"), NULL, 0);
     log_begin(log, "x");
@@ -291,8 +283,7 @@ static void assert_continues(const char *before, int64_t step, const char *kept)
 #define AUDIT     "{\"event\":\"audit\",\"operation\":\"all-gather\"}\n"
 #define END       "{\"event\":\"end\",\"steps\":3}\n"
 
-static void test_continue(void **state) {
-    (void)state;
+LOG_TEST(test_continue) {
     assert_continues(CONFIG STEP(0) STEP(1) STEP(2) AUDIT END, 3, CONFIG STEP(0) STEP(1) STEP(2));
     assert_continues(CONFIG STEP(0) STEP(1) STEP(2), 1, CONFIG STEP(0));
     assert_continues(CONFIG STEP(0) STEP(1), 7, CONFIG STEP(0) STEP(1));
@@ -304,8 +295,7 @@ static void test_continue(void **state) {
     assert_continues(CONFIG STEP(0) RESUME(1) STEP(1) STEP(2) RESUME(2) STEP(2) END, 2, CONFIG STEP(0) RESUME(1) STEP(1) RESUME(2));
 }
 
-static void test_continue_damaged(void **state) {
-    (void)state;
+LOG_TEST(test_continue_damaged) {
     assert_continues("", 3, "");
     assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"lo", 3, CONFIG STEP(0));
     assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"loss\":2}", 3, CONFIG STEP(0));
@@ -318,8 +308,7 @@ static void test_continue_damaged(void **state) {
 }
 
 // Of a log that is another run's, or may be, nothing is lost.
-static void test_continue_anothers(void **state) {
-    (void)state;
+LOG_TEST(test_continue_anothers) {
     static const char *const logs[] = {
         "{\"event\":\"config\",\"run\":\"0000000000000001\"}\n" STEP(0) STEP(1) STEP(2) END CONFIG,
         "{\"event\":\"config\",\"version\":\"before runs had names\"}\n" STEP(0) STEP(1) STEP(2) RESUME(1),
@@ -343,8 +332,7 @@ static void test_continue_anothers(void **state) {
 }
 
 // A link that lies where the file beside the log comes to be is not followed.
-static void test_what_others_can_do(void **state) {
-    (void)state;
+LOG_TEST(test_what_others_can_do) {
     scratch_write("victim", "dear", 4);
     write_log(CONFIG STEP(0) STEP(1));
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp.0123456789abcdef")), 0);
@@ -363,8 +351,7 @@ int fsync(int fd) {
     return -1;
 }
 
-static void test_sync_that_fails(void **state) {
-    (void)state;
+LOG_TEST(test_sync_that_fails) {
     logfile *log = log_open(scratch_path("log"), NULL, 0);
     log_sync(log);
     assert_true(log_complete(log));
@@ -384,8 +371,7 @@ static void test_sync_that_fails(void **state) {
 }
 
 // Whoever has the old file open, or is killed while the new one is written, has all of it.
-static void test_continue_replaces_as_a_whole(void **state) {
-    (void)state;
+LOG_TEST(test_continue_replaces_as_a_whole) {
     size_t size;
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
@@ -402,8 +388,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     unlink(scratch_path("log"));
 }
 
-static void test_continue_nothing(void **state) {
-    (void)state;
+LOG_TEST(test_continue_nothing) {
     assert_null(log_open(NULL, RUN, 3));
     assert_null(log_open("", RUN, 3));
     assert_true(log_empty(NULL));
@@ -420,24 +405,5 @@ static void test_continue_nothing(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_lines, no_log),
-        cmocka_unit_test(test_null_log),
-        cmocka_unit_test_setup(test_pipes, no_log),
-        cmocka_unit_test_setup(test_a_pipe_that_is_shared, no_log),
-        cmocka_unit_test_setup(test_numbers, no_log),
-        cmocka_unit_test_setup(test_not_finite, no_log),
-        cmocka_unit_test_setup(test_utf8, no_log),
-        cmocka_unit_test_setup(test_errors, no_log),
-        cmocka_unit_test_setup(test_an_earlier_log, no_log),
-        cmocka_unit_test_setup(test_no_room, no_log),
-        cmocka_unit_test_setup(test_continue, no_log),
-        cmocka_unit_test_setup(test_continue_damaged, no_log),
-        cmocka_unit_test_setup(test_continue_anothers, no_log),
-        cmocka_unit_test_setup(test_what_others_can_do, no_log),
-        cmocka_unit_test_setup(test_sync_that_fails, no_log),
-        cmocka_unit_test_setup(test_continue_replaces_as_a_whole, no_log),
-        cmocka_unit_test_setup(test_continue_nothing, no_log),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

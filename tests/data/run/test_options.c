@@ -48,8 +48,7 @@ static const option_row *row_of(const char *name) {
     return NULL;
 }
 
-static void test_defaults(void **state) {
-    (void)state;
+TEST(test_defaults) {
     options o = parsed("");
     assert_string_equal(o.model, "d12");
     assert_string_equal(o.train, "");
@@ -65,14 +64,12 @@ static void test_defaults(void **state) {
 }
 
 // So that a script's default can be overridden at the end of its command line.
-static void test_the_last_one_counts(void **state) {
-    (void)state;
+TEST(test_the_last_one_counts) {
     options o = parsed("--seq 1 --lr 1 --seq=2 --force --lr 0.5 --model d6 --force --train a --lr 2e-4 --train=b");
     assert_true(o.seq == 2 && o.lr == 2e-4 && o.force && strcmp(o.train, "b") == 0);
 }
 
-static void test_both_spellings(void **state) {
-    (void)state;
+TEST(test_both_spellings) {
     options o = parsed("--seq 64 --lr=2.5e-4 --train=a=b.bin --overlap slice --dry-run --seed 9007199254740991");
     assert_int_equal(o.seq, 64);
     assert_true(o.lr == 2.5e-4);
@@ -86,8 +83,7 @@ static void test_both_spellings(void **state) {
 }
 
 // Every row: its default gives its field, both ends of its range are taken, what is beyond is not.
-static void test_every_row(void **state) {
-    (void)state;
+TEST(test_every_row) {
     const option_row *rows = options_table;
     const int count = OPTIONS;
     assert_in_range(count, 60, 99);
@@ -128,8 +124,7 @@ static void test_every_row(void **state) {
     }
 }
 
-static void test_choices(void **state) {
-    (void)state;
+TEST(test_choices) {
     const option_row *rows = options_table;
     const int count = OPTIONS;
     for (const option_row *row = rows; row < rows + count; row++) {
@@ -150,13 +145,11 @@ static void test_choices(void **state) {
 }
 
 // What schedules were called before they had one name each.
-static void test_old_names_of_schedules(void **state) {
-    (void)state;
+TEST(test_old_names_of_schedules) {
     assert_refused("--slice 2", "slice", "--help lists all options");
 }
 
-static void test_malformed_numbers(void **state) {
-    (void)state;
+TEST(test_malformed_numbers) {
     assert_refused("--seq 12x", "--seq '12x' is not a whole number", "");
     assert_refused("--seq 1.5", "'1.5'", "");
     assert_refused("--seq 1e3", "'1e3'", "");
@@ -177,8 +170,7 @@ static void test_malformed_numbers(void **state) {
     assert_refused("--beta2 1", "out of range", "");
 }
 
-static void test_words(void **state) {
-    (void)state;
+TEST(test_words) {
     assert_refused("--micro_batch 3", "unknown option --micro_batch", "--help lists all options");
     assert_refused("--betal 1", "unknown option --betal", "--help lists all options");
     assert_refused("--layer=3", "unknown option --layer", "--help lists all options");
@@ -201,8 +193,7 @@ static void test_words(void **state) {
     assert_non_null(strstr(wrong.what, "unexpected argument ''"));
 }
 
-static void test_step_range(void **state) {
-    (void)state;
+TEST(test_step_range) {
     assert_string_equal(parsed("--trace-steps 0:1").trace_steps, "0:1");
     const char *const wrong[] = {"3", "3:3", "3:2", "-1:2", "1:", ":2", "1:2:3", "a:b", "1:99999999999"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -212,8 +203,7 @@ static void test_step_range(void **state) {
     }
 }
 
-static void test_values_as_text(void **state) {
-    (void)state;
+TEST(test_values_as_text) {
     char text[64];
     options o = parsed("--lr 0.0003 --weight-decay 0.1 --eps 1.2345678901234567e-8 --clip 1000000");
     options_value(&o, row_of("lr"), text, sizeof text);
@@ -228,8 +218,7 @@ static void test_values_as_text(void **state) {
     assert_string_equal(text, "d1");
 }
 
-static void test_help(void **state) {
-    (void)state;
+TEST(test_help) {
     char *path = scratch_path("help");
     FILE *file = fopen(path, "w");
     assert_non_null(file);
@@ -260,8 +249,7 @@ static void test_help(void **state) {
     free(text);
 }
 
-static void test_dies(void **state) {
-    (void)state;
+TEST(test_dies) {
     options o;
     char *wrong[] = {line, (char *)"--seeed", (char *)"3"}, *right[] = {line, (char *)"--seed", (char *)"3"};
     ASSERT_DIES(options_parse(&o, 3, wrong), "error:", "unknown option --seeed", "--help lists all options");
@@ -270,8 +258,7 @@ static void test_dies(void **state) {
 }
 
 // Random command lines: never a crash, and what is refused is explained.
-static void test_noise(void **state) {
-    (void)state;
+TEST(test_noise) {
     static const char letters[] = "--==seqlrtrainvaltrace-steps0123456789.:eE+-|\xff\x01";
     uint64_t x = 1;
     for (int round = 0; round < 20000; round++) {
@@ -310,8 +297,7 @@ static const char *preset_said(const char *help, const char *schedule) {
 }
 
 // What --help says of presets is what they are.
-static void test_presets(void **state) {
-    (void)state;
+TEST(test_presets) {
     static const char *const when[] = {"end", "ready", "owners", "auto"}, *const what[] = {"table", "rows", "auto"};
     for (int i = -1; i < cf_algorithm_count; i++) {
         const char *name = i < 0 ? "auto" : cf_algorithms[i].name, *prefetch = row_of("prefetch")->help;
@@ -326,21 +312,5 @@ static void test_presets(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_both_spellings),
-        cmocka_unit_test(test_the_last_one_counts),
-        cmocka_unit_test(test_every_row),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_old_names_of_schedules),
-        cmocka_unit_test(test_words),
-        cmocka_unit_test(test_malformed_numbers),
-        cmocka_unit_test(test_step_range),
-        cmocka_unit_test(test_values_as_text),
-        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_dies),
-        cmocka_unit_test(test_noise),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return cmocka_run_group_tests(all_tests, scratch_make, scratch_remove);
 }

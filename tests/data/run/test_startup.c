@@ -15,8 +15,7 @@ static options given(void) {
     return o;
 }
 
-static void what_is_not_recorded_differs(void **state) {
-    (void)state;
+TEST(what_is_not_recorded_differs) {
     options o = given();
     manifest m = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
     startup_compare_run(&o, &facts, &m);             // the same
@@ -33,8 +32,7 @@ static void what_is_not_recorded_differs(void **state) {
 }
 
 // A version is "COMMIT" or "COMMIT DEFINE": another commit resumes, another DEFINE does not.
-static void another_define_differs(void **state) {
-    (void)state;
+TEST(another_define_differs) {
     options o = given();
     run_facts plain = facts, relu = facts, later = facts;
     relu.version = "1 -DRELU2 -DX", later.version = "2 -DRELU2 -DX", plain.version = "2";
@@ -53,8 +51,7 @@ static void another_define_differs(void **state) {
     cJSON_Delete(without.options);
 }
 
-static void names_and_numbers(void **state) {
-    (void)state;
+TEST(names_and_numbers) {
     options o = given();
     char name[RUN_NAME], other[RUN_NAME];
     manifest m = {.step = 3, .ranks = 1, .options = startup_describe(&o, &facts)};
@@ -71,10 +68,5 @@ static void names_and_numbers(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_not_recorded_differs),
-        cmocka_unit_test(another_define_differs),
-        cmocka_unit_test(names_and_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -61,8 +61,7 @@ static void assert_forward_is_naive(const problem *p, int64_t t0, int64_t n) {
         }
 }
 
-static void forward_equals_naive_softmax(void **state) {
-    (void)state;
+KERNEL_TEST(forward_equals_naive_softmax) {
     static const int64_t shapes[][7] = {// T, B, H, KV, D, t0, n
                                         {1, 1, 1, 1, 1, 0, 1},      {7, 2, 3, 3, 5, 0, 7},      {19, 1, 2, 1, 3, 4, 11},
                                         {300, 1, 4, 2, 3, 0, 300},  {600, 1, 1, 1, 2, 33, 555}, {70, 3, 2, 2, 64, 69, 1},
@@ -133,8 +132,7 @@ static void check_backward(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t 
     for (int64_t i = used; i < count; i++) assert_true(dqkv[i] == 0);
 }
 
-static void backward_one_range(void **state) {
-    (void)state;
+KERNEL_TEST(backward_one_range) {
     check_backward(1, 1, 1, 1, 1, (int64_t[]){0, 1}, 1);
     check_backward(9, 2, 3, 3, 5, (int64_t[]){0, 9}, 1);
     check_backward(9, 2, 4, 2, 5, (int64_t[]){0, 9}, 1);
@@ -142,14 +140,12 @@ static void backward_one_range(void **state) {
     check_backward(17, 1, 2, 2, 7, (int64_t[]){0, 13}, 1); // keys after the last query get nothing
 }
 
-static void backward_shuffled_ranges(void **state) {
-    (void)state;
+KERNEL_TEST(backward_shuffled_ranges) {
     check_backward(13, 2, 2, 1, 3, (int64_t[]){0, 1, 6, 13}, 3);
     check_backward(11, 1, 1, 1, 4, (int64_t[]){0, 2, 2, 5, 9, 11}, 5); // one range is empty
 }
 
-static void backward_many_tiles(void **state) {
-    (void)state;
+KERNEL_TEST(backward_many_tiles) {
     // Few heads: cut into blocks of keys. Wide heads: small tiles, so several in a block.
     check_backward(530, 1, 2, 2, 3, (int64_t[]){0, 530}, 1);
     check_backward(530, 1, 4, 2, 3, (int64_t[]){0, 530}, 1);
@@ -158,11 +154,5 @@ static void backward_many_tiles(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(forward_equals_naive_softmax),
-        KERNEL_TEST(backward_one_range),
-        KERNEL_TEST(backward_shuffled_ranges),
-        KERNEL_TEST(backward_many_tiles),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -50,8 +50,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
     if (with_bias) assert_gradient("bias", p.bias, db, OC, MOST, linear_loss, &p);
 }
 
-static void linear(void **state) {
-    (void)state;
+KERNEL_TEST(linear) {
     check_linear(1, 1, 1, true);
     check_linear(7, 5, 11, true);
     check_linear(7, 5, 11, false);
@@ -93,8 +92,7 @@ static void check_layernorm(int64_t R, int64_t C, bool rms) {
     if (!rms) assert_gradient("b", p.b, db, C, MOST, layernorm_loss, &p);
 }
 
-static void layernorm(void **state) {
-    (void)state;
+KERNEL_TEST(layernorm) {
     for (int rms = 0; rms < 2; rms++) {
         check_layernorm(1, 9, rms);
         check_layernorm(5, 13, rms);
@@ -113,8 +111,7 @@ static double gated_loss(void *context) {
     return dot(p->out, p->dout, p->R * p->F);
 }
 
-static void gated(void **state) {
-    (void)state;
+KERNEL_TEST(gated) {
     const int64_t R = 5, F = 9;
     for (int again = 0; again < 2; again++) {
         gated_problem p = {R, F, random_buffer(R * 2 * F), poisoned_buffer(R * F), random_buffer(R * F)};
@@ -147,8 +144,7 @@ static double rotary_loss(void *context) {
 }
 
 // Against complex numbers, too: head h, pair i at position t is turned by angle t / theta^(2 i / D).
-static void rotary(void **state) {
-    (void)state;
+KERNEL_TEST(rotary) {
     rotary_problem p = {random_buffer(ROTARY_COUNT), random_buffer(ROTARY_COUNT), zero_buffer(ROTARY_T * ROTARY_D)};
     for (int t = 0; t < ROTARY_T; t++)
         for (int i = 0; i < ROTARY_D / 2; i++) {
@@ -179,8 +175,7 @@ static double gelu_loss(void *context) {
     return dot(p->y, p->dy, p->n);
 }
 
-static void gelu(void **state) {
-    (void)state;
+KERNEL_TEST(gelu) {
     gelu_problem p = {37, random_buffer(37), poisoned_buffer(37), random_buffer(37)};
     p.x[3] = 6, p.x[4] = -4, p.x[5] = 0;
     real *dx = poisoned_buffer(p.n), *in_place = copy_buffer(p.dy, p.n);
@@ -222,8 +217,7 @@ static void check_embedding(int64_t first, int64_t count, int64_t t0, int64_t T,
     assert_gradient("wpe", p.wpe, dwpe, maxT * C, MOST, embedding_loss, &p);
 }
 
-static void embedding_and_position(void **state) {
-    (void)state;
+KERNEL_TEST(embedding_and_position) {
     check_embedding(0, 11, 0, 9, 3, 5);
     check_embedding(4, 3, 2, 6, 2, 7);  // a shard of the vocabulary, a slice of the sequence
     check_embedding(11, 2, 0, 3, 1, 2); // a shard that holds none of the tokens
@@ -271,8 +265,7 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
     assert_gradient("logits", p.logits, gradient, count, 2 * MOST, crossentropy_loss, &p);
 }
 
-static void crossentropy(void **state) {
-    (void)state;
+KERNEL_TEST(crossentropy) {
     check_crossentropy(1, 5, 13, (int64_t[]){13});
     check_crossentropy(1, 5, 13, (int64_t[]){10}); // padding columns
     check_crossentropy(2, 7, 9, (int64_t[]){9, 4});
@@ -301,8 +294,7 @@ static double mlp_loss(void *context) {
     return dot(p->y, p->dy, p->R * p->C);
 }
 
-static void mlp_with_residual(void **state) {
-    (void)state;
+KERNEL_TEST(mlp_with_residual) {
     const int64_t R = 6, C = 5, F = 12;
     mlp_problem p = {.R = R, .C = C, .F = F};
     struct {
@@ -338,9 +330,5 @@ static void mlp_with_residual(void **state) {
 
 int main(void) {
     cf_device_threads(2);
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),         KERNEL_TEST(gelu),  KERNEL_TEST(embedding_and_position),
-        KERNEL_TEST(crossentropy), KERNEL_TEST(mlp_with_residual), KERNEL_TEST(gated), KERNEL_TEST(rotary),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

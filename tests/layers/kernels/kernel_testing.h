@@ -2,19 +2,15 @@
 // and gradients by central differences.
 #pragma once
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "tests/cases.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
-#include <cmocka.h>
 #include "layers/random.h"
 #include "layers/kernels/real.h"
 
-// Buffers live until release_buffers(), the teardown of every test: cmocka_unit_test_teardown(…).
+// Buffers live until release_buffers(), the teardown of every KERNEL_TEST.
 static struct {
     void *at[4096];
     int64_t count;
@@ -32,7 +28,7 @@ static inline int release_buffers(void **state) {
     return 0;
 }
 
-#define KERNEL_TEST(function) cmocka_unit_test_teardown(function, release_buffers)
+#define KERNEL_TEST(name) TEST_BETWEEN(NULL, name, release_buffers)
 
 static inline void fill_normal(real *x, int64_t n, double deviation) {
     testing.random_streams++;

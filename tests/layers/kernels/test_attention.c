@@ -96,8 +96,7 @@ static void check(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, int64_
     assert_threads_do_not_matter("dqkv", run_backward, &p, start, count);
 }
 
-static void small_and_odd(void **state) {
-    (void)state;
+KERNEL_TEST(small_and_odd) {
     check(1, 1, 1, 1, 1, 0, 1, 1);
     check(5, 2, 3, 3, 7, 0, 5, 1);
     check(5, 2, 3, 3, 7, 4, 1, 1);
@@ -111,8 +110,7 @@ static void small_and_odd(void **state) {
     }
 }
 
-static void many_tiles(void **state) {
-    (void)state;
+KERNEL_TEST(many_tiles) {
     check(650, 1, 2, 2, 16, 0, 650, 1);   // few heads: keys are cut between tasks
     check(650, 1, 4, 2, 16, 517, 100, 1); // a late slice
     check(200, 2, 20, 20, 8, 0, 200, 1);  // enough heads
@@ -121,8 +119,7 @@ static void many_tiles(void **state) {
 }
 
 // Scores in the thousands: the softmax is nearly one-hot and must neither overflow nor lose the maximum.
-static void huge_scores(void **state) {
-    (void)state;
+KERNEL_TEST(huge_scores) {
     problem p = problem_new(600, 1, 1, 1, 8, 0, 600, 40);
     double *out = double_buffer(8), *probability = double_buffer(600), *unused = double_buffer(600 * 24), lse;
     run_forward(&p, p.out);
@@ -133,8 +130,7 @@ static void huge_scores(void **state) {
     }
 }
 
-static void nan_reaches_every_later_query(void **state) {
-    (void)state;
+KERNEL_TEST(nan_reaches_every_later_query) {
     problem p = problem_new(560, 1, 1, 1, 4, 0, 560, 1);
     p.qkv[at(&p, 530, 0, 1, 0)] = (real)NAN; // a key
     run_forward(&p, p.out);
@@ -143,11 +139,5 @@ static void nan_reaches_every_later_query(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(small_and_odd),
-        KERNEL_TEST(many_tiles),
-        KERNEL_TEST(huge_scores),
-        KERNEL_TEST(nan_reaches_every_later_query),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -97,8 +97,7 @@ static void check(int64_t shards, int64_t R, int64_t V, const int64_t *valid, do
     check_with(0.1, shards, R, V, valid, deviation);
 }
 
-static void one_shard(void **state) {
-    (void)state;
+KERNEL_TEST(one_shard) {
     check(1, 1, 1, (int64_t[]){1}, 1);
     check(1, 0, 4, (int64_t[]){4}, 1);
     check(1, 7, 130, (int64_t[]){123}, 1);
@@ -106,8 +105,7 @@ static void one_shard(void **state) {
 }
 
 // Whoever holds the whole vocabulary may take either way.
-static void fused_gives_the_same_bits(void **state) {
-    (void)state;
+KERNEL_TEST(fused_gives_the_same_bits) {
     static const int64_t sizes[][3] = {{1, 1, 1}, {0, 4, 4}, {7, 130, 123}, {5, 5000, 4999}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t R = sizes[i][0], V = sizes[i][1];
@@ -125,22 +123,19 @@ static void fused_gives_the_same_bits(void **state) {
     }
 }
 
-static void several_shards_with_padding(void **state) {
-    (void)state;
+KERNEL_TEST(several_shards_with_padding) {
     check(2, 9, 40, (int64_t[]){40, 31}, 2);
     check(3, 4, 2100, (int64_t[]){2100, 2100, 7}, 2);
     check(3, 6, 16, (int64_t[]){16, 5, 0}, 1); // the last holds nothing but padding
 }
 
-static void huge_logits(void **state) {
-    (void)state;
+KERNEL_TEST(huge_logits) {
     check(1, 5, 3000, (int64_t[]){2990}, 1e4);
     check(2, 5, 30, (int64_t[]){30, 20}, 1e30);
 }
 
 // Logits that are all alike, however huge: each of n words has probability 1 / n.
-static void alike_however_huge(void **state) {
-    (void)state;
+KERNEL_TEST(alike_however_huge) {
     static const double sizes[] = {0, 1e4, 1e20, 1e30, -1e30};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         problem p = problem_new(2, 3, 40, (int64_t[]){40, 31}, 1), whole = problem_new(1, 3, 71, (int64_t[]){71}, 1);
@@ -155,8 +150,7 @@ static void alike_however_huge(void **state) {
     }
 }
 
-static void empty_shard_is_neutral(void **state) {
-    (void)state;
+KERNEL_TEST(empty_shard_is_neutral) {
     problem p = problem_new(1, 3, 8, (int64_t[]){8}, 1);
     crossentropy_stats(p.stats, p.logits, p.targets, 8, 0, p.R, p.V, NULL);
     for (int64_t r = 0; r < p.R; r++) {
@@ -166,8 +160,7 @@ static void empty_shard_is_neutral(void **state) {
 }
 
 // Of columns that are −infinity throughout a stretch the others' sum is left as it is.
-static void masked_logits(void **state) {
-    (void)state;
+KERNEL_TEST(masked_logits) {
     problem p = problem_new(1, 1, 9000, (int64_t[]){9000}, 1);
     for (int64_t v = 0; v < 9000; v++)
         if (v / 2048 != 1) p.logits[v] = (real)-INFINITY;
@@ -188,8 +181,7 @@ static double sum_of(const accum *losses, int64_t n) {
 }
 
 // The loss shows NaN: none may get lost, wherever it is.
-static void nan_and_infinity_reach_the_loss(void **state) {
-    (void)state;
+KERNEL_TEST(nan_and_infinity_reach_the_loss) {
     static const int64_t places[] = {0, 15, 16, 2047, 2048, 4099};
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         for (int kind = 0; kind < 2; kind++) {
@@ -202,8 +194,7 @@ static void nan_and_infinity_reach_the_loss(void **state) {
         }
 }
 
-static void they_reach_the_fused_loss_too(void **state) {
-    (void)state;
+KERNEL_TEST(they_reach_the_fused_loss_too) {
     for (int kind = 0; kind < 3; kind++) {
         problem p = problem_new(1, 3, 4100, (int64_t[]){4100}, 1);
         for (int64_t r = 0; r < p.R; r++) p.targets[r] = 1;
@@ -213,8 +204,7 @@ static void they_reach_the_fused_loss_too(void **state) {
     }
 }
 
-static void sum_in_double(void **state) {
-    (void)state;
+KERNEL_TEST(sum_in_double) {
     const int64_t n = 100001;
     real *losses = zero_buffer(n);
     for (int64_t i = 0; i < n; i++) losses[i] = 0.1f;
@@ -224,17 +214,5 @@ static void sum_in_double(void **state) {
 
 int main(void) {
     cf_device_threads(2);
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(one_shard),
-        KERNEL_TEST(fused_gives_the_same_bits),
-        KERNEL_TEST(several_shards_with_padding),
-        KERNEL_TEST(huge_logits),
-        KERNEL_TEST(alike_however_huge),
-        KERNEL_TEST(empty_shard_is_neutral),
-        KERNEL_TEST(masked_logits),
-        KERNEL_TEST(nan_and_infinity_reach_the_loss),
-        KERNEL_TEST(they_reach_the_fused_loss_too),
-        KERNEL_TEST(sum_in_double),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -14,8 +14,7 @@ static double error_ulp(float x, double exact) {
     return fabs((double)x - exact) / ((double)nextafterf(fabsf(nearest), INFINITY) - (double)fabsf(nearest));
 }
 
-static void exp_of_every_kind_of_float(void **state) {
-    (void)state;
+KERNEL_TEST(exp_of_every_kind_of_float) {
     static const float edge[] = {
         0,    -0.0f, 1,      -1,     88.72283f,       88.72284f,        89,        1e30f, -87.4f, -103.972076f, -103.973f,
         -104, -200,  -1e30f, 1e-40f, (float)INFINITY, (float)-INFINITY, (float)NAN};
@@ -39,8 +38,7 @@ static double gelu_slope_exact(double x) {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
 }
 
-static void gelu_equals_tanh_formula(void **state) {
-    (void)state;
+KERNEL_TEST(gelu_equals_tanh_formula) {
     static const int64_t counts[] = {0, 1, 15, 17, 1000, 40001};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int64_t n = counts[i];
@@ -60,8 +58,7 @@ static void gelu_equals_tanh_formula(void **state) {
     }
 }
 
-static void gelu_far_out(void **state) {
-    (void)state;
+KERNEL_TEST(gelu_far_out) {
     real x[] = {40, -40, 1e18f, -1e18f, 3e38f, -3e38f, 0, (real)NAN}, one[8], y[8], dx[8];
     for (int i = 0; i < 8; i++) one[i] = 1;
     activation_forward(y, x, 8, NULL);
@@ -74,8 +71,7 @@ static void gelu_far_out(void **state) {
     assert_true(isnan(y[7]) && isnan(dx[7]));
 }
 
-static void gated_equals_formula(void **state) {
-    (void)state;
+KERNEL_TEST(gated_equals_formula) {
     static const int64_t shapes[][2] = {{0, 4}, {1, 1}, {3, 17}, {301, 129}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int64_t R = shapes[i][0], F = shapes[i][1];
@@ -96,8 +92,7 @@ static void gated_equals_formula(void **state) {
     }
 }
 
-static void residual_adds(void **state) {
-    (void)state;
+KERNEL_TEST(residual_adds) {
     static const int64_t shapes[][2] = {{0, 4}, {1, 1}, {3, 17}, {301, 129}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t R = shapes[i][0], C = shapes[i][1];
@@ -117,8 +112,7 @@ static void residual_adds(void **state) {
     }
 }
 
-static void residual_sums_parts(void **state) {
-    (void)state;
+KERNEL_TEST(residual_sums_parts) {
     int64_t R = 7, C = 33, stride = R * C + 5;
     for (int parts = 1; parts <= 4; parts++) {
         real *x = random_buffer(R * C), *y = random_buffer(R * C), *from = random_buffer(parts * stride), *bias = random_buffer(C);
@@ -132,13 +126,5 @@ static void residual_sums_parts(void **state) {
 
 int main(void) {
     cf_device_threads(2);
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(exp_of_every_kind_of_float),
-        KERNEL_TEST(gelu_equals_tanh_formula),
-        KERNEL_TEST(gelu_far_out),
-        KERNEL_TEST(gated_equals_formula),
-        KERNEL_TEST(residual_adds),
-        KERNEL_TEST(residual_sums_parts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -22,8 +22,7 @@ static const int64_t shapes[][4] = { // first, count, R, C
     {50, 10, 20, 3}, {7, 0, 20, 3},  {0, 50, 0, 5},     {3, 1, 200, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void forward_looks_up_what_is_held(void **state) {
-    (void)state;
+KERNEL_TEST(forward_looks_up_what_is_held) {
     for (int i = 0; i < SHAPES; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
         real *out = poisoned_buffer(p.R * p.C + 1);
@@ -42,8 +41,7 @@ static void backward(void *context, real *dwte) {
     embedding_backward(dwte, p->dout, false, p->tokens, p->first, p->count, p->R, p->C, NULL);
 }
 
-static void backward_adds_rows_in_order(void **state) {
-    (void)state;
+KERNEL_TEST(backward_adds_rows_in_order) {
     for (int i = 0; i < SHAPES; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
         int64_t n = p.count * p.C;
@@ -64,8 +62,7 @@ static void add(void *context, real *dwte) {
     embedding_backward(dwte, p->dout, true, p->tokens, p->first, p->count, p->R, p->C, NULL);
 }
 
-static void sums_are_added_in_order(void **state) {
-    (void)state;
+KERNEL_TEST(sums_are_added_in_order) {
     for (int i = 0; i < SHAPES; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
         int64_t n = p.count * p.C;
@@ -92,8 +89,7 @@ static void check_position(int64_t t0, int64_t T, int64_t B, int64_t C) {
     }
 }
 
-static void positions(void **state) {
-    (void)state;
+KERNEL_TEST(positions) {
     check_position(0, 1, 1, 1);
     check_position(0, 0, 3, 5);
     check_position(5, 9, 3, 33);
@@ -102,11 +98,5 @@ static void positions(void **state) {
 
 int main(void) {
     cf_device_threads(2);
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(forward_looks_up_what_is_held),
-        KERNEL_TEST(backward_adds_rows_in_order),
-        KERNEL_TEST(sums_are_added_in_order),
-        KERNEL_TEST(positions),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 // ranks: 1
 // Products of bf16 against naive loops. Matrices hold small integers, so sums are exact in fp32, and rounded results must be the
 // nearest bf16, to the last bit.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <cmocka.h>
+#include "tests/cases.h"
 #include <dnnl.h>
 #include "layers/kernels/gemm.h"
 
@@ -105,8 +101,7 @@ static void check_all(int64_t m, int64_t n, int64_t k, int64_t stride) {
     }
 }
 
-static void any_shape(void **state) {
-    (void)state;
+TEST(any_shape) {
     NEEDS_AVX512();
     check_all(1, 1, 1, 1);
     check_all(130, 67, 257, 1);
@@ -116,8 +111,7 @@ static void any_shape(void **state) {
     for (int i = 0; i < 20; i++) check_all(random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
 }
 
-static void inside_a_parallel_region(void **state) {
-    (void)state;
+TEST(inside_a_parallel_region) {
     NEEDS_AVX512();
     enum { N = 40, TASKS = 16 };
     real *a = integers(N, N, N), *b = integers(N, N, N);
@@ -130,8 +124,7 @@ static void inside_a_parallel_region(void **state) {
     free(a), free(b), free(together);
 }
 
-static void the_same_bits_with_any_number_of_threads(void **state) {
-    (void)state;
+TEST(the_same_bits_with_any_number_of_threads) {
     NEEDS_AVX512();
     enum { M = 250, N = 128, K = 1030 };
     real *a = integers(K, M, M), *b = integers(K, N, N);
@@ -148,10 +141,5 @@ static void the_same_bits_with_any_number_of_threads(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_shape),
-        cmocka_unit_test(inside_a_parallel_region),
-        cmocka_unit_test(the_same_bits_with_any_number_of_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -49,8 +49,7 @@ static void assert_forward(const problem *p, double tolerance) {
     }
 }
 
-static void forward_equals_naive(void **state) {
-    (void)state;
+KERNEL_TEST(forward_equals_naive) {
     static const int64_t shapes[][2] = {{0, 3}, {1, 1}, {1, 768}, {33, 7}, {5, 1001}, {100, 64}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1]);
@@ -63,16 +62,14 @@ static void forward_equals_naive(void **state) {
 }
 
 // A large common offset: the variance must not be the difference of two large numbers.
-static void forward_survives_an_offset(void **state) {
-    (void)state;
+KERNEL_TEST(forward_survives_an_offset) {
     problem p = problem_new(4, 500);
     for (int64_t i = 0; i < p.R * p.C; i++) p.x[i] += 1000;
     forward(&p, p.out);
     assert_forward(&p, 2e-3); // neighbours in float are 6e-5 apart there
 }
 
-static void nan_stays_in_its_row(void **state) {
-    (void)state;
+KERNEL_TEST(nan_stays_in_its_row) {
     problem p = problem_new(3, 20);
     p.x[20 + 7] = (real)NAN;
     forward(&p, p.out);
@@ -109,8 +106,7 @@ static void naive_backward(const problem *p, double *gradients) {
     }
 }
 
-static void backward_equals_naive(void **state) {
-    (void)state;
+KERNEL_TEST(backward_equals_naive) {
     static const int64_t shapes[][2] = {{0, 3}, {1, 5}, {31, 7}, {33, 130}, {64, 9}, {65, 33}, {200, 768}};
     for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
         problem p = problem_new(shapes[i / 2][0], shapes[i / 2][1]);
@@ -127,8 +123,7 @@ static void backward_equals_naive(void **state) {
     }
 }
 
-static void backward_sums_parts(void **state) {
-    (void)state;
+KERNEL_TEST(backward_sums_parts) {
     problem p = problem_new(45, 31);
     const int64_t n = p.R * p.C, stride = n + 3;
     real *scratch = poisoned_buffer(layernorm_scratch(p.C));
@@ -146,9 +141,5 @@ static void backward_sums_parts(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(forward_equals_naive),  KERNEL_TEST(forward_survives_an_offset), KERNEL_TEST(nan_stays_in_its_row),
-        KERNEL_TEST(backward_equals_naive), KERNEL_TEST(backward_sums_parts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -43,15 +43,13 @@ static void check_all_gemms(int64_t m, int64_t n, int64_t k) {
     for (int i = 0; i < 8; i++) check_gemm(i & 1, i & 2, m, n, k, (real)(i >> 2));
 }
 
-static void gemm_is_exact_on_integers(void **state) {
-    (void)state;
+KERNEL_TEST(gemm_is_exact_on_integers) {
     check_all_gemms(1, 1, 1);
     check_all_gemms(130, 67, 257);
     for (int i = 0; i < 20; i++) check_all_gemms(random_size(1, 50), random_size(1, 50), random_size(1, 50));
 }
 
-static void gemm_inside_a_parallel_region(void **state) {
-    (void)state;
+KERNEL_TEST(gemm_inside_a_parallel_region) {
     enum { TASKS = 12, N = 70 };
     real *a = integer_buffer(N * N), *b = integer_buffer(N * N), *alone = poisoned_buffer(N * N);
     real *together = poisoned_buffer(TASKS * N * N);
@@ -61,8 +59,7 @@ static void gemm_inside_a_parallel_region(void **state) {
     for (int i = 0; i < TASKS; i++) assert_same_bits("product", together + i * N * N, alone, N * N);
 }
 
-static void gemm_refusal_is_fatal(void **state) {
-    (void)state;
+TEST_FIRST(gemm_refusal_is_fatal) { // before there are threads: it forks
     real *x = zero_buffer(64);
     ASSERT_DIES(gemm(false, false, 4, 4, 4, x, 3, x, 4, 0, x, 4, NULL), "dnnl_sgemm", "row length 3");
 }
@@ -104,8 +101,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     }
 }
 
-static void linear_is_exact_on_integers(void **state) {
-    (void)state;
+KERNEL_TEST(linear_is_exact_on_integers) {
     check_linear(1, 1, 1);
     check_linear(1030, 2, 3); // more rows than get the bias at once
     check_linear(3, 300, 50); // tiles of prepared weights, and parts of tiles
@@ -154,14 +150,12 @@ static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
     assert_untouched("after the rows written", written + rows * IC, IC);
 }
 
-static void adding_is_exact_on_integers(void **state) {
-    (void)state;
+KERNEL_TEST(adding_is_exact_on_integers) {
     check_added(1, 1, 1);
     for (int i = 0; i < 20; i++) check_added(random_size(1, 60), random_size(1, 40), random_size(1, 40));
 }
 
-static void some_rows_of_the_weight_gradient(void **state) {
-    (void)state;
+KERNEL_TEST(some_rows_of_the_weight_gradient) {
     check_rows(1, 1, 1, 2);
     for (int i = 0; i < 20; i++) {
         int64_t rows = random_size(1, 40);
@@ -244,8 +238,7 @@ static void check_in_place(zero_shards *z, int tensor, bool add) {
     assert_same_bits("after the gradient", p->grad + end, around + end, p->elements - end);
 }
 
-static void weight_gradient_in_place(void **state) {
-    (void)state;
+KERNEL_TEST(weight_gradient_in_place) {
     static parameters p;
     static cf_context context; // the default stream
     cf_mesh mesh;
@@ -262,8 +255,7 @@ static void weight_gradient_in_place(void **state) {
 }
 
 // Only the last micro-batch sends; a matrix that shares a bucket does not make the others wait; no operation brings a factor.
-static void place_of_a_weight_gradient(void **state) {
-    (void)state;
+KERNEL_TEST(place_of_a_weight_gradient) {
     static parameters p;
     cf_mesh mesh;
     create_parts(&p, &mesh);
@@ -303,8 +295,7 @@ static void compute_slices(weight_gradient *g, real *gradient, int64_t row) {
     }
 }
 
-static void weight_gradient_owner_by_owner(void **state) {
-    (void)state;
+KERNEL_TEST(weight_gradient_owner_by_owner) {
     static parameters p;
     cf_mesh mesh;
     create_parts(&p, &mesh);
@@ -333,8 +324,7 @@ static void run_bias_grad(void *context, real *db) {
     linear_bias_grad(db, p->dy, p->R, p->OC, NULL);
 }
 
-static void bias_gradient(void **state) {
-    (void)state;
+KERNEL_TEST(bias_gradient) {
     static const int64_t shapes[][2] = {{1, 1}, {3, 1025}, {16, 7}, {17, 33}, {999, 2050}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         bias_problem p = {shapes[i][0], shapes[i][1], random_buffer(shapes[i][0] * shapes[i][1])};
@@ -351,17 +341,5 @@ static void bias_gradient(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(gemm_refusal_is_fatal), // before there are threads: it forks
-        KERNEL_TEST(gemm_is_exact_on_integers),
-        KERNEL_TEST(gemm_inside_a_parallel_region),
-        KERNEL_TEST(linear_is_exact_on_integers),
-        KERNEL_TEST(adding_is_exact_on_integers),
-        KERNEL_TEST(some_rows_of_the_weight_gradient),
-        KERNEL_TEST(weight_gradient_in_place),
-        KERNEL_TEST(place_of_a_weight_gradient),
-        KERNEL_TEST(weight_gradient_owner_by_owner),
-        KERNEL_TEST(bias_gradient),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

@@ -43,8 +43,7 @@ static void gather(cf_transport *transport, const void *mine, void *all, int64_t
     if (last_disturbed && meetings == 2 * SHAPES + 1) ((double *)all)[transport->size - 1] = 1;
 }
 
-static void peak_does_not_depend_on_the_ranks(void **state) {
-    (void)state;
+TEST(peak_does_not_depend_on_the_ranks) {
     const char *source = NULL;
     cf_stream *stream = cf_stream_create();
     for (int cores = 1; cores <= CORES_MAX; cores++)
@@ -70,6 +69,5 @@ static void peak_does_not_depend_on_the_ranks(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(peak_does_not_depend_on_the_ranks)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }

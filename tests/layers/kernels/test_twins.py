@@ -16,7 +16,6 @@ import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.dirname(os.path.dirname(HERE))]
 import compare_twins
 from processor import needs_bf16
 
@@ -186,7 +185,3 @@ class Twins(unittest.TestCase):
             for a, b in zip(compare_twins.errors_numpy(other, (kind, data, real)),
                             compare_twins.errors_plain(other, (kind, data, real))):
                 self.assertTrue(a == b or abs(a / b - 1) < 1e-6, (a, b))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -174,7 +174,7 @@ static void check_bits(problem *q) {
     cf_free(first);
 }
 
-static void every_token_finds_its_row_and_its_owner(void) {
+TEST(every_token_finds_its_row_and_its_owner) {
     for (int tp = 1; tp <= context.transport->size; tp *= 2) {
         cf_mesh mesh = ranks_mesh(context.transport, tp, context.transport->size / tp);
         for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++)
@@ -195,8 +195,7 @@ int main(int argc, char **argv) {
     cf_device_threads(1);
     context.stream = cf_stream_create();
     context.trace = cf_trace_create();
-    static const ranks_case cases[] = {RANKS_CASE(every_token_finds_its_row_and_its_owner)};
-    int status = ranks_run(context.transport->rank, cases, sizeof cases / sizeof cases[0]);
+    int status = ranks_run(context.transport->rank);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
     context.transport->close(context.transport);

@@ -41,8 +41,7 @@ static void check_steps(int64_t n, optimizer_settings options) {
     assert_threads_do_not_matter("w, m, v", run_update, &p, all, 3 * n);
 }
 
-static void update_equals_textbook(void **state) {
-    (void)state;
+KERNEL_TEST(update_equals_textbook) {
     const optimizer_settings plain = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1};
     optimizer_settings decayed = plain, clipped = plain, other = {0.3, 0.5, 0.999, 1e-2, 0.7, 0.02, 0, 0};
     decayed.weight_decay = 0.1;
@@ -55,8 +54,7 @@ static void update_equals_textbook(void **state) {
 }
 
 // Without a gradient only the decay is left, and no NaN comes of 0 / 0.
-static void no_gradient_leaves_decay(void **state) {
-    (void)state;
+KERNEL_TEST(no_gradient_leaves_decay) {
     real w = 2, m = 0, v = 0, g = 0;
     optimizer_settings a = {.lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
     optimizer_update(optimizers, &w, NULL, (real *[]){&m, &v}, &g, 1, a, NULL);
@@ -72,8 +70,7 @@ static double squares_of(const real *x, int64_t n) {
 }
 
 // Master weights are updated; w is their copy.
-static void master_weights(void **state) {
-    (void)state;
+KERNEL_TEST(master_weights) {
     real w[3] = {1, 2, 3}, alone[3] = {1, 2, 3}, g[3] = {1, -1, 0.5}, master[3] = {1, 2, 3}, m[3] = {0}, v[3] = {0};
     optimizer_settings a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
     memset(w, 0xff, sizeof w); // only written
@@ -85,8 +82,7 @@ static void master_weights(void **state) {
     assert_memory_equal(master, alone, sizeof w);
 }
 
-static void sum_of_squares_is_exact_and_fixed(void **state) {
-    (void)state;
+KERNEL_TEST(sum_of_squares_is_exact_and_fixed) {
     static const int64_t counts[] = {0, 1, 255, 256, 257, 16385, 100003};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int64_t n = counts[i];
@@ -106,11 +102,5 @@ static void sum_of_squares_is_exact_and_fixed(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(update_equals_textbook),
-        KERNEL_TEST(no_gradient_leaves_decay),
-        KERNEL_TEST(master_weights),
-        KERNEL_TEST(sum_of_squares_is_exact_and_fixed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(all_tests, NULL, NULL);
 }
