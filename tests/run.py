@@ -12,6 +12,7 @@ and may say in a comment line how it is to be run:
   ranks: 1 2 4        once with each number of ranks; 1 is a plain start without mpirun. Default: 1
   quick: 2            of these, only these numbers of ranks in the essential tests; of a Python file the cases whose names
                       contain one of these words; "none": nothing. Default: everything
+  slow: audit         cases of a Python file that the essential tests leave out, by words in their names
   limit: 300          seconds that it may take on a free machine (default 120). It is ended, and has failed, after four
                       times that, since others may use the machine; in a sanitizer build after twenty times that
   python: venv        with build/venv/bin/python, which has tiktoken; skipped where that is missing
@@ -60,6 +61,7 @@ class Program:
     sanitizers: bool
     make: tuple        # targets
     quick: tuple       # numbers of ranks, or parts of cases' names
+    slow: tuple        # parts of names
     cases: tuple = ()  # patterns of those to run; none: all
 
     @property
@@ -84,7 +86,7 @@ def read_program(source):
 
     return Program(source, tuple(int(n) for n in (note("ranks") or "1").split()), float(note("limit") or 120),
                    note("python") == "venv", note("sanitizers") == "too", tuple((note("make") or "").split()),
-                   tuple((note("quick") or "").split()))
+                   tuple((note("quick") or "").split()), tuple((note("slow") or "").split()))
 
 
 def named(pattern):
@@ -114,7 +116,9 @@ def matches(name, pattern):
 
 
 def matches_any(name, patterns):
-    return any(matches(name, pattern) for pattern in patterns)
+    """One of them, or all are of the kind "!pattern", of which none may match."""
+    wanted, unwanted = ([p.removeprefix("!") for p in patterns if p.startswith("!") == no] for no in (False, True))
+    return (any(matches(name, p) for p in wanted) or not wanted) and not any(matches(name, p) for p in unwanted)
 
 
 def select(programs, only, quick, sanitizers, alone):
@@ -146,7 +150,7 @@ def select(programs, only, quick, sanitizers, alone):
 def essence(program):
     """What the quick size runs of it."""
     if program.python:
-        return dataclasses.replace(program, cases=program.quick)
+        return dataclasses.replace(program, cases=program.quick + tuple("!" + word for word in program.slow))
     return dataclasses.replace(program, ranks=tuple(map(int, program.quick)) or program.ranks)
 
 
@@ -292,8 +296,9 @@ def run(program, ranks, build, python, first):
         outcome.reasons.append("exit status 0 in spite of that")
     elif not outcome.cases and not program.cases:
         outcome.fail("(nothing)", "reported no case")
-    elif program.python and program.cases in ((), program.quick) and outcome.count(SKIPPED) < len(outcome.cases):
-        for word in set(program.quick) - {"none"}:  # with --all, too: else nobody would notice
+    elif program.python and program.cases in ((), essence(program).cases) and outcome.count(SKIPPED) < len(outcome.cases):
+        words = program.quick if program.cases else program.quick + program.slow  # with --all, too: else nobody would notice
+        for word in set(words) - {"none"}:
             if not any(matches(name, word) for name in outcome.cases):
                 outcome.fail("(quick)", f"no case has {word!r} in its name")
     return outcome

@@ -4,6 +4,7 @@ should it wake, blames nobody.
 
 Meshes, ranks and moments are drawn. FREEZES=50 draws as many of them, FREEZE_SEED=N the same ones again.
 """
+# slow: names_the_frozen_one
 # limit: 300
 import os
 import random

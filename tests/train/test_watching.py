@@ -1,5 +1,6 @@
 """What a run tells: the log, the trace, the dry run, the help; and what it leaves behind in --out."""
 # sanitizers: too
+# slow: the_time_that_is_left
 # limit: 180
 import ctypes
 import dataclasses
@@ -95,7 +96,7 @@ class Log(harness.Case):
                     self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
                 self.assertGreater(between, 0)
 
-    def test_the_time_that_is_left(self):
+    def test_the_time_that_is_left(self):  # of a run that goes on by hand: tests/data/run/test_audit.c
         """Has validations, samples and saves that are still due, each as long as those so far (on a slow disk, so that they take
         longer than the steps); in a run that goes on, before its first, a forward pass of as many sequences."""
         out, val, tokens = self.fresh("slow"), self.fresh("slow.bin"), 8
