@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Text to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin for gpt2.
+"""Text to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin unless bytes are tokens.
 
     data/prepare.py --input shakespeare.txt --out tokens              each byte is a token
     data/prepare.py --input *.txt --out tokens --encoding gpt2        GPT-2's encoding, downloaded once
     TIKTOKEN_CACHE_DIR=DIR data/prepare.py …                          into DIR, which may come from another machine
+    data/prepare.py … --encoding tokenizer.json                       a tokenizer of Hugging Face's library, as models have it
     zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
 The inputs (data/README.md), in the order given, are one text; its last --val-fraction becomes validation data. Text is read and
@@ -21,6 +22,7 @@ import concurrent.futures
 import contextlib
 import fcntl
 import gzip
+import importlib
 import itertools
 import json
 import os
@@ -37,21 +39,25 @@ import zlib
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
 from command import Parser, Problem, at_least, close_synced, note, opened, say, status_of, sync_directory, whole
 
-TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
+FORMATS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes of a token → magic number and version of its files
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 HEADER = 256  # 32-bit words
 END_OF_TEXT = "<|endoftext|>"
+ENDS_OF_TEXT = END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"  # of GPT-2 and many; Llama 3; Llama 2; Gemma
 GPT2_TOKENS = 50257
 BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # \s of GPT-2's pattern; Python's has more
+PLAIN = *range(33, 127), *range(161, 173), *range(174, 256)  # bytes that are letters where GPT-2 writes bytes; others are some above
+BYTE_OF = dict(zip(map(chr, [*PLAIN, *range(256, 324)]), [*PLAIN, *sorted({*range(256)} - {*PLAIN})]))
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
 # What files that are not text begin with, and their kind.
 NO_TEXT = {rb"\x28\xb5\x2f\xfd": "packed by zstd", rb"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
            b"PK\3\4": "a zip archive", rb"(?s).{257}ustar": "a tar archive", b"PAR1": "a Parquet file",
-           b"\xff\xfe|\xfe\xff": "UTF-16", b"|".join(struct.pack("<I", magic) for magic in (TOKENS_MAGIC, 20240801)): "a token file",
+           b"\xff\xfe|\xfe\xff": "UTF-16", b"|".join(struct.pack("<I", magic) for magic, _ in FORMATS.values()): "a token file",
            struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
 JSON = rb'(?:\xef\xbb\xbf)?\s*\[?\s*\{\s*"[^"\n]*"\s*:'  # what files of JSON begin with
 PIECE_BYTES = 1 << 18
+MOST_WORDS = 1 << 24  # of a vocabulary, as in data/vocabulary.c
 LONGEST_WORD = 1 << 22  # characters between two places to cut
 LONGEST_LINE = 1 << 26  # bytes of JSON, which need several times as much memory
 AHEAD = 8  # texts that wait, for each thread
@@ -73,7 +79,7 @@ def about(name):
 class Bytes:
     """Each byte is a token: no vocabulary, no separator."""
 
-    separator, pack = b"", 0
+    separator, pack, width = b"", 0, 2
 
     def texts(self, part):
         return part.pieces()
@@ -85,9 +91,14 @@ class Bytes:
 
 
 class GPT2:
-    def __init__(self, documents="file", errors="strict", pack=0):
-        self.encoding = load_gpt2()
-        self.separator = uint16([self.encoding.eot_token])
+    """Words of a vocabulary: their number, and the one that ends a text."""
+
+    cut = f"(?s).*(?!{BLANK}).(?={BLANK})"  # up to the last place where a long text may be cut
+
+    def __init__(self, path=None, documents="file", errors="strict", pack=0):
+        self.load(path)
+        self.width = 2 if self.words <= 1 << 16 else 4
+        self.separator = self.last.to_bytes(self.width, "little")
         self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
         self.errors, self.pack, self.warned = errors, pack, False
 
@@ -98,7 +109,7 @@ class GPT2:
                 yield text_of(line, part.at, self.errors) if line.strip() else ""
                 yield None
             return
-        for text in whole_words(decoded(part, self.errors), part):
+        for text in whole_words(decoded(part, self.errors), part, self.cut):
             if not self.documents and not self.warned and END_OF_TEXT in text:
                 note(f"note: {part.source.name}: {END_OF_TEXT} is encoded as ordinary letters; "
                      "--documents end-of-text makes it the token between two documents")
@@ -111,7 +122,7 @@ class GPT2:
     def tokens(self, text, at):
         """As bytes. Python's lock is free meanwhile, so that threads encode at the same time."""
         try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2").tobytes()
+            return self.numbers(text)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust is not an Exception
@@ -119,26 +130,62 @@ class GPT2:
                           "its pattern fails at a million blanks in a row: shorten them, or leave out that part") from None
 
     def tokenizer_file(self):
-        header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
-        words = map(self.encoding.decode_single_token_bytes, range(GPT2_TOKENS))
+        header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, self.words, self.last)
+        words = map(self.word, range(self.words))
         return header.ljust(4 * HEADER, b"\0") + b"".join(bytes([len(word)]) + word for word in words)
+
+    def load(self, _):
+        self.encoding = load_gpt2()
+        self.words, self.last, self.word = GPT2_TOKENS, self.encoding.eot_token, self.encoding.decode_single_token_bytes
+
+    def numbers(self, text):
+        return self.encoding.encode_to_numpy(text, disallowed_special=()).astype("<u2").tobytes()
+
+
+class HuggingFace(GPT2):
+    """A tokenizer.json. No pattern of GPT-2, GPT-4, Llama 3 or Qwen matches across a line feed between two non-blanks."""
+
+    cut = r"(?s).*\S\n(?=\S)"
+
+    def load(self, path):
+        tokenizers = imported("tokenizers", f"--encoding {path}", f"{sys.executable} -m pip install tokenizers")
+        try:
+            self.encoding = tokenizers.Tokenizer.from_file(path)
+        except Exception as error:  # it raises nothing else
+            raise Problem(f"--encoding {path} is not a tokenizer.json: {error}") from None
+        self.encoding.no_truncation(), self.encoding.no_padding()
+        self.encoding.encode_special_tokens = True  # as ordinary letters
+        found, self.in_bytes = self.encoding.get_vocab(), "ByteLevel" in str(self.encoding.decoder)
+        self.words, self.last = max(found.values(), default=0) + 1, next((found[end] for end in ENDS_OF_TEXT if end in found), None)
+        if self.last is None or self.words > MOST_WORDS:
+            raise Problem(f"--encoding {path}: of its {self.words} words none is {' or '.join(ENDS_OF_TEXT)}, or they are too many")
+
+    def numbers(self, text):
+        (found,) = self.encoding.encode_batch([text], add_special_tokens=False)  # which lets other threads run; encode() does not
+        return array.array("H" if self.width == 2 else "I", found.ids).tobytes()
+
+    def word(self, token):
+        """Its bytes, as many as a vocabulary file can hold; SentencePiece writes a blank as U+2581."""
+        text = self.encoding.id_to_token(token) or ""
+        known = self.in_bytes and BYTE_OF.keys() >= set(text)
+        return (bytes(map(BYTE_OF.get, text)) if known else text.replace("\u2581", " ").encode())[:255]
+
+
+def imported(package, what, hint):
+    """A package that may not be there."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise Problem(f"{what} needs the package {package}, and {sys.executable} has none: {error}", hint) from None
 
 
 def load_gpt2():
-    try:
-        import tiktoken
-    except ImportError as error:
-        raise Problem(f"--encoding gpt2 needs the package tiktoken, and {sys.executable} has none: {error}",
-                      "scripts/install_deps.sh --bpe, then build/venv/bin/python data/prepare.py …") from None
+    tiktoken = imported("tiktoken", "--encoding gpt2", "scripts/install_deps.sh --bpe, then build/venv/bin/python data/prepare.py …")
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as error:  # network libraries raise all kinds
         raise Problem(f"GPT-2's vocabulary cannot be downloaded: {error}",
                       "where there is a network, TIKTOKEN_CACHE_DIR=DIR keeps it in DIR: carry that here, and say the same") from None
-
-
-def uint16(tokens):
-    return array.array("H", tokens).tobytes()
 
 
 def text_of(line, at, errors):
@@ -165,7 +212,7 @@ def decoded(part, errors):
                           TO_UTF8) from None
 
 
-def whole_words(texts, part):
+def whole_words(texts, part, places=GPT2.cut):
     """The same text, cut at other places, where the parts encode to the same tokens as the whole.
 
     GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so a cut before that blank is exact.
@@ -174,21 +221,15 @@ def whole_words(texts, part):
     pending = ""
     for text in texts:
         pending += text
-        cut = last_cut(pending)
-        if cut >= 0:
-            yield pending[:cut]
-            pending = pending[cut:]
+        found = re.match(places, pending)
+        if found:
+            yield found[0]
+            pending = pending[found.end():]
         if len(pending) > LONGEST_WORD:
             raise Problem(f"the {len(pending)} characters up to about byte {part.at} are all blanks, or have no blank to cut at",
                           "put line feeds between sentences, or leave out that part")
     if pending:
         yield pending
-
-
-def last_cut(text):
-    """Index of the last blank after a non-blank, or −1."""
-    found = re.match(f"(?s:.*)(?!{BLANK}).(?={BLANK})", text, re.DOTALL)
-    return found.end() if found else -1
 
 
 class Source:
@@ -247,13 +288,10 @@ class Part:
 
 def texts_of_parquet(path):
     """The column "text"."""
+    parquet = imported("pyarrow.parquet", "a Parquet file", f"{sys.executable} -m pip install pyarrow; "
+                       "or where it is, print one JSON object a line: … | data/prepare.py --input -")
     try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise Problem(f"it is a Parquet file, and {sys.executable} has no pyarrow: {error}", f"{sys.executable} -m pip install pyarrow; "
-                      "or where it is, print one JSON object a line: … | data/prepare.py --input -") from None
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(WAITING, columns=["text"]):
+        for batch in parquet.ParquetFile(path).iter_batches(WAITING, columns=["text"]):
             yield from batch.column("text").to_pylist()
     except Exception as error:  # pyarrow raises all kinds
         raise Problem(f'its column "text" cannot be read: {type(error).__name__} {error}') from None
@@ -437,17 +475,17 @@ def packed(split, pieces, separator, T, rows_of_file):
         say(f"{split:5s} {cut // len(separator):,} tokens ({cut / total:.1%}) cut from ends of documents to fill {rows:,} rows of {T:,}")
 
 
-def write_split(own, split, chunks, shard_tokens):
+def write_split(own, split, chunks, shard_tokens, width):
     """Writes SPLIT_000000.bin, SPLIT_000001.bin, …, all but the last of shard_tokens tokens. Returns split, files and tokens."""
     total = 0
     for tokens in map(memoryview, chunks):
         while len(tokens) > 0:
             if total % shard_tokens == 0:
                 file = open(os.path.join(own, f"{split}_{total // shard_tokens:06d}.bin"), "xb")
-                file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, shard_tokens).ljust(4 * HEADER, b"\0"))
-            count = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
-            file.write(tokens[:2 * count])
-            tokens = tokens[2 * count:]
+                file.write(struct.pack("<3i", *FORMATS[width], shard_tokens).ljust(4 * HEADER, b"\0"))
+            count = min(len(tokens) // width, shard_tokens - total % shard_tokens)
+            file.write(tokens[:width * count])
+            tokens = tokens[width * count:]
             total += count
             if total % shard_tokens == 0:
                 close_synced(file)
@@ -464,24 +502,27 @@ def parse_arguments(arguments):
     add("--input", nargs="+", action="extend", required=True, metavar="FILE",
         help="files, directories, or - for standard input, in this order")
     add("--out", required=True, metavar="DIR", help="directory of the token files")
-    add("--encoding", choices=["byte", "gpt2"], default="byte", help="bytes, or GPT-2's tokens")
+    add("--encoding", metavar="byte|gpt2|FILE", default="byte",
+        help="bytes; GPT-2's tokens; or those of a tokenizer.json, in files of 32 bits if it has more than 65,536")
     add("--format", choices=["auto", "text", "jsonl"], default="auto",
         help="auto: files named .jsonl, .ndjson or .json, in capitals too, are JSON lines with a text each")
     add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
-        help=f"for gpt2: documents of plain text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
+        help=f"for gpt2 and FILE: documents of plain text end at the end of a file (default), at blank lines, or at {END_OF_TEXT}")
     add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
-        help="for gpt2: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
+        help="for gpt2 and FILE: refuse bytes that are not UTF-8 (default), or replace them by U+FFFD")
     add("--pack", metavar="T", default=argparse.SUPPRESS, type=at_least(1),
-        help="for gpt2: rows for training with --seq T, each from the beginning of a document; what fits into no row is left out")
+        help="for gpt2 and FILE: rows for training with --seq T, each from the beginning of a document; what fits into no row is left out")
     add("--val-fraction", metavar="X", default=0.1, type=at_least(0, 0.999, float),
         help="share of the text, at its end, for validation")
     add("--threads", metavar="N", default=len(os.sched_getaffinity(0)), type=at_least(1, 256), help="that encode at the same time")
     add("--shard-tokens", metavar="N", default=100_000_000, type=at_least(1, 2**31 - 1), help="most tokens in one file")
     options = parser.parse_args(arguments)
-    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("documents", "errors", "pack")}
-    for name in options.gpt2 if options.encoding != "gpt2" else ():
-        parser.error(f"--{name} is for --encoding gpt2")
-    if options.gpt2.get("pack", 0) >= options.shard_tokens:
+    if options.encoding not in ("byte", "gpt2") and not os.path.isfile(options.encoding):
+        parser.error(f"--encoding {options.encoding}: neither byte nor gpt2, nor a tokenizer.json that is there")
+    options.how = {name: value for name, value in vars(options).items() if name in ("documents", "errors", "pack")}
+    for name in options.how if options.encoding == "byte" else ():
+        parser.error(f"--{name} is for --encoding gpt2 or FILE")
+    if options.how.get("pack", 0) >= options.shard_tokens:
         parser.error("--pack: a file of --shard-tokens holds no row")
     return options
 
@@ -495,9 +536,10 @@ def prepare(options):
                  "of each line, --format text means it")
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: its lines or rows are documents, and bytes have no token to put between them",
-                          "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
+                          "--encoding gpt2 or FILE; or jq -r .text FILE | data/prepare.py --input -; or --format text")
         train, val = split_input(sources, options.val_fraction)
-        encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
+        words = GPT2 if options.encoding == "gpt2" else HuggingFace
+        encoder = Bytes() if options.encoding == "byte" else words(options.encoding, **options.how)
         written = []
         for split, parts in ("train", train), ("val", val):
             pieces = encoded(split, parts, encoder, options.threads)
@@ -505,8 +547,8 @@ def prepare(options):
             if encoder.pack:
                 chunks = packed(split, pieces, encoder.separator, encoder.pack, (most - 1) // encoder.pack)
                 most -= (most - 1) % encoder.pack
-            written.append(write_split(own, split, chunks, most))
-        if options.encoding == "gpt2":
+            written.append(write_split(own, split, chunks, most, encoder.width))
+        if options.encoding != "byte":
             with whole(os.path.join(own, "tokenizer.bin"), "wb") as file:
                 file.write(encoder.tokenizer_file())
         gone = replace_data_set(own, options.out)

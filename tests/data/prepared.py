@@ -94,9 +94,9 @@ class PrepareCase(unittest.TestCase):
         with open(os.path.join(self.out, name), "rb") as file:
             content = file.read()
         header = struct.unpack("<256i", content[:1024])
-        self.assertEqual(header, (20240520, 1, (len(content) - 1024) // 2) + (0,) * 253)
-        self.assertEqual(len(content) % 2, 0)
-        return array.array("H", content[1024:]).tolist()
+        tokens = array.array("I" if header[0] == 20240801 else "H", content[1024:])
+        self.assertEqual(header, ((20240520, 1) if tokens.itemsize == 2 else (20240801, 7)) + (len(tokens),) + (0,) * 253)
+        return tokens.tolist()
 
     def all_tokens(self, split):
         return sum((self.tokens(name) for name in self.listing() if name.startswith(split)), [])

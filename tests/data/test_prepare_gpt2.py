@@ -1,6 +1,7 @@
-"""data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file."""
+"""data/prepare.py --encoding gpt2, and tokenizers of Hugging Face: known tokens, documents, pieces, the vocabulary file."""
 # python: venv
 # limit: 240
+import array
 import codecs
 import gzip
 import importlib.util
@@ -21,6 +22,11 @@ try:
     import tiktoken
 except ImportError:
     tiktoken = None
+
+try:
+    import tokenizers
+except ImportError:
+    tokenizers = None
 
 try:
     import pyarrow
@@ -44,8 +50,106 @@ def needs_vocabulary(test):
     return unittest.skipUnless(tiktoken, "no tiktoken: scripts/install_deps.sh --bpe")(test)
 
 
+def uint16(tokens):
+    return array.array("H", tokens).tobytes()
+
+
 def encode(prepare, encoder, part):
     return b"".join(filter(None, prepare.encoded("train", [part], encoder, 2)))
+
+
+def vocabulary(case, count, end_of_text):
+    with open(os.path.join(case.out, "tokenizer.bin"), "rb") as file:
+        content = file.read()
+    header = struct.unpack("<256I", content[:1024])
+    case.assertEqual(header, (20240328, 2, count, end_of_text) + (0,) * 252)
+    words, at = [], 1024
+    while at < len(content):
+        words.append(content[at + 1:at + 1 + content[at]])
+        case.assertEqual(len(words[-1]), content[at])
+        at += 1 + content[at]
+    case.assertEqual(len(words), count)
+    return words
+
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+@unittest.skipUnless(tokenizers, "no tokenizers: build/venv/bin/pip install tokenizers")
+class HuggingFace(PrepareCase):
+    def made(self, name, pairs, end="<|endoftext|>", pattern=None):
+        """Writes and returns a tokenizer: 256 bytes, pairs of them, an end of text."""
+        letters = sorted(load_prepare().BYTE_OF)
+        pairs = [(a, b) for a in letters for b in letters][:pairs]
+        words = letters + [a + b for a, b in pairs]
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, pairs))
+        split = tokenizers.pre_tokenizers
+        made.pre_tokenizer = split.Sequence([split.Split(tokenizers.Regex(pattern), "isolated"), split.ByteLevel(False, use_regex=False)]) \
+            if pattern else split.ByteLevel(False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        if end:
+            made.add_special_tokens([end])
+        made.enable_truncation(7), made.enable_padding(length=9)  # as some models' files have it
+        made.save(self.path(name))
+        made.no_truncation(), made.no_padding()
+        made.encode_special_tokens = True
+        return made
+
+    def test_as_wide_as_the_vocabulary(self):
+        """65,536 words are tokens of 16 bits, 65,537 of 32; the trainer reads both, and knows the words."""
+        text = "naïve café — 日本語 🙂\n\n\t  code_like(x) {  }\r\n I'll we've 12345 \u3000 end<|endoftext|>\n" * 20
+        for pairs, width in (65536 - 257, 2), (65536 - 256, 4):
+            made, words = self.made("t.json", pairs), pairs + 257
+            self.prepare("--input", self.write("a", text), "--encoding", self.path("t.json"),
+                         noted="<|endoftext|> is encoded as ordinary letters")
+            tokens = self.all_tokens("train") + self.all_tokens("val")
+            found = vocabulary(self, words, words - 1)
+            self.assertEqual(found[-1], b"<|endoftext|>")
+            self.assertEqual(b"".join(found[token] for token in tokens).decode(), text)
+            self.assertEqual(self.all_tokens("train"), made.encode(b"".join(found[t] for t in self.all_tokens("train")).decode()).ids)
+            self.assertGreater(max(tokens), 256)
+            size = os.path.getsize(os.path.join(self.out, "train_000000.bin")) - 1024
+            self.assertEqual(size, width * len(self.all_tokens("train")))
+            program = os.environ.get("TRAIN_GPT")
+            if program:
+                shape = "--seq 100 --layers 1 --channels 16 --heads 1 --steps 1 --threads 1 --peak-tflops 1".split()
+                done = subprocess.run([program, "--train", self.out, *shape], capture_output=True, text=True, timeout=100)
+                self.assertIn(f"{words} tokens of vocabulary", done.stdout, done.stderr)
+                self.assertRegex(done.stdout, r"step +1/1  loss 11\.[01]")  # ln 65536 is 11.09
+
+    def test_documents_and_rows(self):
+        for end in "<|end_of_text|>", "</s>":
+            made = self.made("t.json", 0, end)
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "", "two"))
+            path = self.write("a.jsonl", lines)
+            self.prepare("--input", path, "--encoding", self.path("t.json"), "--val-fraction", 0)
+            self.assertEqual(self.all_tokens("train"), [*made.encode("one").ids, 256, *made.encode("two").ids])
+            self.prepare("--input", path, "--encoding", self.path("t.json"), "--val-fraction", 0, "--pack", 4)
+            self.assertEqual(self.all_tokens("train"), [256, *made.encode("two").ids, 256, *made.encode("one").ids, 256])
+
+    def test_pieces_encode_like_the_whole(self):
+        prepare, draw = load_prepare(), random.Random(1)
+        for pattern in None, LLAMA3:
+            made = self.made("t.json", 65536, pattern=pattern)
+            encoder = prepare.HuggingFace(self.path("t.json"))
+            letters = [*"    \n\n\n\t\r\u00a0\u2028\u3000", *"'slvetdm1²aBé日。-_<|>."]
+            for _ in range(1000):
+                text = "".join(draw.choice(letters) for _ in range(draw.randrange(60)))
+                got = encode(prepare, encoder, PartOfBytes(text.encode(), draw.randrange(1, 12)))
+                self.assertEqual(array.array("I", got).tolist(), made.encode(text).ids, repr(text))
+
+    def test_words_of_sentencepiece(self):
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁é": 0, "</s>": 1, "long" * 99: 5}, "</s>"))
+        made.save(self.path("t.json"))
+        words = load_prepare().HuggingFace(self.path("t.json"))
+        self.assertEqual(list(map(words.word, range(6))), [" é".encode(), b"</s>", b"", b"", b"", (b"long" * 99)[:255]])
+
+    def test_files_that_are_none(self):
+        self.made("t.json", 0, None)
+        text = self.write("a", "some text")
+        for path, why in (self.write("b.json", "{}"), "is not a tokenizer.json: "), (self.path("t.json"), "of its 256 words none is <|end"):
+            self.assertIn(f"--encoding {path}", self.refused("--input", text, "--encoding", path))
+            self.assertIn(why, self.refused("--input", text, "--encoding", path))
 
 
 @needs_vocabulary
@@ -60,17 +164,7 @@ class GPT2(PrepareCase):
         return self.prepare(*arguments, "--encoding", "gpt2", **more)
 
     def vocabulary(self):
-        with open(os.path.join(self.out, "tokenizer.bin"), "rb") as file:
-            content = file.read()
-        header = struct.unpack("<256I", content[:1024])
-        self.assertEqual(header, (20240328, 2, 50257, 50256) + (0,) * 252)
-        words, at = [], 1024
-        while at < len(content):
-            words.append(content[at + 1:at + 1 + content[at]])
-            self.assertEqual(len(words[-1]), content[at])
-            at += 1 + content[at]
-        self.assertEqual(len(words), 50257)
-        return words
+        return vocabulary(self, 50257, 50256)
 
     def test_known_tokens(self):
         for text, tokens in KNOWN.items():
@@ -108,7 +202,7 @@ class GPT2(PrepareCase):
             for size in range(1, 20):
                 with self.subTest(text=text, size=size):
                     got = encode(prepare, encoder, PartOfBytes(content, size))
-                    self.assertEqual(got, prepare.uint16(whole))
+                    self.assertEqual(got, uint16(whole))
 
     def test_random_pieces_encode_like_the_whole(self):
         """With every character that is a blank to Python or to the pattern."""
@@ -118,7 +212,7 @@ class GPT2(PrepareCase):
                    *"'slvetdm1²aBé日。-_<|>"]
         for _ in range(3000):
             text = "".join(draw.choice(letters) * draw.choice([1, 1, 1, 2, 9]) for _ in range(draw.randrange(30)))
-            whole = prepare.uint16(encoder.encoding.encode_ordinary(text))
+            whole = uint16(encoder.encoding.encode_ordinary(text))
             got = encode(prepare, encoder, PartOfBytes(text.encode(), draw.randrange(1, 12)))
             self.assertEqual(got, whole, repr(text))
 
@@ -165,7 +259,7 @@ class GPT2(PrepareCase):
     def test_documents_in_pieces(self):
         prepare = load_prepare()
         content = b"Hello world\n\nHello world\r\n\t\n \r\n\nHello world"
-        encoder = prepare.GPT2("blank-line")
+        encoder = prepare.GPT2(documents="blank-line")
         for size in range(1, len(content)):
             documents = [b""]
             for tokens in prepare.encoded("train", [PartOfBytes(content, size)], encoder, 2):
@@ -174,7 +268,7 @@ class GPT2(PrepareCase):
                 else:
                     documents[-1] += tokens
             self.assertEqual(documents.pop(), b"")  # behind the end
-            self.assertEqual(documents, [prepare.uint16(self.HELLO)] * 3)
+            self.assertEqual(documents, [uint16(self.HELLO)] * 3)
 
     def test_json_lines(self):
         lines = "".join(json.dumps({"id": i, "text": "Hello world"}) + "\n" for i in range(9)) + "\n"
