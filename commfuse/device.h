@@ -40,6 +40,11 @@ void cf_event_wait(cf_event event);                      // until it has passed;
 bool cf_event_remembered(cf_event event);                // false: it must not be passed to the functions above
 void cf_stream_after(cf_stream *stream, cf_event event); // work enqueued from here on starts after the event
 
+// What this thread enqueues between them has a name in profiles (NVTX; nothing without its header, or on CPUs). Ranges nest.
+// number: of a layer or step; -1: none.
+void cf_range_begin(const char *name, int number);
+void cf_range_end(void);
+
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // to[i] = ((from[i] + from[stride + i]) + …) + to[i], i < count: `parts` parts in this order, elements of dtype (not CF_BYTE), bf16

@@ -349,11 +349,11 @@ static void wait_if_needed(cf_fuse *f, int index) {
 }
 
 static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) {
-    cf_event begin = cf_trace_begin(f->context->trace, stream);
+    const cf_trace_work work = cf_trace_begin(f->context->trace, f->config.name, f->layer, stream);
     cf_boundary *boundary = cf_boundary_swap(NULL);
     f->compute(f->argument, span, stream);
     cf_boundary_swap(boundary);
-    cf_trace_end(f->context->trace, f->config.name, f->layer, slice, begin, stream);
+    cf_trace_end(f->context->trace, work, slice, stream);
 }
 
 // Passes own slices k … end − 1 of a sum to the callback. add: the addition that would complete slice k alone; NULL: they are whole.
@@ -393,11 +393,11 @@ static void run_add(cf_fuse *f, const cf_step *step) {
     const int k = step->at.slot % f->schedule->slices;
     cf_stream *stream = stream_of(f, f->current);
     if (f->config.callback_adds_last && step == last_addition(f, k)) return use_sum(f, k, k + 1, step, stream);
-    cf_event begin = cf_trace_begin(f->context->trace, stream);
+    const cf_trace_work work = cf_trace_begin(f->context->trace, "add", f->layer, stream);
     // The same slice of the next part is one shard further.
     cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, rows_of(f, k) * f->row_elements,
            f->config.dtype, stream);
-    cf_trace_end(f->context->trace, "add", f->layer, step->at.slot, begin, stream);
+    cf_trace_end(f->context->trace, work, step->at.slot, stream);
 }
 
 // --- steps on the wire ---
@@ -470,7 +470,9 @@ static void run_steps(cf_fuse *f, int end) {
     f->two_streams = f->config.independent && f->context->second && f->schedule->count > 1;
     f->computed = f->fork = f->join = false, f->current = 0;
     if (f->two_streams) f->start = cf_event_record_untimed(f->context->stream);
+    cf_range_begin(f->label, f->layer);
     while (f->next < end) run_step(f);
+    cf_range_end();
     if (f->current == 1) f->current = 0, f->join = true;
     sync_streams(f);
 }

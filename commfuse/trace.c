@@ -22,6 +22,7 @@ typedef struct figures {             // of a step
 struct cf_trace {
     double zero_ms;
     bool record, forgotten; // forgotten: a event was no longer remembered
+    bool in_range;          // of the current step
     int step;
     cf_event began;                                 // the current step
     const cf_stream *stream;                        // of the current step
@@ -43,6 +44,7 @@ cf_trace *cf_trace_create(void) {
 
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
+    if (trace->in_range) cf_range_end();
     free(trace->span);
     free(trace->recorded.event);
     free(trace);
@@ -55,8 +57,9 @@ void cf_trace_append(cf_trace_list *list, cf_trace_event event) {
 
 // --- between events ---
 
-cf_event cf_trace_begin(const cf_trace *trace, cf_stream *stream) {
-    return trace->record ? cf_event_record(stream) : (cf_event){0};
+cf_trace_work cf_trace_begin(const cf_trace *trace, const char *name, int layer, cf_stream *stream) {
+    cf_range_begin(name, layer);
+    return (cf_trace_work){name, layer, trace->record ? cf_event_record(stream) : (cf_event){0}};
 }
 
 cf_event cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
@@ -159,10 +162,11 @@ static void add_span(cf_trace *trace, span s, const char *name) {
     trace->span[trace->spans++] = s;
 }
 
-void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_event begin, cf_stream *stream) {
-    const cf_trace_event e = {
-        .row = CF_TRACE_COMPUTE, .layer = layer, .slice = slice, .peer = -1, .second = trace->stream && stream != trace->stream};
-    if (trace->record) add_span(trace, (span){e, begin, begin, cf_event_record(stream)}, name);
+void cf_trace_end(cf_trace *trace, cf_trace_work work, int slice, cf_stream *stream) {
+    const bool second = trace->stream && stream != trace->stream;
+    const cf_trace_event e = {.row = CF_TRACE_COMPUTE, .layer = work.layer, .slice = slice, .peer = -1, .second = second};
+    if (trace->record) add_span(trace, (span){e, work.begin, work.begin, cf_event_record(stream)}, work.name);
+    cf_range_end();
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_event begin, cf_event end) {
@@ -204,6 +208,9 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     trace->before = trace->spans;
     trace->last = trace->now, trace->now = (figures){.sums = {.count = 0}};
     trace->began = cf_event_record(stream), trace->stream = stream;
+    if (trace->in_range) cf_range_end();
+    trace->in_range = step > trace->step; // not what comes after it: validation, samples
+    if (trace->in_range) cf_range_begin("step", step);
     trace->step = step;
 }
 

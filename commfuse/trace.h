@@ -41,9 +41,15 @@ void cf_trace_record(cf_trace *trace, bool on);
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
 // A step begins with the next work on the stream. Before the first one, as in step -1, there are no figures.
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream);
-// A computation, between two events of a stream, which are taken only while events are recorded.
-cf_event cf_trace_begin(const cf_trace *trace, cf_stream *stream);
-void cf_trace_end(cf_trace *trace, const char *name, int layer, int slice, cf_event begin, cf_stream *stream);
+// A computation, between two events of a stream, which are taken only while events are recorded. A profiler sees it as a range
+// (cf_range_begin), so computations nest. Its name stays where it is until the end.
+typedef struct cf_trace_work {
+    const char *name;
+    int layer;
+    cf_event begin;
+} cf_trace_work;
+cf_trace_work cf_trace_begin(const cf_trace *trace, const char *name, int layer, cf_stream *stream);
+void cf_trace_end(cf_trace *trace, cf_trace_work work, int slice, cf_stream *stream);
 // The event at which a request is posted; it has a time only while events are recorded.
 cf_event cf_trace_posted(const cf_trace *trace, cf_stream *stream);
 // A wait for a transfer that ended at `end`; if that is before `begin`, nothing had to wait.

@@ -23,12 +23,12 @@
 enum { PASS_UNIT = 64 }; // tokens of a rank
 
 // In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
-static cf_event trace_begin(const gpt *g) {
-    return cf_trace_begin(g->context->trace, g->context->stream);
+static cf_trace_work trace_begin(const gpt *g, const char *name, int64_t layer) {
+    return cf_trace_begin(g->context->trace, name, (int)layer, g->context->stream);
 }
 
-static void trace_end(gpt *g, const char *name, int64_t layer, cf_event begin) {
-    cf_trace_end(g->context->trace, name, (int)layer, -1, begin, g->context->stream);
+static void trace_end(gpt *g, cf_trace_work work) {
+    cf_trace_end(g->context->trace, work, -1, g->context->stream);
 }
 
 // --- life ---
@@ -250,7 +250,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
-    g->begun = trace_begin(g);
+    g->begun = trace_begin(g, "embedding forward", -1);
     bool here = zero_table_is_here(&g->zero);
     g->lookup_begun = here || g->embedding.by_rows;
     if (g->lookup_begun) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
@@ -321,12 +321,12 @@ void gpt_forward(gpt *g, double scale) {
     const int64_t L = p->shape.L, C = p->shape.C, rows = g->pass.Ts * g->pass.B;
     cf_stream *stream = g->context->stream;
     embed(g);
-    trace_end(g, "embedding forward", -1, g->begun);
+    trace_end(g, g->begun);
     for (int l = 0; l < L; l++) {
         const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
-        cf_event begin = trace_begin(g);
+        const cf_trace_work block = trace_begin(g, "block forward", l);
         real *norm = gpt_norm_forward(g, attention_norm);
         if (is_up(g)) {
             const real *sum = up_forward(g, l, norm); // (Ts, B, C)
@@ -339,30 +339,30 @@ void gpt_forward(gpt *g, double scale) {
         }
         column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], gpt_norm_forward(g, mlp_norm));
         row_forward(&g->fcproj, l, g->x[mlp_norm + 1], g->x[mlp_norm], g->sums, g->acts.hidden[l], NULL, NULL);
-        trace_end(g, "block forward", l, begin);
+        trace_end(g, block);
     }
-    cf_event begin = trace_begin(g);
+    const cf_trace_work head = trace_begin(g, "head forward", -1);
     zero_wait(&g->zero, ZERO_TABLE);
     column_forward(&g->head, -1, g->logits, NULL, gpt_norm_forward(g, 2 * L));
     if (g->has_targets) compute_loss(g, scale);
-    trace_end(g, "head forward", -1, begin);
+    trace_end(g, head);
 }
 
 void gpt_backward(gpt *g, bool first, bool last) {
     const int64_t L = g->params.shape.L, C = g->params.shape.C;
     real *norm = g->norm[2 * L], *dx = g->dx;
     const bool gated = g->fc.gated;
-    cf_event begin = trace_begin(g);
+    const cf_trace_work head = trace_begin(g, "head backward", -1);
     zero_begin_backward(&g->zero, first, last);
     if (first) params_zero_grad(&g->params, g->context->stream);
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     column_backward(&g->head, -1, g->sums, g->logits, norm, gpt_norm_backward, &(norm_use){g, 2 * L});
     column_gradient_after(&g->head, -1, g->logits, norm);
     if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
-    trace_end(g, "head backward", -1, begin);
+    trace_end(g, head);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;
-        begin = trace_begin(g);
+        const cf_trace_work block = trace_begin(g, "block backward", l);
         linear_backward_job job = {.dx = g->dhidden, .pre = g->acts.fch[l], .x = g->acts.hidden[l], .again = g->setup.recompute};
         real *dfch = gated ? g->acts.fch[l] : g->dhidden;
         row_begin_backward(&g->fcproj, l, dx, g->mlp_dy, job);
@@ -391,7 +391,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
         else
             column_gradient_after(&g->qkv, l, g->dqkv, g->norm[attention_norm]);
         zero_reduce(&g->zero, l); // QKV's, whose gradient may have come last
-        trace_end(g, "block backward", l, begin);
+        trace_end(g, block);
     }
     if (!table_gradient_travels(g)) finish_table(g);
 }

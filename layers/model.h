@@ -79,7 +79,7 @@ typedef struct gpt {
     int memory_count, table_count;
     bool lookup_begun; // in this pass
     bool has_targets;
-    cf_event begun; // start of the pass, for the timeline
+    cf_trace_work begun; // the start of the pass
 } gpt;
 
 enum { COLLECT = 1 << 18 }; // elements that each rank contributes to one gather of a tensor

@@ -112,6 +112,8 @@ static void *no_memory(void) {
 #define RECORDED_cf_event_wait           NOTHING
 #define RECORDED_cf_event_remembered     true
 #define RECORDED_cf_stream_after         after(stream, event)
+#define RECORDED_cf_range_begin          NOTHING
+#define RECORDED_cf_range_end            NOTHING
 #define RECORDED_cf_copy                 copy(stream, to, bytes)
 #define RECORDED_cf_zero                 bytes > 0 ? move_bytes(stream, "zero", (double)bytes) : NOTHING
 #define RECORDED_cf_add                  move_bytes(stream, "add", (parts + 2) * (double)(count * cf_dtype_size(dtype)))

@@ -103,7 +103,7 @@ static void send(zero_shards *z) {
     homes *h = z->muon;
     const home_round *r = &h->round[h->sent++];
     accum *wide = z->master ? h->scratch : NULL;
-    const cf_event begin = cf_trace_begin(z->context->trace, z->context->stream);
+    const cf_trace_work work = cf_trace_begin(z->context->trace, "momentum", r->first->bucket->layer, z->context->stream);
     for (const home_matrix *m = r->first; m < r->end; m++) {
         zero_bucket *s = &z->bucket[m->bucket - z->params->bucket];
         accum *momentum = z->state[0] + m->bucket->owned;
@@ -112,7 +112,7 @@ static void send(zero_shards *z) {
                              z->context->stream);
         s->shard = NULL;
     }
-    cf_trace_end(z->context->trace, "momentum", r->first->bucket->layer, -1, begin, z->context->stream);
+    cf_trace_end(z->context->trace, work, -1, z->context->stream);
     cf_fuse_begin(h->there, h->leaving, r->slice, 1, NULL, NULL, r->first->bucket->layer);
 }
 
@@ -133,7 +133,7 @@ static void update_owned(zero_shards *z) {
     const parameters *p = z->params;
     const home_round *r = &h->round[h->updated++];
     const real *x = cf_fuse_finish(h->back);
-    const cf_event begin = cf_trace_begin(z->context->trace, z->context->stream);
+    const cf_trace_work work = cf_trace_begin(z->context->trace, "update", r->first->bucket->layer, z->context->stream);
     for (const home_matrix *m = r->first; m < r->end; m++) {
         const param_bucket *b = m->bucket;
         zero_bucket *s = &z->bucket[b - p->bucket];
@@ -144,7 +144,7 @@ static void update_owned(zero_shards *z) {
                               z->context->stream);
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
     }
-    cf_trace_end(z->context->trace, "update", r->first->bucket->layer, -1, begin, z->context->stream);
+    cf_trace_end(z->context->trace, work, -1, z->context->stream);
 }
 
 void homes_begin(zero_shards *z) {
@@ -168,11 +168,11 @@ bool homes_continue(zero_shards *z) {
     for (const home_piece *i = first; i < end; i++)
         copy_block(h->x + i->whole, columns, arrived + i->rank * r->slice + i->at, i->columns, i->rows, i->columns, stream);
     if (h->sent < h->rounds) send(z);
-    const cf_event begin = cf_trace_begin(z->context->trace, stream);
+    const cf_trace_work work = cf_trace_begin(z->context->trace, "orthogonalise", r->first->bucket->layer, stream);
     r->began = cf_event_record(stream);
     if (r->mine) orthogonalise_sections(h, &z->params->shape, tensor, stream);
     r->ended = cf_event_record(stream);
-    cf_trace_end(z->context->trace, "orthogonalise", r->first->bucket->layer, -1, begin, stream);
+    cf_trace_end(z->context->trace, work, -1, stream);
     if (h->updated < h->done - 1) update_owned(z);
     for (const home_piece *i = first; i < end; i++)
         copy_block(h->returning + i->rank * r->slice + i->at, i->columns, h->x + i->whole, columns, i->rows, i->columns, stream);

@@ -349,7 +349,7 @@ static void update(zero_shards *z, int i) {
     int last = i;
     if (!gradient) return;
     while (continues(z, last)) last++;
-    cf_event start = cf_trace_begin(z->context->trace, stream);
+    const cf_trace_work work = cf_trace_begin(z->context->trace, "update", b->layer, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         optimizer_settings settings = z->update;
@@ -363,7 +363,7 @@ static void update(zero_shards *z, int i) {
         optimizer_update(o, z->params->weight + begin, z->master ? z->master + at : NULL, state, gradient + done, end - begin,
                          settings, stream);
     }
-    cf_trace_end(z->context->trace, "update", b->layer, -1, start, stream);
+    cf_trace_end(z->context->trace, work, -1, stream);
     for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
         s->shard = NULL;
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;

@@ -75,7 +75,7 @@ TEST(exposed_is_a_sum_of_waits) {
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
     cf_trace_wait(trace, "wait", 0, at(now), at(now + 2));
-    cf_trace_end(trace, "gemm", 0, 0, at(now + 2), NULL);
+    cf_trace_end(trace, (cf_trace_work){"gemm", 0, at(now + 2)}, 0, NULL);
     cf_trace_wait(trace, "wait", 0, at(now + 9), at(now + 9.5));
     cf_trace_step(trace, 2, NULL);
     assert_near(cf_trace_last(trace).exposed_ms, 2.5);
@@ -167,7 +167,7 @@ TEST(events_are_kept_on_demand) {
     for (int i = 0; i < 5000; i++) {
         cf_trace_step(trace, 2 + i / 1000, NULL);
         if (i % 3 == 0)
-            cf_trace_end(trace, LONG_NAME, i % 12, i, at(now), NULL);
+            cf_trace_end(trace, (cf_trace_work){LONG_NAME, i % 12, at(now)}, i, NULL);
         else if (i % 3 == 1)
             cf_trace_wait(trace, LONG_NAME, i % 12, at(now + i), at(now + i + 0.25));
         else

@@ -188,6 +188,27 @@ class Emulated(Steps):
                     more = dict(strategy=strategy, transport="auto")
                     self.assertEqual(self.bits(*mesh, recompute=0, **more), self.bits(*mesh, recompute=1, **more))
 
+    def test_profilers_see_names(self):
+        """Ranges of NVTX: steps enclose the model's parts, these operations, and operations their computations."""
+        folder = self.fresh("ranges")
+        os.mkdir(folder)
+        self.one_rank()
+        self.environment(EMULATOR_RANGES=os.path.join(folder, "rank"))
+        self.bits(2, 1, transport="nccl", overlap="ring:2")
+        files = sorted(os.listdir(folder))
+        self.assertEqual(len(files), 2)
+        for name in files:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                lines = file.read().splitlines()
+            self.assertEqual(lines.pop(), "open 0")
+            self.assertEqual([line for line in lines if line.startswith("step ")], [f"step {i}" for i in range(self.steps)])
+            for layer in range(self.shape.L):
+                for part in ("block forward", "block forward/all-gather att.qkv/att.qkv", "block backward",
+                             "block backward/reduce-scatter mlp.fc1"):
+                    self.assertGreaterEqual(lines.count(f"step/{part} {layer}"), self.steps, (part, layer, lines))
+            for part in "embedding forward", "head forward", "head backward":
+                self.assertEqual(lines.count(f"step/{part} -1"), self.steps, (part, lines))
+
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
         log = self.logged(2, 2, out=out, timeout=400, val=self.tokens, val_every=3, sample_every=3, save_every=3,
