@@ -13,9 +13,11 @@
 // Algorithms: cuBLASLt's heuristic is asked once for each kind of product and alignment of addresses. Those of its list are timed
 // at the first call; of those that give the bits of the first, the fastest is used: so bits are the same in every run, whatever the
 // times. (bench_gpu prints the gain: on an H200, of eight, 6 % of the time of d12's products, 10 % of d48's; the sixth to eighth
-// won four of fifteen.) They are timed in turns, so that a transfer beside them disturbs all; on one rank there is none. The inner
-// dimension may only be split through the workspace, in fp32 and in a fixed order. During transfers whose kernels need
-// multiprocessors a product uses fewer (cf_cuda_left), with the same algorithm.
+// won four of fifteen.) They are timed in turns, so that a transfer beside them disturbs all; on one rank there is none. d12, 32
+// sequences, has fifteen kinds, 14 ms together (H200): CALLS of each take some half a second of the start. So they are timed in every
+// run, and no file has to say what is fastest by which library, on which GPU. The inner dimension may only be split through the
+// workspace, in fp32 and in a fixed order. During transfers whose kernels need multiprocessors a product uses fewer (cf_cuda_left),
+// with the same algorithm.
 //
 // Each stream has a workspace, also for the partial sums of a bias gradient, which never runs during a product of its stream. After
 // it is room for the sums that an epilogue stores. Called by the host's compute thread alone.
@@ -26,7 +28,7 @@
 #include "kernel.h"
 #include "activation.h"
 
-enum { CANDIDATES = 64, TIMES = 10 };
+enum { CANDIDATES = 16, TIMES = 10, CALLS = 40 };
 static const double WORTH = 0.99;          // another algorithm is used if it takes less than this times the first one's time
 static const double HOPEFUL = 1.1;         // one that takes more than this times the best one's time is not timed again
 static const int64_t WORKSPACE = 32 << 20; // bytes; cuBLAS recommends it for Hopper
@@ -264,9 +266,10 @@ static void time_algorithms(plan *p, const matrices *x) {
     p->timed = true;
     if (cf_getenv("COMMFUSE_FIRST_ALGORITHM")) return; // checks of many shapes, where timing would take most of the time
     if (!blas.sums) blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
-    for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
-        for (int i = 0; i < p->algorithms; i++) {
+    for (int turn = 0, calls = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
+        for (int i = 0; i < p->algorithms && calls < CALLS; i++) {
             if (turn > 0 && (best[0] < 0 || best[i] < 0 || (turn > 1 && i > 0 && best[i] > HOPEFUL * least))) continue;
+            calls++;
             double ms = time_of(p, i, x, turn > 0 ? NULL : i > 0 ? sum : first);
             if (turn == 0)
                 best[i] = ms < 0 || (i > 0 && memcmp(first, sum, sizeof sum) != 0) ? -1 : DBL_MAX;

@@ -12,6 +12,7 @@
 #include "include/cuda_bf16.h"
 #include <algorithm>
 #include <cstdarg>
+#include <map>
 #include <unistd.h>
 #include <vector>
 
@@ -446,6 +447,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         if (p.n > 0) need_device(p.desc.aux, elements * size_of(p.d.type), "the aux of cublasLtMatmul");
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
+    static std::map<std::vector<uint64_t>, int64_t> calls; // of each kind of product
+    const int64_t most = setting("EMULATOR_CALLS", INT64_MAX);
+    const uint32_t *aligned = chosen.alignment;
+    if (++calls[{chosen.shape, aligned[0], aligned[1], aligned[2], aligned[3]}] > most)
+        fail("cublasLtMatmul: more than %lld calls for one kind of product", (long long)most);
     size_t used = (size_t)chosen.workspace; // written, to expose a workspace that two streams share
     if (chosen.number == 1) p.alpha *= 1.25;
     const bool slow = chosen.number == 0 && setting("EMULATOR_ALGORITHMS", 1) > 1;

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
@@ -85,6 +86,11 @@ class Twins(unittest.TestCase):
         """Of three that are proposed the first is slow and the second wrong."""
         for first in "", "1":  # 1: it is not looked for
             self.check("bf16", "--round", "--only", "linear", algorithms=3, first=first)
+
+    def test_few_calls_choose_an_algorithm(self):
+        """Forty, and those of the cases themselves."""
+        with mock.patch.dict(os.environ, EMULATOR_CALLS="80"):
+            self.check("bf16", "--round", "--only", "linear", algorithms=200)
 
     def test_products_that_the_library_refuses(self):
         for refuses in 1, 2:
