@@ -13,7 +13,9 @@
 // out.
 //
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in the order in which
-// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes.
+// blocks finish.) So two runs give the same bits, at the price of a workspace of 2·B·H·n·keys bytes. It is written and read again;
+// of few sequences at a time (COMMFUSE_ATTENTION_TOGETHER=2) it might stay in the second-level cache: bench_gpu compares, and nobody
+// has measured it yet.
 //
 // Heads of queries that share keys and values: in products cuDNN repeats the fewer heads by itself. In backward dK and dV are first
 // those of each head of queries, in the workspace, and then reduced, in bf16 each and summed in fp32.
@@ -53,6 +55,7 @@ typedef enum { FORWARD, BACKWARD } direction;
 typedef struct problem {
     int64_t pass; // a direction; of one type, so that two problems can be compared byte by byte
     int64_t n, keys, B, H, KV, D;
+    int64_t all; // sequences in memory, of which B are these
 } problem;
 
 // Keeps the first status that is no success; later calls do nothing.
@@ -223,9 +226,9 @@ typedef struct sizes {
 } sizes;
 
 static sizes sizes_of(const problem *p) {
-    const int64_t B = p->B, H = p->H, KV = p->KV, D = p->D, row = (H + 2 * KV) * D;
-    return {{{B, H, p->n, D}},    {{B, KV, p->keys, D}},  {{B, H, p->n, p->keys}},   {{B, H, p->n, 1}},
-            {{B, H, p->keys, D}}, {{row, D, B * row, 1}}, {{H * D, D, B * H * D, 1}}};
+    const int64_t B = p->B, H = p->H, KV = p->KV, D = p->D, row = (H + 2 * KV) * D, all = p->all;
+    return {{{B, H, p->n, D}},    {{B, KV, p->keys, D}},    {{B, H, p->n, p->keys}},     {{B, H, p->n, 1}},
+            {{B, H, p->keys, D}}, {{row, D, all * row, 1}}, {{H * D, D, all * H * D, 1}}};
 }
 
 static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
@@ -444,7 +447,7 @@ static void run(const plan *p, void *pointer[NAMES], void *workspace_memory, cf_
 static void set_pointers(void *pointer[NAMES], const problem *of, const real *qkv, const real *out, const float *stats,
                          int64_t t0) {
     const int64_t keys = of->H * of->D, values = keys + of->KV * of->D;
-    pointer[Q] = (void *)(qkv + t0 * of->B * (values + of->KV * of->D));
+    pointer[Q] = (void *)(qkv + t0 * of->all * (values + of->KV * of->D));
     pointer[K] = (void *)(qkv + keys);
     pointer[V] = (void *)(qkv + values);
     pointer[O] = (void *)(out + t0 * of->B * keys);
@@ -455,7 +458,7 @@ static void set_pointers(void *pointer[NAMES], const problem *of, const real *qk
 
 bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t KV, int64_t D, cf_stream *stream) {
-    const problem of = {FORWARD, n, t0 + n, B, H, KV, D};
+    const problem of = {FORWARD, n, t0 + n, B, H, KV, D, B};
     const plan *p = supported(&of, packable(0, out, qkv, lse));
     if (!p) return false;
     const int64_t row = n * (int64_t)sizeof *lse, statistics = n < T ? (row * B * H + 255) / 256 * 256 : 0; // bytes
@@ -472,21 +475,25 @@ bool attention_cudnn_forward(real *out, accum *lse, const real *qkv, int64_t t0,
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const accum *lse, const real *qkv, accum *scratch,
                               int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D, cf_stream *stream) {
-    const problem of = {BACKWARD, T, T, B, H, KV, D};
-    const plan *p = supported(&of, packable(0, dqkv, dout, out, qkv, lse, scratch));
-    if (!p) return false;
-    const int64_t each =
-        KV < H ? ceil_div(B * H * T * D * (int64_t)sizeof(real), 256) * 256 : 0; // bytes of dK, and of dV, of all heads
-    char *memory = workspace_of(cudnn.of_stream, stream, 2 * each + p->workspace, PURPOSE);
-    void *pointer[NAMES] = {};
-    set_pointers(pointer, &of, qkv, out, lse, 0);
-    if (each > 0) pointer[DK_EACH] = memory, pointer[DV_EACH] = memory + each;
-    pointer[DO] = (void *)dout;
-    pointer[DELTA] = scratch;
-    pointer[DQ] = dqkv;
-    pointer[DK] = dqkv + H * D;
-    pointer[DV] = dqkv + (H + KV) * D;
-    run(p, pointer, memory + 2 * each, stream);
+    const char *together = cf_getenv("COMMFUSE_ATTENTION_TOGETHER");
+    const int64_t most = together ? larger(1, atoi(together)) : B, row = (H + 2 * KV) * D;
+    for (int64_t b = 0; b < B; b += most) {
+        const problem of = {BACKWARD, T, T, smaller(most, B - b), H, KV, D, B};
+        const plan *p = supported(&of, packable(0, dqkv, dout, out, qkv, lse, scratch));
+        if (!p) return false; // attention.cu's kernels write all of it again
+        const int64_t each =
+            KV < H ? ceil_div(of.B * H * T * D * (int64_t)sizeof(real), 256) * 256 : 0; // bytes of dK, and of dV, of all heads
+        char *memory = workspace_of(cudnn.of_stream, stream, 2 * each + p->workspace, PURPOSE);
+        void *pointer[NAMES] = {};
+        set_pointers(pointer, &of, qkv + b * row, out + b * H * D, lse + b * H * T, 0);
+        if (each > 0) pointer[DK_EACH] = memory, pointer[DV_EACH] = memory + each;
+        pointer[DO] = (void *)(dout + b * H * D);
+        pointer[DELTA] = scratch + b * H * T;
+        pointer[DQ] = dqkv + b * row;
+        pointer[DK] = dqkv + b * row + H * D;
+        pointer[DV] = dqkv + b * row + (H + KV) * D;
+        run(p, pointer, memory + 2 * each, stream);
+    }
     return true;
 }
 

@@ -416,6 +416,13 @@ static void report_layers(bench *b) {
     fill_qkv(b);
     report(b, "attention forward", attention, NULL, L, 4 * causal, 0);
     report(b, "attention backward", attention_gradient, NULL, L, 10 * causal, 0);
+    for (int together = 1; together <= 4; together *= 2) { // sequences, where attention is cuDNN's
+        char name[40], number[8];
+        snprintf(name, sizeof name, "attention backward by %d", together), snprintf(number, sizeof number, "%d", together);
+        setenv("COMMFUSE_ATTENTION_TOGETHER", number, 1);
+        report(b, name, attention_gradient, NULL, 0, 10 * causal, 0);
+    }
+    unsetenv("COMMFUSE_ATTENTION_TOGETHER");
     report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 0, 0, narrow); // these where several ranks delay a weight's
     report(b, "bias gradient 3C", bias_grad, &C3, 0, 0, 3 * narrow);
     report(b, "bias gradient 4C", bias_grad, &C4, 0, 0, wide);

@@ -20,7 +20,7 @@ LINE = re.compile(r"(\S+) (forward|backward) n=(\d+) keys=(\d+) B=(\d+) H=(\d+) 
 # The generation of forward's and backward's kernels for the shapes of GPT-2. (Of a B200's own backward kernels none adds up
 # dQ in one order.)
 GENERATIONS = {"A100": ("sm80", "sm80"), "H100": ("sm90", "sm90"), "B200": ("sm100", "sm80")}
-ANSWERS = 16 + 10  # forward; backward, of shapes with as many queries as keys
+ANSWERS = 16 + 2 * 10  # forward; backward, of shapes with as many queries as keys, alone in memory and among other sequences
 MARGIN = 1 << 20  # bytes: tiles are padded
 
 
