@@ -66,7 +66,7 @@ cuda-tools: bench-cuda $(foreach tool,tests/layers/kernels/tool_twins tests/cuda
 emulated-tests: emulated emulated-tools
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/kernels/tool_twins) \
                 $(foreach tool,silent_peer events messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
-                build/emulated-bf16/tests/bench/bench_train
+                $(addprefix build/emulated-bf16/tests/bench/bench_,train gpu)
 build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run
 tests: build-tests
 

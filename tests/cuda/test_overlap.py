@@ -1,5 +1,5 @@
-"""tests/bench/overlap.py, the stage overlap of scripts/gpu_check.py, from start to end, where the emulator is the GPU, and MPS and
-bench_wires are stand-ins that note what they are asked. A CPU does not keep the clock's times: where it computes, what is checked is
+"""tests/bench/overlap.py, the stage overlap of scripts/gpu_check.py, from start to end, where the emulator is the GPU, and MPS,
+bench_wires and bench_beside are stand-ins. A CPU does not keep the clock's times: where it computes, what is checked is
 that every mesh and mode is compared; where the clock is the GPU, too, that both agree."""
 # quick: every_mesh processes without_mps
 # limit: 600
@@ -39,7 +39,8 @@ class Overlap(unittest.TestCase):
         self.log, build = os.path.join(folder, "log"), os.path.join(folder, "emulated-bf16")
         os.makedirs(f"{build}/tests/bench")
         os.symlink(f"{overlap.CLOCK}/tests/bench/bench_train", f"{build}/tests/bench/bench_train")
-        for name, text in ("emulated-bf16/tests/bench/bench_wires", WIRES), ("nvidia-cuda-mps-control", control):
+        for name, text in (("emulated-bf16/tests/bench/bench_wires", WIRES), ("nvidia-cuda-mps-control", control),
+                           ("emulated-bf16/tests/bench/bench_beside", "#!/bin/sh\necho $*: a holder of 16 blocks\n")):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 file.write(text.format(log=self.log, way=way))
             os.chmod(file.name, 0o755)
@@ -72,17 +73,18 @@ class Overlap(unittest.TestCase):
         self.assertEqual(lines, [f"begins in {place}", *(f"wires {share} in {place}" for share in (100, 50, 25)), "quit", ""])
 
     def test_the_whole_check_where_the_clock_is_the_gpu(self):
-        """The real shapes, by the command that a user gives: what both compute is the same, so both must agree."""
+        """The second command of the plan for a GPU. The real shapes: what both compute is the same, so both must agree."""
         folder, build, path = self.prepare(3.5)
         for kind in "fp32", "bf16":
             for name in "train_gpt", "tests/layers/kernels/tool_twins", "tests/bench/bench_gpu":  # the stage build wants them
                 os.makedirs(os.path.dirname(f"{folder}/emulated-{kind}/{name}"), exist_ok=True)
                 os.symlink("/bin/true", f"{folder}/emulated-{kind}/{name}")
         gpu = dict(EMULATOR_CLOCK="1", EMULATOR_MULTIPROCESSORS="33", EMULATOR_MEMORY_GBPS="700", EMULATOR_TFLOPS="192")
-        done = subprocess.run([os.path.join(ROOT, "scripts", "gpu_check.sh"), "--only", "overlap", "--out", f"{folder}/out",
-                               "--builds", f"{folder}/emulated"], env={**os.environ, **gpu, "PATH": path}, capture_output=True,
-                              text=True)
+        done = subprocess.run([os.path.join(ROOT, "scripts", "gpu_check.sh"), "--only", "clusters,overlap", "--out",
+                               f"{folder}/out", "--builds", f"{folder}/emulated"],
+                              env={**os.environ, **gpu, "PATH": path}, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^ +clusters: a holder of 16 blocks\n  ok +clusters beside products$")
         self.assertRegex(done.stdout, r"(?m)^  ok +steps of ranks side by side$")
         done = subprocess.run([os.path.join(ROOT, "tests", "bench", "overlap.py"), "--compare", f"{folder}/out/overlap.json"],
                               capture_output=True, text=True)
