@@ -157,26 +157,40 @@ def change(file, original, mutant):
     return f"{file}: unchanged"
 
 
-def examine(file, trees, lock, o, folder):
-    """Draws until `count` mutants of a file have been judged: [(change, verdict)]."""
-    judged, original = [], (ROOT / file).read_text(encoding="utf-8")  # which may be edited meanwhile
-    for mutant in mutants(file, o.seed, folder / file.replace("/", "-")):
-        if len(judged) == o.count:
-            break
-        if o.show:
-            judged.append((change(file, original, mutant), None))
-            print(judged[-1][0])
-            continue
-        with lock:
-            tree = trees.pop()
-        try:
-            verdict = tree.verdict(file, mutant, o.limit)
-        finally:
-            trees.append(tree)
-        if verdict is not None:
-            judged.append((change(file, original, mutant), verdict))
-            print(f"{'noticed by ' + verdict if verdict else 'SURVIVES':<40} {judged[-1][0]}", flush=True)
-    return judged
+class Draw:
+    """The faults of some files, in the order of the seed, and what has become of them."""
+
+    def __init__(self, files, o, folder):
+        self.o, self.lock = o, threading.Lock()
+        self.original = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}  # which may be edited meanwhile
+        self.left = {file: mutants(file, o.seed, folder / file.replace("/", "-"))[o.skip:] for file in files}
+        self.drawn = dict.fromkeys(files, o.skip)
+        self.busy = dict.fromkeys(files, 0)
+        self.judged = {file: [] for file in files}  # (change, verdict)
+
+    def next(self):
+        """(file, mutant, its place in the order) of a file that needs more of them, or None."""
+        with self.lock:
+            for file, left in self.left.items():
+                if left and len(self.judged[file]) + self.busy[file] < self.o.count:
+                    self.busy[file] += 1
+                    self.drawn[file] += 1
+                    return file, left.pop(0), self.drawn[file]
+        return None
+
+    def examine(self, tree):
+        while found := self.next():
+            file, mutant, place = found
+            what, verdict = change(file, self.original[file], mutant), None
+            try:
+                verdict = tree.verdict(file, mutant, self.o.limit) if tree else ""
+            finally:
+                with self.lock:
+                    self.busy[file] -= 1
+            if verdict is not None:
+                self.judged[file].append((what, verdict))
+                said = "" if not tree else f"noticed by {verdict} " if verdict else "SURVIVES "
+                print(f"{place:>5} {said:<34}{what}", flush=True)
 
 
 def main():
@@ -184,6 +198,7 @@ def main():
     parser.add_argument("files", nargs="*", metavar="FILE", help="of those in TESTS; default: all")
     parser.add_argument("--count", type=int, default=5, help="faults in each file (default 5)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--skip", type=int, default=0, help="leaves out so many of the seed's order: judged earlier")
     parser.add_argument("--jobs", type=int, default=2, help="at a time, each in a tree of its own (default 2)")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one test program (default 600)")
     parser.add_argument("--show", action="store_true", help="print the faults, run nothing")
@@ -194,15 +209,16 @@ def main():
     if not MUTATE.exists() and subprocess.run([ROOT / "scripts/install_deps.sh", "--mutants"], check=False).returncode:
         sys.exit(1)
     with tempfile.TemporaryDirectory(prefix="commfuse-mutants-") as folder, concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
-        trees = [] if o.show else [Tree(f"{folder}/tree{i}/tree") for i in range(o.jobs)]
-        lock = threading.Lock()
-        results = list(pool.map(lambda file: examine(file, trees, lock, o, pathlib.Path(folder)), files))
-    judged = sum(results, [])
+        draw = Draw(files, o, pathlib.Path(folder))
+        list(pool.map(draw.examine, [None] if o.show else [Tree(f"{folder}/tree{i}/tree") for i in range(o.jobs)]))
+    if o.show:
+        return
+    judged = sum(draw.judged.values(), [])
     for what, verdict in judged:
-        if not verdict and not o.show:
+        if not verdict:
             print(f"survives: {what}")
-    for file, of in zip(files, results):
-        print(f"{file:<32} {sum(bool(verdict) for _, verdict in of):>4} of {len(of)} noticed")
+    for file, of in draw.judged.items():
+        print(f"{file:<32} {sum(bool(verdict) for _, verdict in of):>4} of {len(of)} noticed; {draw.drawn[file]} drawn")
     print(f"{sum(bool(verdict) for _, verdict in judged)} of {len(judged)} noticed")
 
 

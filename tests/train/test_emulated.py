@@ -5,7 +5,7 @@ Steps as in meshes.py, but four of a smaller model, since each takes half a seco
 reference, and the same bits by ring and direct, over either transport, and however streams are delayed against one
 another.
 """
-# quick: one_rank muon once native_collectives fewer_queues Trouble
+# quick: one_rank muon once collectives_beside collectives_among fewer_queues Trouble
 # limit: 1800
 # make: emulated-tests
 import os
