@@ -35,7 +35,6 @@ ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "n
            "num_attention_heads": "n_head"}  # other names of fields, which take precedence in transformers
 
 
-
 class Shape:
     """Of a model. MOST: its fields by their names in config.json, in the order of a model file, and their limits. NUMBERS: those
     that are not whole."""

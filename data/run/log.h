@@ -20,15 +20,9 @@ typedef struct log_field {
     const char *name, *text; // text NULL: a number
     double number;
 } log_field;
-static inline log_field log_number(const char *name, double number) {
-    log_field field = {name, NULL, number};
-    return field;
-}
-static inline log_field log_text(const char *name, const char *text) {
-    log_field field = {name, text, 0};
-    return field;
-}
-#define FIELD(name, value) _Generic((value), char * : log_text, const char * : log_text, default : log_number)(name, value)
+#define FIELD(name, value)                                                                                                         \
+    { name, WHERE_TEXT(value, value, NULL), WHERE_TEXT(value, 0, value) }
+#define WHERE_TEXT(value, then, otherwise) _Generic((value), char * : (then), const char * : (then), default : (otherwise))
 void log_begin(logfile *log, const char *event);
 void log_add(logfile *log, const log_field *field, size_t fields);
 void log_texts(logfile *log, const char *name, char **text, int texts); // a list of texts
