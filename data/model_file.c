@@ -5,7 +5,7 @@
 #include "atomic_file.h"
 #include <float.h>
 
-enum { MAGIC = 20240326, LLAMA_MAGIC = 20261129, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
+enum { VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
 // The largest model that a file may describe; Vp · C, 4 · C² · L and 3 · C · F · L stay below 2^52.
 enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17, MAX_F = 1 << 20 };
@@ -28,8 +28,9 @@ static int64_t file_bytes(const gpt_shape *shape, bool bf16) {
     return INPUT_HEADER_BYTES + model_parameters(shape) * (bf16 ? 2 : 4);
 }
 
-static const char *const how_to_name = "--init-from FILE: every rank must be able to read it; llm.c's (first "
-                                       "number 20240326), or model.bin of a run's --out (of a Llama: 20261129)";
+#define FIRST(name, norm, positions, activation, biases, units, magic) " " #name ": " #magic ";"
+static const char *const how_to_name = "--init-from FILE: every rank must be able to read it; llm.c's, or model.bin of a run's "
+                                       "--out. First numbers by block:" BLOCKS(FIRST);
 static const char *const how_to_repair = "it is damaged or was not copied completely; make or copy it again";
 
 void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
@@ -60,9 +61,9 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
         cf_die_together(how_to_repair, "%s %s: %ld channels cannot be split into %ld heads", of, path, s->C, s->H);
     if (s->KV > 0 && s->H % s->KV != 0)
         cf_die_together(how_to_repair, "%s %s: %ld heads cannot share %ld of keys and values", of, path, s->H, s->KV);
-    if (params_block(s) == block_rows && ((s->KV > 0 && s->KV != s->H) || (s->F > 0 && s->F != 4 * s->C)))
+    if (params_block(s)->magic == LLM_C_MAGIC && ((s->KV > 0 && s->KV != s->H) || (s->F > 0 && s->F != 4 * s->C)))
         cf_die_together("--block llama", "%s %s: GPT-2's block shares no keys and values, and has 4 units for a channel", of, path);
-    if (!params_block(s)->positions && s->C / s->H % 2 != 0)
+    if (params_block(s)->positions == ROTARY && s->C / s->H % 2 != 0)
         cf_die_together(how_to_repair, "%s %s: the %ld channels of a head are no pairs, which rotate", of, path, s->C / s->H);
     if (s->Vp < s->V)
         cf_die_together(how_to_repair, "%s %s: padded vocabulary %ld is smaller than the vocabulary %ld", of, path, s->Vp, s->V);
@@ -87,25 +88,25 @@ static int32_t bits_of(double number) {
 // --- reading -----------------------------------------------------------------------------------------------
 
 model_file *model_file_open(const char *path) {
-    static const header_field magic = {"magic", MAGIC, MAGIC}, llama = {"magic", LLAMA_MAGIC, LLAMA_MAGIC};
-    int32_t h[INPUT_HEADER];
+    static const header_field llm_c = {"magic", LLM_C_MAGIC, LLM_C_MAGIC};
+    int32_t h[INPUT_HEADER] = {0};
     char promise[64];
-    problem why;
+    problem why = {.what = ""};
     model_file *file = cf_host_alloc(1, sizeof *file, path);
-    const bool there = input_open(&file->in, "model file", path, &why),
-               is_llama = there && input_header(&file->in, &llama, 1, h, NULL);
-    if (!there || (!is_llama && !input_header(&file->in, &magic, 1, h, &why)))
-        cf_die_together(problem_hint(&why, how_to_name), "%s", why.what);
+    const bool is_llm_c = input_open(&file->in, "model file", path, &why) && input_header(&file->in, &llm_c, 1, h, &why);
+    const block_row *block = block_rows;
+    while (block->name && block->magic != h[0]) block++;
+    if (!block->name || why.unread) cf_die_together(problem_hint(&why, how_to_name), "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
         cf_die_together("write it again with a current exporter: older versions have no padded vocabulary",
                         "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1], VERSION_FP32, VERSION_BF16);
     file->bf16 = h[1] == VERSION_BF16;
     const gpt_shape *s = &file->shape;
-    file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
-    for (int i = 8; is_llama && i < 12; i++)
+    file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7], .block = block};
+    for (int i = 8; !is_llm_c && i < 12; i++)
         if (h[i] == 0) cf_die_together(how_to_repair, "model file %s: number %d of its header is 0", path, i);
-    if (is_llama) {
-        file->shape.block = params_block_named("llama"), file->shape.KV = h[8], file->shape.F = h[9];
+    if (!is_llm_c) {
+        file->shape.KV = h[8], file->shape.F = h[9];
         file->shape.norm_eps = number_of(h[10]);
         file->shape.rotary = (rotary_settings){number_of(h[11]), number_of(h[12]), number_of(h[13]), number_of(h[14]), h[15]};
     }
@@ -153,10 +154,11 @@ static void append(model_writer *w, const void *bytes, int64_t count) {
     if (!atomic_file_append(&w->file, bytes, count, &why)) give_up(w, &why);
 }
 
-static void put_llama(gpt_shape s, int32_t *header) {
+// What llm.c's files cannot say.
+static void put_more(gpt_shape s, int32_t *header) {
     s = params_filled(s);
     const double numbers[] = {s.norm_eps, s.rotary.theta, s.rotary.factor, s.rotary.low, s.rotary.high};
-    header[0] = LLAMA_MAGIC, header[8] = (int32_t)s.KV, header[9] = (int32_t)s.F, header[15] = (int32_t)s.rotary.original;
+    header[8] = (int32_t)s.KV, header[9] = (int32_t)s.F, header[15] = (int32_t)s.rotary.original;
     for (int i = 0; i < 5; i++) header[10 + i] = bits_of(numbers[i]);
 }
 
@@ -167,8 +169,9 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool b
     problem why;
     if (!atomic_file_create(&w->file, path, file_bytes(shape, bf16), &why)) give_up(w, &why);
     const int version = bf16 ? VERSION_BF16 : VERSION_FP32;
-    int32_t header[INPUT_HEADER] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
-    if (params_block(shape) == params_block_named("llama")) put_llama(*shape, header);
+    const block_row *block = params_block(shape);
+    int32_t header[INPUT_HEADER] = {block->magic, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
+    if (block->magic != LLM_C_MAGIC) put_more(*shape, header);
     append(w, header, sizeof header);
     return w;
 }

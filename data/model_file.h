@@ -1,8 +1,8 @@
 // Model files (llm.c's): 256 int32 header, then the tensors of layers/params.h in its order, each stacked over layers,
 // matrices (out, in) row-major.
-//   header[0] 20240326   header[1] version: 3 = fp32, 5 = bf16
+//   header[0] the block's magic (llm.c's 20240326)   header[1] version: 3 = fp32, 5 = bf16
 //   header[2] maxT  [3] V  [4] L  [5] heads  [6] C  [7] Vp (V padded)
-// Those of Llama's block are this program's own: header[0] 20261129, and then
+// Those of all blocks but llm.c's are this program's own, and go on:
 //   header[8] heads of keys and values  [9] units of the MLP; the bits of floats: [10] epsilon of the norms  [11] theta
 //   [12] factor, 0.0: not stretched  [13] low  [14] high; [15] positions before the stretch
 // Tensors that a block lacks are left out.

@@ -12,10 +12,9 @@ static int norm_tensor(const gpt *g, int64_t n) {
 }
 
 static accum *mean_of(const gpt *g, int64_t n) {
-    return params_block(&g->params.shape)->rms ? NULL : g->mean[n];
+    return params_block(&g->params.shape)->norm == RMSNORM ? NULL : g->mean[n];
 }
 
-// Computes this rank's shard. Returns the address of the whole, which a column-parallel layer gathers.
 real *gpt_norm_forward(gpt *g, int64_t n) {
     const parameters *p = &g->params;
     const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;

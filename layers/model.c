@@ -65,8 +65,8 @@ static bool is_up(const gpt *g) {
 //                              mlp_dy                      row_begin_backward(fcproj)        fcproj's weight gradient
 //   recompute: the MLP's       output of the MLP's norm    gpt_norm_forward(), gpt_norm_again()  fc's weight gradient
 //                              attention_dy                row_begin_backward(attproj)       attproj's weight gradient
-//   gates: fch                 their input              forward                           the pass behind fcproj's dgrad
-//                              its gradient             that pass                         fc's weight gradient
+//   SwiGLU: fch                its input                   forward                           the pass behind fcproj's dgrad
+//                              its gradient                that pass                         fc's weight gradient
 //   recompute: hidden          GELU's output of a layer    forward, row_begin_backward()     fcproj's product, weight gradient
 //   dqkv                       up.qkv                      up_forward(), QKV's product       the end of its all-to-all
 //                              the gradient of QKV         attention's backward              QKV's weight gradient
@@ -79,7 +79,7 @@ static real *shared_with(gpt *g, real *memory, int64_t elements) {
 static void alloc_rotary(gpt *g) {
     const gpt_shape *s = &g->params.shape;
     const int64_t T = g->setup.T, half = s->C / s->H / 2;
-    if (params_block(s)->positions) return;
+    if (params_block(s)->positions != ROTARY) return;
     g->rotary = gpt_alloc(g, T * 2 * half, sizeof *g->rotary, "activations, shared");
     if (cf_memory_is_reserved(g->rotary)) return;
     accum *table = host_table(g, T * 2 * half, sizeof *table);
@@ -106,7 +106,7 @@ static void alloc_activations(gpt *g) {
     g->acts.qkv = alloc_each(g, L, L, rows * g->Ql, sizeof(real));
     g->acts.attended = alloc_each(g, L, L, rows * g->Cl, sizeof(real));
     g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(accum));
-    g->acts.fch = alloc_each(g, L, L, S * shard_rows * g->Gl, sizeof(real));
+    g->acts.fch = alloc_each(g, L, L, S * shard_rows * g->FCl, sizeof(real));
     g->acts.hidden = alloc_each(g, L, again ? 1 : L, S * shard_rows * g->Fl, sizeof(real));
     g->dx = gpt_alloc(g, shard_rows * C, sizeof(real), shared);
     g->sums = gpt_alloc(g, S * shard_rows * C, sizeof(real), shared);
@@ -154,7 +154,7 @@ static void create_layers(gpt *g) {
     const int64_t C = s->C, N = tp->size, shard = g->setup.T * g->setup.B / N * C;
     const double attention = attention_flops(g->setup.T, g->setup.B, s->H / N, C / s->H);
     const int64_t attention_weights = larger(linear_prepared_size(C, g->Ql), linear_prepared_size(g->Cl, C)) * (is_up(g) ? N : 1);
-    const int64_t weights = larger(linear_prepared_size(C, g->Gl), linear_prepared_size(g->Fl, C));
+    const int64_t weights = larger(linear_prepared_size(C, g->FCl), linear_prepared_size(g->Fl, C));
     const int64_t prepared = larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl));
     g->prepared = gpt_alloc(g, prepared, sizeof(real), "weights, prepared");
     g->fc = linear_of(g, g->split, FCW);
@@ -162,7 +162,7 @@ static void create_layers(gpt *g) {
     g->qkv = linear_of(g, tp, QKVW);
     g->attproj = linear_of(g, tp, ATTPROJW);
     g->head = linear_of(g, g->split, WTE);
-    g->fc.gated = g->fcproj.gated = params_block(s)->gates == 2;
+    g->fc.gated = g->fcproj.gated = params_block(s)->activation == SWIGLU;
     column_create(&g->fc, "mlp.fc1", shard, how, g->setup.recompute);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 0, 0);
     if (is_up(g)) {
@@ -210,7 +210,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
                   setup->optimizer->others ? KEPT_APART : shard_bytes(context->transport, mesh));
     if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Ql = params_local_rows(&g->params, QKVW) / g->params.parts, g->Cl = params_local_columns(&g->params, ATTPROJW);
-    g->Gl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);
+    g->FCl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
@@ -269,7 +269,7 @@ static void embed(gpt *g) {
     g->lookup_begun = false;
     zero_prefetch(z, 0);
     zero_wait(z, ZERO_VECTORS);
-    if (!params_block(&g->params.shape)->positions) return;
+    if (params_block(&g->params.shape)->positions != LEARNED) return;
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                      g->context->stream);
 }
@@ -288,7 +288,7 @@ static bool table_gradient_travels(const gpt *g) {
 static void embed_backward(gpt *g) {
     int64_t Ts = g->pass.Ts, B = g->pass.B;
     lookup_backward(&g->embedding, g->dx, g->inputs + gpt_first_row(g), g->zero.last, g->sums);
-    if (params_block(&g->params.shape)->positions)
+    if (params_block(&g->params.shape)->positions == LEARNED)
         position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                           g->context->stream);
     if (table_gradient_travels(g)) finish_table(g);

@@ -1,13 +1,13 @@
-// GPT-2: embeddings, L blocks, final layer norm, head tied to the token embedding, cross-entropy.
+// The model: embeddings, L blocks (params.h), final norm, head tied to the token embedding, cross-entropy.
 //
 // A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple of tp; every rank
 // of the group gets the same tokens (T, B), row t·B + b. Between the matrix products, activations are split by sequence: this
 // rank holds time steps [rank · Ts, (rank + 1) · Ts).
 //
 // N = tp ranks, Ts = T / N time steps of a shard. S = ranks that share the MLP's matrices and the vocabulary: N in TPSP, 1 in
-// UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, Gl those
-// of its first products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl,
-// Fl = Gl = 4C / S; with gates Gl = 2 Fl.
+// UP. Hl = H / N local heads, Cl = C / N their width, Ql that of their queries, keys and values; Fl local units of the MLP, FCl
+// the width of its first layer's products; Vl = local rows of the vocabulary, padding included. For GPT-2 Ql = 3 Cl,
+// Fl = FCl = 4C / S; in SwiGLU FCl = 2 Fl.
 #pragma once
 #include "parallel_linear.h"
 
@@ -31,7 +31,7 @@ typedef struct gpt {
     const cf_group *split; // the S ranks
     zero_shards zero;
     model_pass pass;          // in progress
-    int64_t Cl, Ql, Fl, Gl;   // see above
+    int64_t Cl, Ql, Fl, FCl;  // see above
     int64_t first, Vl, valid; // local rows of the vocabulary: the first, how many, how many without padding
     lookup embedding;
     parallel_linear qkv, attproj, fc, fcproj, head; // each serves all layers, one at a time
@@ -45,8 +45,8 @@ typedef struct gpt {
         real **attended;  // (T, B, Cl) attention's output
         accum **lse;      // (B, Hl, T)
         real **groups;    // UP: (N, Ts, B, Cl) arrived: all heads of this rank's rows, group by group
-        real **fch;       // (S · Ts, B, Gl) before GELU or gates; of gates backward writes the gradient here
-        real **hidden;    // (S · Ts, B, Fl) after GELU or gates; with recompute one for all layers
+        real **fch;       // (S · Ts, B, FCl) before GELU or SwiGLU; of SwiGLU backward writes the gradient here
+        real **hidden;    // (S · Ts, B, Fl) after GELU or SwiGLU; with recompute one for all layers
     } acts;
     struct {                           // UP alone
         real *qkv;                     // (N, Ts, B, Ql) by destination
@@ -59,7 +59,7 @@ typedef struct gpt {
     real *mlp_dy, *attention_dy; // (S · Ts, B, C)
     real *dx;                    // (Ts, B, C) gradient of the residual stream
     real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
-    real *dhidden;               // (S · Ts, B, Fl) gradient of the GELU's input; of a gated MLP of its output
+    real *dhidden;               // (S · Ts, B, Fl) gradient of GELU's input; of SwiGLU's output
     real *dattended;             // (T, B, Cl)
     real *dqkv;                  // (T, B, Ql)
     bool dqkv_begun;             // dqkv holds the gradient of some time steps

@@ -31,7 +31,7 @@ typedef struct linear_forward_job {
     int layer;
     real *x;               // row: (T·B, IC)
     real *out;             // column: (T·B, OC); row: this rank's shard (Ts·B, OC)
-    real *pre;             // column: (T·B, OC) input of GELU or gates, of which out is the output; NULL: neither
+    real *pre;             // column: (T·B, OC) input of GELU or SwiGLU, of which out is the output; NULL: neither
     const real *residual;  // row: (Ts·B, OC) is added, and the bias
     time_steps *compute_x; // row: NULL: x is complete
     void *argument;        // of compute_x
@@ -41,17 +41,17 @@ typedef struct linear_forward_job {
 typedef struct linear_backward_job {
     const struct parallel_linear *linear;
     int layer;
-    const real *dy;     // (T·B, OC)
-    matrix_gradient dw; // of the weights, if slices compute it
-    sum_steps *use_sum; // column: of this rank's shard of dx
-    real *dx;           // row: (T·B, IC)
-    real *pre;          // row: GELU's input (T·B, IC), whose gradient dx then is; or that of gates (T·B, 2 IC), which becomes its
-                        // gradient; NULL: neither
-    real *x;            // row: (T·B, IC) the layer's input: output of GELU or gates, if there are
-    bool again;         // row: x is not there: GELU or gates are computed again
-    time_steps *use_dx; // row: NULL: the caller uses it, when the operation has finished
-    void *argument;     // of use_sum or use_dx
-    bool begun;         // row: an earlier slice was enqueued:
+    const real *dy;       // (T·B, OC)
+    matrix_gradient dw;   // of the weights, if slices compute it
+    sum_steps *use_sum;   // column: of this rank's shard of dx
+    real *dx;             // row: (T·B, IC)
+    real *pre;            // row: GELU's input (T·B, IC), whose gradient dx then is; or SwiGLU's (T·B, 2 IC), which becomes its
+                          // gradient; NULL: neither
+    real *x;              // row: (T·B, IC) the layer's input: output of GELU or SwiGLU, if there is one
+    bool again;           // row: x is not there: GELU or SwiGLU is computed again
+    time_steps *use_dx;   // row: NULL: the caller uses it, when the operation has finished
+    void *argument;       // of use_sum or use_dx
+    bool begun;           // row: an earlier slice was enqueued:
     cf_event used, added; // when it has called use_dx, and added to the weight gradient
 } linear_backward_job;
 

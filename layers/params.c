@@ -7,14 +7,20 @@
 #include <math.h>
 #include <stdlib.h>
 
-const block_row block_rows[] = {{.name = "gpt2", .biases = true, .positions = true, .gates = 1, .units = 4},
-                                {.name = "llama", .rms = true, .gates = 2},
-                                {0}};
+// What no kernel computes, and a first number of two blocks, do not compile.
+#define CHECK(name, norm, positions, activation, biases, units, magic)                                                             \
+    _Static_assert((norm) <= RMSNORM && (positions) <= ROTARY && (activation) <= SWIGLU, #name ": a kind is not computed");        \
+    _Static_assert((activation) != GELU || (biases), #name ": linear_forward() has GELU of a product with a bias alone");          \
+    enum { MODEL_FILES_##magic };
+BLOCKS(CHECK)
+
+#define ROW(name, ...) {#name, __VA_ARGS__},
+const block_row block_rows[] = {BLOCKS(ROW){0}};
 
 typedef enum { WHOLE, ROWS, COLUMNS } split;
 // Rows or columns: of queries, keys and values; of attention's output; of the MLP's first products; of its units.
-typedef enum { ONE, VOCABULARY, POSITIONS, CHANNELS, QKV, HEADS, GATED, UNITS } extent;
-typedef enum { ALWAYS, IF_BIASES, IF_POSITIONS } presence;
+typedef enum { ONE, VOCABULARY, POSITIONS, CHANNELS, QKV, HEADS, FC, UNITS } extent;
+typedef enum { ALWAYS, IF_BIASES, IF_LAYERNORM, IF_LEARNED } presence;
 
 typedef struct kind {
     const char *name;
@@ -28,21 +34,21 @@ typedef struct kind {
 
 static const kind kinds[TENSORS] = {
     [WTE] = {"wte", ROWS, false, VOCABULARY, CHANNELS, 0.02},
-    [WPE] = {"wpe", WHOLE, false, POSITIONS, CHANNELS, 0.02, 0, IF_POSITIONS},
+    [WPE] = {"wpe", WHOLE, false, POSITIONS, CHANNELS, 0.02, 0, IF_LEARNED},
     [LN1W] = {"ln1w", WHOLE, true, CHANNELS, ONE, -1, LN1B},
-    [LN1B] = {"ln1b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [LN1B] = {"ln1b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_LAYERNORM},
     [QKVW] = {"qkvw", ROWS, true, QKV, CHANNELS, 0.02, QKVB},
     [QKVB] = {"qkvb", ROWS, true, QKV, ONE, 0, 0, IF_BIASES},
     [ATTPROJW] = {"attprojw", COLUMNS, true, CHANNELS, HEADS, 0.02, ATTPROJB},
     [ATTPROJB] = {"attprojb", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
     [LN2W] = {"ln2w", WHOLE, true, CHANNELS, ONE, -1, LN2B},
-    [LN2B] = {"ln2b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
-    [FCW] = {"fcw", ROWS, true, GATED, CHANNELS, 0.02, FCB},
-    [FCB] = {"fcb", ROWS, true, GATED, ONE, 0, 0, IF_BIASES},
+    [LN2B] = {"ln2b", WHOLE, true, CHANNELS, ONE, 0, 0, IF_LAYERNORM},
+    [FCW] = {"fcw", ROWS, true, FC, CHANNELS, 0.02, FCB},
+    [FCB] = {"fcb", ROWS, true, FC, ONE, 0, 0, IF_BIASES},
     [FCPROJW] = {"fcprojw", COLUMNS, true, CHANNELS, UNITS, 0.02, FCPROJB},
     [FCPROJB] = {"fcprojb", WHOLE, true, CHANNELS, ONE, 0, 0, IF_BIASES},
     [LNFW] = {"lnfw", WHOLE, false, CHANNELS, ONE, -1, LNFB},
-    [LNFB] = {"lnfb", WHOLE, false, CHANNELS, ONE, 0, 0, IF_BIASES},
+    [LNFB] = {"lnfb", WHOLE, false, CHANNELS, ONE, 0, 0, IF_LAYERNORM},
 };
 
 // --- whole tensors ---
@@ -70,14 +76,17 @@ int params_bias(const gpt_shape *s, int tensor) {
 }
 int64_t params_layers(const gpt_shape *s, int tensor) {
     const block_row *block = params_block(s);
-    const presence there = kinds[tensor].there;
-    if ((there == IF_BIASES && !block->biases) || (there == IF_POSITIONS && !block->positions)) return 0;
-    return kinds[tensor].per_layer ? s->L : 1;
+    const bool has[] = {[ALWAYS] = true,
+                        [IF_BIASES] = block->biases,
+                        [IF_LAYERNORM] = block->norm == LAYERNORM,
+                        [IF_LEARNED] = block->positions == LEARNED};
+    return !has[kinds[tensor].there] ? 0 : kinds[tensor].per_layer ? s->L : 1;
 }
 
 // Rows are split section by section: queries, keys, values; each of the MLP's products.
 static int sections(const gpt_shape *s, int tensor) {
-    return kinds[tensor].rows == QKV ? 3 : kinds[tensor].rows == GATED ? params_block(s)->gates : 1;
+    const int products = params_block(s)->activation == SWIGLU ? 2 : 1; // of the MLP's first layer
+    return kinds[tensor].rows == QKV ? 3 : kinds[tensor].rows == FC ? products : 1;
 }
 
 static int64_t length(const gpt_shape *s, extent e, int section) {
@@ -85,7 +94,7 @@ static int64_t length(const gpt_shape *s, extent e, int section) {
     const int64_t units = s->F > 0 ? s->F : usual > 0 ? usual : ceil_div(8 * s->C, 3 * 128) * 128;
     const int64_t lengths[] = {[ONE] = 1,         [VOCABULARY] = s->Vp, [POSITIONS] = s->maxT,
                                [CHANNELS] = s->C, [HEADS] = s->C,       [QKV] = section == 0 ? s->C : keys,
-                               [GATED] = units,   [UNITS] = units};
+                               [FC] = units,      [UNITS] = units};
     return lengths[e];
 }
 
@@ -113,7 +122,7 @@ double params_flops(const gpt_shape *s, int64_t T) {
 }
 
 gpt_shape params_named(const char *model) {
-    const block_row *llama = &block_rows[1];
+    const block_row *llama = params_block_named("llama");
     const struct {
         const char *name;
         gpt_shape shape; // positions, vocabulary, -, layers, heads, channels, heads of keys, units
@@ -318,7 +327,7 @@ static void check_groups(gpt_shape s, int64_t units, int64_t tp) {
         cf_die_together("choose --kv-heads so that it divides --heads",
                         "%ld heads cannot share %ld heads of keys and values evenly", s.H, s.KV);
     while (units % most != 0 || s.KV % most != 0) most--;
-    if (!params_block(&s)->positions && s.KV % tp != 0)
+    if (s.KV % tp != 0)
         cf_die_together("choose a --tp that divides them",
                         "%ld heads of keys and values do not divide over --tp %ld; at most --tp %ld", s.KV, tp, most);
     if (units % tp != 0)
@@ -328,7 +337,7 @@ static void check_groups(gpt_shape s, int64_t units, int64_t tp) {
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0) cf_die_together("--channels must be a multiple of --heads", "%ld channels in %ld heads", s.C, s.H);
-    if (!params_block(&s)->positions && s.C / s.H % 2 != 0)
+    if (params_block(&s)->positions == ROTARY && s.C / s.H % 2 != 0)
         cf_die_together("choose --heads so that channels / heads is even",
                         "rotary positions turn pairs of channels, but a head has %ld", s.C / s.H);
     if (s.C / s.H > attention_channels_max())
@@ -342,8 +351,8 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes) {
     const bool up = strategy == STRATEGY_UP;
     shape = params_filled(shape);
-    check_groups(shape, up ? 0 : shape.F, mesh->tp);
     check_shape(shape, mesh);
+    check_groups(shape, up ? 0 : shape.F, mesh->tp);
     *p = (parameters){.shape = shape, .strategy = strategy, .tp_rank = mesh->tp_group.rank};
     p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1, p->apart = shard_bytes == KEPT_APART;
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");

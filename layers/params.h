@@ -1,5 +1,5 @@
-// The parameters of a GPT: the kind of its blocks, its tensors (in the order of llm.c's model files), how each is split over the tp
-// group, the place of the local part, and the buckets in which gradients and weights travel.
+// The parameters of a model: the kind of its blocks, its tensors (in the order of llm.c's model files), how each is split over the
+// tp group, the place of the local part, and the buckets in which gradients and weights are communicated.
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
 // wte         (Vp, C)        rows (vocabulary), padded with zeros to 8·n          whole, padded likewise
@@ -7,14 +7,14 @@
 // qkvb        (Q)            likewise                                            likewise
 // attprojw    (C, C)         columns                                             the tp parts, one after another
 // fcprojw     (C, F)         columns                                             whole
-// fcw         (G·F, C)       the same rows of each of the G products             whole
-// fcb         (G·F)          likewise                                            whole
+// fcw         (P·F, C)       the same rows of each of the P products             whole
+// fcb         (P·F)          likewise                                            whole
 // all others                 whole on every rank                                 whole
 //
-// Q: the width of queries, keys and values, 3C in GPT-2; F: the units of the MLP, 4C; G = 1.
+// Q: the width of queries, keys and values, 3C in GPT-2; F: the units of the MLP, 4C; P: 2 in SwiGLU, else 1.
 //
-// A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp travel among the
-// replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
+// A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp are communicated
+// among the replicas (the dp group), all others among the whole world: their gradients are partial on every rank. A large matrix is a
 // bucket by itself, owned by whole rows, so that its gradient can be computed owner by owner and sent while the next owner's is
 // computed. Thin matrices of several layers share a bucket, so that the transfer of a shard takes longer than its latency; unless
 // they are kept apart, so that each rank has an equal part of every matrix. The vectors of all layers (norms, biases) share one
@@ -26,17 +26,23 @@
 
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 
-// What blocks are made of, a row each. Tensors and all that follows from them read the row: sizes, splits, files, FLOP, memory.
-// layers/README.md says where else a row is read.
+// What blocks are made of, a row each: all that depends on the kind of block reads the row (README.md, "Add a block").
 typedef struct block_row {
     const char *name;
-    bool biases;    // norms and linear layers have them
-    bool positions; // learned ones: wpe
-    bool rms;       // norms do not subtract the mean
-    int gates;      // products side by side in the MLP's first layer; of two the first is gated: silu(first) · second
-    int units;      // of the MLP, in channels, unless the shape says; 0: 8/3, rounded up to a multiple of 128
+    enum { LAYERNORM, RMSNORM } norm;   // RMSNORM does not subtract the mean, and has no bias
+    enum { LEARNED, ROTARY } positions; // added to the embedding (wpe); or queries and keys are turned
+    enum { GELU, SWIGLU } activation;   // SWIGLU: the MLP's first layer has two products, silu(first) · second
+    bool biases;                        // linear layers have them
+    int units;                          // of the MLP, in channels, unless the shape says; 0: 8/3, rounded up to a multiple of 128
+    int32_t magic;                      // first number of its model files
 } block_row;
-extern const block_row block_rows[]; // the first is GPT-2's; the last one has no name
+#define BLOCKS(ROW)                                                                                                                \
+    ROW(gpt2, LAYERNORM, LEARNED, GELU, true, 4, 20240326)                                                                         \
+    ROW(llama, RMSNORM, ROTARY, SWIGLU, false, 0, 20261129)
+extern const block_row block_rows[]; // the last one has no name
+// Their names, each after a "|".
+#define BLOCK_NAME(name, ...) "|" #name
+#define BLOCK_NAMES           BLOCKS(BLOCK_NAME)
 
 // The angle of pair i of D / 2 at position t is t / theta^(2 i / D). Llama 3 stretches slow ones, as transformers' "llama3" does.
 typedef struct rotary_settings {
@@ -52,7 +58,9 @@ typedef struct gpt_shape {
     rotary_settings rotary;       // unless positions are learned; theta 0: 10000
 } gpt_shape;
 
-const block_row *params_block_named(const char *name);     // NULL: none has that name
+const block_row *params_block_named(const char *name); // NULL: none has that name
+// llm.c's model files cannot say KV, F, norm_eps and rotary: their block has the usual ones, and no option sets them.
+enum { LLM_C_MAGIC = 20240326 };
 gpt_shape params_filled(gpt_shape shape);                  // KV, F, norm_eps and theta, where 0, become what that stands for
 double params_angle(const gpt_shape *shape, int64_t pair); // of rotary positions, from one to the next
 

@@ -13,7 +13,7 @@
 #define GROUP "model"
 CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48|smollm2-135m|smollm2-360m|smollm2-1.7b|llama3.2-1b",
     "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M; or a known model of blocks of llama")
-CHOICE(block, "block", "gpt2", "gpt2|llama",
+CHOICE(block, "block", "gpt2", &BLOCK_NAMES[1],
     "gpt2: layer norms, GELU, learned positions, biases; llama: RMS norms, SwiGLU, rotary positions, no biases, and the four "
     "options that follow")
 REAL(norm_eps, "norm-eps", "1e-5", 1e-30, 1, "added to the mean square in norms")

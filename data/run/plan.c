@@ -3,6 +3,7 @@
 #include "../atomic_file.h"
 #include "../input.h"
 #include "../json.h"
+#include "../model_file.h"
 
 enum { PLAN_MAX_BYTES = 1 << 14 };
 
@@ -94,7 +95,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again};
     p->worth = p->given || opt->reproducible ? INT64_MAX : search_again || interrupted ? INT64_MIN : PLAN_WORTH_STEPS;
     char block[80] = ""; // GPT-2's plans do not name it
-    if (strcmp(opt->block, "gpt2") != 0)
+    if (params_block_named(opt->block)->magic != LLM_C_MAGIC)
         snprintf(block, sizeof block, "%s, %ld heads of keys, %ld units, ", opt->block, opt->kv_heads, opt->ffn);
     snprintf(p->shape, sizeof p->shape,
              "tp %ld x dp %ld, %s, %ld layers of %ld channels, %ld heads, %svocabulary %ld, %ld tokens, micro-batch %ld, %s%s",

@@ -106,7 +106,7 @@ void report_banner(const run_report *r) {
     const cf_choice schedule = derived_schedule(opt);
     if (!root(r)) return;
     char keys[64] = "";
-    if (strcmp(opt->block, "gpt2") != 0)
+    if (params_block_named(opt->block)->magic != LLM_C_MAGIC)
         snprintf(keys, sizeof keys, ", %ld of keys, %ld units of %s", opt->kv_heads, opt->ffn, opt->block);
     cf_print(stdout, "commfuse %s: GPT of %ld layers, %ld channels, %ld heads%s, %ld tokens of vocabulary: %.2f M parameters\n",
              r->version, opt->layers, opt->channels, opt->heads, keys, opt->vocab, (double)r->parameters * 1e-6);

@@ -284,17 +284,16 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
 
 // --- the model's shape -------------------------------------------------------------------------------------
 
-// Options of blocks with gates and rotary positions, which others refuse.
-static const int of_llama[] = {OPTION_norm_eps, OPTION_rope_theta, OPTION_ffn, OPTION_kv_heads};
-enum { OF_LLAMA = sizeof of_llama / sizeof *of_llama };
+// The options of a shape.
+static const int of_shape[] = {OPTION_norm_eps, OPTION_rope_theta, OPTION_ffn,   OPTION_kv_heads, OPTION_model,
+                               OPTION_layers,   OPTION_channels,   OPTION_heads, OPTION_vocab,    OPTION_block};
+enum { OF_BLOCK = 4, OF_SHAPE = sizeof of_shape / sizeof *of_shape }; // the first four some blocks refuse
 
 static gpt_shape shape_of_file(const options *opt, model_file **start) {
-    static const int fixed[] = {OPTION_model, OPTION_layers,   OPTION_channels,   OPTION_heads, OPTION_vocab,
-                                OPTION_block, OPTION_norm_eps, OPTION_rope_theta, OPTION_ffn,   OPTION_kv_heads};
     *start = model_file_open(opt->init_from);
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (opt->given[fixed[i]])
-            cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[fixed[i]].name,
+    for (int i = 0; i < OF_SHAPE; i++)
+        if (opt->given[of_shape[i]])
+            cf_die_together("leave out that option", "--%s is set by the model file %s", options_table[of_shape[i]].name,
                             opt->init_from);
     return (*start)->shape;
 }
@@ -309,9 +308,10 @@ static gpt_shape shape_of_options(const options *opt, const vocabulary *words, c
         cf_die_together("leave out one of them", "--model %s has blocks of %s, not of --block %s", opt->model, s.block->name,
                         opt->block);
     s.block = opt->given[OPTION_block] || !block ? asked : block;
-    for (int i = 0; i < OF_LLAMA; i++)
-        if (opt->given[of_llama[i]] && params_block(&s)->positions)
-            cf_die_together("add --block llama, or leave it out", "--%s: blocks of %s have none", options_table[of_llama[i]].name,
+    for (int i = 0; i < OF_BLOCK; i++)
+        if (opt->given[of_shape[i]] &&
+            (s.block->magic == LLM_C_MAGIC || (of_shape[i] == OPTION_rope_theta && s.block->positions != ROTARY)))
+            cf_die_together("add --block llama, or leave it out", "--%s: blocks of %s have none", options_table[of_shape[i]].name,
                             s.block->name);
     if (opt->given[OPTION_norm_eps]) s.norm_eps = opt->norm_eps;
     if (opt->given[OPTION_rope_theta]) s.rotary.theta = opt->rope_theta;
@@ -347,7 +347,7 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m
                             .rotary.theta = saved_real(m, "rope-theta")};
         const char *block = json_text(m->options, "block"), *stretch = json_text(m->options, "rope-stretch");
         rotary_settings *r = &shape.rotary;
-        shape.block = params_block_named(block ? block : "gpt2");
+        shape.block = params_block_named(block ? block : options_table[OPTION_block].fallback);
         if (!shape.block) cf_die("continue with the program that saved it", "the checkpoint in %s has --block %s", opt->out, block);
         if (stretch) sscanf(stretch, "%lf %lf %lf %lf", &r->factor, &r->low, &r->high, &r->original);
         model_shape_check(&shape, "checkpoint in", opt->out);
@@ -363,7 +363,7 @@ gpt_shape startup_shape(options *opt, const vocabulary *words, const manifest *m
     opt->layers = shape.L, opt->channels = shape.C, opt->heads = shape.H, opt->vocab = shape.V;
     shape = params_filled(shape);
     opt->block = params_block(&shape)->name;
-    if (!params_block(&shape)->positions) opt->kv_heads = shape.KV, opt->ffn = shape.F;
+    if (params_block(&shape)->magic != LLM_C_MAGIC) opt->kv_heads = shape.KV, opt->ffn = shape.F;
     opt->norm_eps = shape.norm_eps, opt->rope_theta = shape.rotary.theta;
     return shape;
 }

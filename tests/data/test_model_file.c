@@ -10,9 +10,9 @@
 
 enum { HEADER_BYTES = 1024 };
 
-static const gpt_shape tiny = {.maxT = 8, .V = 10, .L = 2, .H = 2, .C = 4, .Vp = 16};
+static const gpt_shape tiny = {.maxT = 8, .V = 10, .L = 2, .H = 2, .C = 4, .Vp = 16, .block = block_rows};
 // More than the writer's buffer, in both precisions, with no size a power of two of another.
-static const gpt_shape small = {.maxT = 96, .V = 700, .L = 3, .H = 5, .C = 160, .Vp = 704};
+static const gpt_shape small = {.maxT = 96, .V = 700, .L = 3, .H = 5, .C = 160, .Vp = 704, .block = block_rows};
 
 static int64_t tiny_parameters(void) {
     const int64_t C = 4, L = 2;

@@ -18,7 +18,7 @@ typedef struct world {
 } world;
 
 // Of no model: without biases and learned positions, two products side by side, keys narrower than queries.
-static const block_row other_block = {.name = "other", .gates = 2, .units = 4};
+static const block_row other_block = {"other", RMSNORM, ROTARY, SWIGLU, .units = 4};
 
 // Vocabularies that do not divide, one of them so small that only the first ranks have some of it; matrices
 // that are buckets of their own on all meshes, on some, and on hardly any.

@@ -25,7 +25,7 @@ def cuts(shape, name):
     """Rows at which the next matrix of a tensor begins."""
     if name == "qkvw":
         return shape.C, (shape.C + shape.qkv) // 2
-    return (shape.units,) if name == "fcw" and shape.KV else ()
+    return (shape.units,) if name == "fcw" and shape.block.swiglu else ()
 
 
 class Muon(reference.AdamW):

@@ -11,8 +11,8 @@ by 1/sqrt(D), the token table used again as the head without bias, mean cross-en
 targets. Rows V ... Vp - 1 of the token table only pad it to a round number: they are never looked up and
 their logits are no part of the softmax, so their gradient is zero.
 
-A Llama (Shape.KV) differs in five places: norms do not subtract the mean (RMSNorm), queries and keys are rotated by their
-position, several heads share keys and values, the MLP's hidden units are silu(gate) * up, and nothing has a bias.
+A Llama, or another block (Shape.block), differs in five places: norms do not subtract the mean (RMSNorm), queries and keys are
+rotated by their position, several heads share keys and values, the MLP's hidden units are silu(gate) * up, and nothing has a bias.
 
 A model is a dict of arrays by tensor name, stacked over layers, matrices (out, in): the order of
 NAMES is the order in the file (shapes.py).
@@ -23,9 +23,8 @@ import sys
 
 import numpy as np
 
-from shapes import NAMES, TENSORS, Shape
+from shapes import BLOCKS, GPT2, NAMES, TENSORS, Shape
 
-MODEL_MAGIC, LLAMA_MAGIC = 20240326, 20261129
 TOKENS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
 FP32, BF16 = 3, 5  # versions of a model file
 HEADER = 256  # int32 values in front of either file
@@ -76,12 +75,12 @@ def to_bf16_bits(values):
 
 def write_model(path, shape, model, version=FP32):
     common, more = (version, shape.maxT, shape.V, shape.L, shape.heads, shape.C, shape.Vp), ()
-    if shape.KV:
+    if shape.block != GPT2:
         *stretch, original = shape.stretch or (0, 0, 0, 0)
         floats = np.array([shape.eps, shape.theta, *stretch], "<f4").view("<i4")
         more = shape.KV, shape.units, *floats, original
     with open(path, "wb") as file:
-        file.write(header(LLAMA_MAGIC if shape.KV else MODEL_MAGIC, *common, *more))
+        file.write(header(shape.block.magic, *common, *more))
         for name, dimensions in shape.tensors().items():
             assert model[name].shape == dimensions, (name, model[name].shape, dimensions)
             values = np.asarray(model[name], dtype="<f4") if version == FP32 else to_bf16_bits(model[name])
@@ -92,12 +91,12 @@ def read_model(path):
     with open(path, "rb") as file:
         data = file.read()
     head = np.frombuffer(data, "<i4", HEADER)
-    assert head[0] in (MODEL_MAGIC, LLAMA_MAGIC) and head[1] in (FP32, BF16), (path, head[:2])
+    assert head[0] in BLOCKS and head[1] in (FP32, BF16), (path, head[:2])
     fields = [int(x) for x in head[2:8]]
-    if head[0] == LLAMA_MAGIC:
+    if head[0] != GPT2.magic:
         eps, theta, *stretch = (float(f"{x:.7g}") for x in head[10:15].view("<f4"))  # 1e-5, not the float32 nearest to it
         fields += int(head[8]), int(head[9]), eps, theta, (*stretch, int(head[15])) if stretch[0] else ()
-    shape = Shape(*fields)
+    shape = Shape(*fields, block=BLOCKS[head[0]])
     if head[1] == FP32:
         flat = np.frombuffer(data, "<f4", offset=4 * HEADER)
     else:
@@ -235,12 +234,12 @@ def forward(shape, model, inputs, targets):
     """Mean cross-entropy of inputs, targets (B, T), and what backward needs."""
     B, T = inputs.shape
     assert T <= shape.maxT and inputs.max() < shape.V and targets.max() < shape.V
-    kept, llama = [], shape.KV > 0
-    by, hidden = (angles(shape, T), swiglu) if llama else (None, gelu)
-    x = model["wte"][inputs] + (0 if llama else model["wpe"][:T])
+    kept, block = [], shape.block
+    by, hidden = angles(shape, T) if block.rotary else None, swiglu if block.swiglu else gelu
+    x = model["wte"][inputs] + (0 if block.rotary else model["wpe"][:T])
 
     def norm(x, *parameters):
-        return layernorm(x, *parameters, eps=shape.eps, rms=llama)
+        return layernorm(x, *parameters, eps=shape.eps, rms=block.rms)
     for l in range(shape.L):
         def p(kind):
             return [model[name][l] for name in (kind + "w", kind + "b") if name in model]
@@ -280,11 +279,11 @@ def backward(shape, model, cache, z_loss=0):
 
         def keep(kind, dw, db):
             gradients[kind + "w"][l] = dw
-            if not shape.KV:
+            if kind + "b" in gradients:
                 gradients[kind + "b"][l] = db
         dhidden, *parameters = linear_backward(dx, k_fcproj)
         keep("fcproj", *parameters)
-        dnormal, *parameters = linear_backward((swiglu_backward if shape.KV else gelu_backward)(dhidden, wide), k_fc)
+        dnormal, *parameters = linear_backward((swiglu_backward if shape.block.swiglu else gelu_backward)(dhidden, wide), k_fc)
         keep("fc", *parameters)
         dbranch, *parameters = layernorm_backward(dnormal, k_ln2)
         keep("ln2", *parameters)
@@ -297,8 +296,10 @@ def backward(shape, model, cache, z_loss=0):
         keep("ln1", *parameters)
         dx = dx + dbranch
     np.add.at(gradients["wte"], inputs, dx)
-    if not shape.KV:
-        gradients["wpe"][:T], gradients["lnfb"] = dx.sum(0), dlnfb
+    if "wpe" in gradients:
+        gradients["wpe"][:T] = dx.sum(0)
+    if "lnfb" in gradients:
+        gradients["lnfb"] = dlnfb
     return gradients
 
 
