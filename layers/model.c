@@ -1,7 +1,7 @@
 // See model.h; README.md, "What overlaps with what", lists the operations of a step. up.c is UP's attention half. Layer norms, biases
 // of row-parallel layers and residuals work on this rank's shard: forward's norms between the operations, the others in the operation
 // whose sum they use (where one rank has all of a row-parallel layer, its product adds both). Their weight gradients are partial
-// sums, which the optimizer adds up over the tp group.
+// sums, which zero.c adds up over the world.
 //
 // With recompute in TPSP, the gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
 // left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
@@ -279,7 +279,7 @@ static void finish_table(gpt *g) {
     if (!g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE);
 }
 
-// Does the lookup's gradient travel on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
+// Does the lookup's gradient go on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
 // computation hides that transfer rather than the lookup's.
 static bool table_gradient_travels(const gpt *g) {
     return g->zero.last && g->params.bucket[g->params.table].group->size > 1;
@@ -358,7 +358,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     column_backward(&g->head, -1, g->sums, g->logits, norm, gpt_norm_backward, &(norm_use){g, 2 * L});
     column_gradient_after(&g->head, -1, g->logits, norm);
-    if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part travels separately
+    if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part is sent separately
     trace_end(g, head);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;

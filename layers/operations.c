@@ -1,4 +1,4 @@
-// See operations.h. --dry-run prints memory, how gradients and weights travel, and schedules.
+// See operations.h. --dry-run prints memory, how gradients and weights are communicated, and schedules.
 #include "operations.h"
 
 void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
@@ -71,7 +71,7 @@ static void print_operation(void *argument, const char *place, cf_fuse *fuse, in
     (void)times;
     FILE *out = argument;
     const cf_fuse_config *config = cf_fuse_get_config(fuse);
-    if (strcmp(config->group->name, "self") == 0) return; // this rank alone: nothing travels
+    if (strcmp(config->group->name, "self") == 0) return; // this rank alone: nothing is communicated
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
     fprintf(out, "\n%s (%s, over %s, %.2f MiB per shard)\n%s", config->name, place, config->group->name,
             (double)(config->capacity * cf_dtype_size(config->dtype)) / 1048576, text);

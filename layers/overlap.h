@@ -1,4 +1,4 @@
-// How every operation of the model communicates, and what else travels, and when.
+// How every operation of the model communicates, and what else is communicated, and when.
 //
 // The schedule is the order of transfers and computation within one operation (commfuse/). The policy is everything apart from it,
 // so that an experiment can change either alone. Each schedule has a policy that is usual for it, its preset (README.md, "Policy").
@@ -20,7 +20,7 @@ typedef struct overlap {
     gradients_policy gradients;
     int64_t prefetch; // layers ahead of their use that weights are gathered, at most; all layers: at once, after the update
     embedding_policy embedding;
-    bool round_gradients; // to real before they travel
+    bool round_gradients; // to real before they are communicated
 } overlap;
 
 // From the values of --overlap, --gradients, --prefetch and --embedding; "preset" and −1: the preset's. false: no schedule has that

@@ -1,8 +1,8 @@
 // See parallel_linear.h. Each callback does with the rows of one span what the layer does with all of them.
 //
-// A column layer's backward has two operations, and each can compute while the other's data travels:
-//     begin gather     all-gather of the saved input, with --recompute 1    (travels during earlier operations)
-//     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums travel during dgrad and wgrad)
+// A column layer's backward has two operations, and each can compute while the other's data is communicated:
+//     begin gather     all-gather of the saved input, with --recompute 1    (during earlier operations)
+//     begin backward   dgrad ▸ reduce-scatter, this rank's slice last       (sums are sent during dgrad and wgrad)
 //     finish gather    wgrad of each input slice as it arrives              (hides the rest of both)
 //     finish backward  the last additions, in the computation that uses the result
 #include "parallel_linear.h"
@@ -11,7 +11,7 @@
 
 // --- gradients ---
 
-static void weight_gradient_of(const parallel_linear *l, int layer, const real *dy, const real *x) {
+static void compute_weight_gradient(const parallel_linear *l, int layer, const real *dy, const real *x) {
     const model_pass *pass = l->pass;
     zero_weight_gradient(pass->zero, l->w, layer,
                          (weight_gradient){.dy = &dy, .x = &x, .R = l->group->size * pass->Ts * pass->B, .parts = 1});
@@ -52,7 +52,7 @@ void parallel_linear_free(parallel_linear *l) {
 
 // --- computation of a span ---
 
-// Rows that travel are at span->data, `columns` wide; the others are rows of the whole.
+// Rows that are communicated are at span->data, `columns` wide; the others are rows of the whole.
 static linear_rows rows_of(const parallel_linear *l, const cf_span *span, int64_t columns) {
     int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * l->pass->B;
     linear_rows r = {.blocks = span->blocks, .rows = span->rows * l->pass->B, .in = stay, .out = travel};
@@ -162,7 +162,7 @@ void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy)
 
 static void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
     if (l->gather) cf_fuse_finish(l->gather);
-    weight_gradient_of(l, layer, dy, x);
+    compute_weight_gradient(l, layer, dy, x);
 }
 
 void column_gradient_after(parallel_linear *l, int layer, const real *dy, const real *x) {
@@ -212,5 +212,5 @@ void row_finish_backward(parallel_linear *l, int layer) {
     const real *w = params_weight(l->pass->params, l->w, layer);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->pass->context->stream); // during the first transfers
     cf_fuse_finish(l->backward);
-    weight_gradient_of(l, layer, l->backward_job.dy, l->backward_job.x);
+    compute_weight_gradient(l, layer, l->backward_job.dy, l->backward_job.x);
 }

@@ -4,8 +4,9 @@
 //   column_*   some of the columns of out       all-gather of x ▸ product              dgrad ▸ reduce-scatter of dx
 //   row_*      some of the columns of x         product ▸ reduce-scatter of out        all-gather of dy ▸ dgrad
 //
-// A transformer has pairs of them: QKV and the projection, the MLP's two layers; the head is a single column_*. On one rank
-// nothing travels, and the same calls are plain linear layers.
+// A transformer has pairs of them: QKV and the projection, the MLP's two layers; the head is a single column_*. The names are
+// Megatron's: of w (OC, IC) a rank has rows in column_*, columns in row_*. On one rank nothing is communicated, and the same calls are
+// plain linear layers.
 //
 // zero.h decides where gradients of weights are computed, before backward begins.
 #pragma once
@@ -69,7 +70,7 @@ typedef struct parallel_linear {
     linear_backward_job backward_job, gather_job;
 } parallel_linear;
 
-// The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that travels. flops: of what a
+// The caller has set pass, group, w, bias and prepared. capacity: elements of a shard that is communicated. flops: of what a
 // row-parallel layer's time_steps compute, beside its products.
 void column_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, bool gathers);
 void row_create(parallel_linear *l, const char *name, int64_t capacity, const overlap *how, double forward_flops,

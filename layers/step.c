@@ -10,7 +10,7 @@ void gpt_step_create(gpt_step *s, gpt *model) {
     const cf_group *world = &model->mesh->world_group;
     const int64_t figures = world->size * REPORT;
     cf_fuse_config config = overlap_config(&model->setup.how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT);
-    if (config.algorithm && config.algorithm->bound) config.algorithm = cf_algorithm_find("once"); // figures always travel
+    if (config.algorithm && config.algorithm->bound) config.algorithm = cf_algorithm_find("once"); // figures are always sent
     *s = (gpt_step){.model = model};
     s->device = cf_alloc(figures * (int64_t)sizeof(double), "optimizer state");
     s->all = cf_host_alloc(figures, sizeof *s->all, "figures of all ranks");

@@ -2,7 +2,7 @@
 #pragma once
 #include "model.h"
 
-// Figures of a rank that travel together once a step: loss, norm, and at most REPORT_VALUES of the caller.
+// Figures of a rank that are communicated together once a step: loss, norm, and at most REPORT_VALUES of the caller.
 enum { REPORT = 9, REPORT_VALUES = 7 };
 
 typedef struct step_result {
@@ -18,7 +18,7 @@ typedef struct step_batch {
     // Fills inputs and targets (T, B), host memory, of micro-batch `micro`.
     void (*load)(void *loader, int64_t micro, int32_t *inputs, int32_t *targets);
     void *loader;
-    // Fills what travels with this step's loss and norm, after backward; NULL: nothing.
+    // Fills what is communicated with this step's loss and norm, after backward; NULL: nothing.
     void (*report)(void *reporter, double *values); // [REPORT_VALUES]
     void *reporter;
 } step_batch;

@@ -17,7 +17,7 @@
 typedef struct job {
     gpt *g;
     int layer;
-    int64_t width;      // channels of a head group that travel
+    int64_t width;      // channels of a head group that are sent
     const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
     matrix_gradient dw; // backward of QKV, if group by group
     bool begun;         // an earlier slice was enqueued on the side where sums are made, over head groups or time steps:

@@ -32,7 +32,7 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
 
 // Rows are more bytes, and their lists take time. In exchange nothing waits for the table's transfers, as far as the layers hide
 // them: beside the products' time, in which the layers' own transfers come first; on GPUs these have a layer's other kernels, too.
-// Where activations travel for longer than products take (eight times, README.md), the layers take as long as they do.
+// Where activations are communicated for longer than products take (eight times, README.md), the layers take as long as they do.
 // One layer's time is left in any case: its gradients come before the first transfer of backward, its weights with forward's last.
 // Many tokens name a large part of an owner's rows: an eighth with as many tokens as it has rows, a third with eight times as many
 // (counted in tiny Shakespeare). The ranks of a host each fetch theirs from other hosts, where a collective fetches each row once.
@@ -80,7 +80,7 @@ void lookup_free(lookup *l) {
     free(l->host_tokens);
 }
 
-// --- which rows travel ---
+// --- which rows are sent ---
 
 // For each rank in turn, lists the rows of each owner that its tokens name, in the order of their first use. Keeps the lists of
 // rows that this rank owns (host_wanted), the length of the longest list (rows), and the places of this rank's rows in its lists

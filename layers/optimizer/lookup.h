@@ -8,14 +8,14 @@
 //
 // But the table is also the largest bucket (params.h), whose rows are owned by the ranks that hold the same part of different
 // copies. The lookup needs it at the very start of forward, and its gradient is complete only at the very end of backward: the
-// whole table would travel with nothing to hide it. So the pass after an update and the pass before one exchange only the rows
+// whole table would be communicated with nothing to hide it. So the pass after an update and the pass before one exchange only the rows
 // that a rank's tokens name, each once, with their owners:
 //
 //   forward    fetch these rows ▸ as above, with these rows as the table: the layers hide the gather of the whole table
 //   backward   as above, into a gradient of these rows ▸ deliver it to the owners, who add it to their shards rank by rank.
 //              (The gradient of the head, which uses the same table, was sent at the start of backward.)
 //
-// All ranks know all tokens, hence the longest list of rows that one rank wants from one owner: as many rows travel between any
+// All ranks know all tokens, hence the longest list of rows that one rank wants from one owner: as many rows are sent between any
 // two. That is never more than a rank's tokens or an owner's rows, so in total never more than the whole table. Forward copies
 // rows, so its bits do not depend on this.
 #pragma once
@@ -38,7 +38,7 @@ typedef struct lookup {
     real *scratch;
     bool by_rows; // owners exchange rows; all below is for this alone
     cf_fuse *ids, *fetch, *deliver;
-    int64_t rows, rows_most; // that travel between two owners in this pass, in any
+    int64_t rows, rows_most; // that are sent between two owners in this pass, in any
     bool rows_known;         // in this micro-batch
     bool delivering;
     int32_t *all_tokens;     // (owners, N · Ts · B); then this rank's are places in (owners, rows), −1: not here
@@ -64,4 +64,4 @@ void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last
 void lookup_finish_backward(lookup *l);
 void lookup_finish_delivery(lookup *l, accum *shard);
 
-void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: what travels, and why
+void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: what is communicated, and why

@@ -2,7 +2,9 @@
 #include "optimizers.h"
 
 #define ROW(name, states, ...) {#name, states, {__VA_ARGS__}, NULL},
-const optimizer_row optimizers[] = {OPTIMIZERS(ROW){"muon", 1, {"momentum"}, optimizers}, {NULL, 0, {NULL}, NULL}};
+#define PLACE(name, ...)       PLACE_##name,
+enum { OPTIMIZERS(PLACE) };
+const optimizer_row optimizers[] = {OPTIMIZERS(ROW){"muon", 1, {"momentum"}, &optimizers[PLACE_adamw]}, {NULL, 0, {NULL}, NULL}};
 
 const optimizer_row *optimizer_find(const char *name) {
     for (const optimizer_row *o = optimizers; o->name; o++)

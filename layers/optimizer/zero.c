@@ -11,7 +11,7 @@ static int64_t layer_of(const zero_shards *z, int i) {
 
 // --- life ---
 
-// Do two buckets travel in the same way?
+// Are two buckets communicated in the same way?
 static bool alike(const zero_shards *z, int i, int j) {
     const param_bucket *a = &z->params->bucket[i], *b = &z->params->bucket[j];
     const bool of_layers = a->layer >= 0 && b->layer >= 0;
@@ -19,7 +19,7 @@ static bool alike(const zero_shards *z, int i, int j) {
 }
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
-// the token table only if the lookup's gradient travels separately. A product in parts takes longer than in one. So policy auto
+// the token table only if the lookup's gradient is sent separately. A product in parts takes longer than in one. So policy auto
 // chooses only buckets after which the rest of backward (the matrices before this one) takes less time than the transfers that are
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
 // left to move bytes, which makes transfers longer than estimated.
@@ -298,7 +298,7 @@ void zero_reduce(zero_shards *z, int64_t layer) {
             begin_reduce(z, i, NULL);
 }
 
-// The squares of the first shards are summed while the last still travel, always in this order. A single rank owns everything, side
+// The squares of the first shards are summed while the last are still being reduced, always in this order. A single rank owns everything, side
 // by side.
 void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
     const parameters *p = z->params;
@@ -370,7 +370,7 @@ static void update(zero_shards *z, int i) {
     }
 }
 
-// What comes from other ranks and is needed first travels during the update of all other weights.
+// What comes from other ranks and is needed first is communicated during the update of all other weights.
 void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s) {
     const parameters *p = z->params;
     z->update = s, z->gathers_begun = 0;
@@ -397,7 +397,7 @@ void zero_finish_weights(zero_shards *z) {
 
 // --- for --dry-run ---
 
-// The number of buckets that travel like this one; 0: an earlier one has counted it.
+// The number of buckets that are communicated like this one; 0: an earlier one has counted it.
 static int64_t how_many_alike(const zero_shards *z, int i) {
     int64_t count = 0;
     for (int j = 0; j < z->params->buckets; j++) {

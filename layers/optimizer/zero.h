@@ -13,7 +13,7 @@
 //                (the first begin with the update), zero_wait(layer) finishes those
 //                that this layer needs
 //
-// A bucket with one owner never travels. When gradients are reduced, and how far ahead weights are gathered, is the policy of
+// A bucket with one owner is not communicated. When gradients are reduced, and how far ahead weights are gathered, is the policy of
 // overlap.h. What forward needs first must not wait for all the weights, because transfers queue. (Over MPI urgent messages
 // overtake bulk ones; on GPUs only requests of different groups can.)
 #pragma once
@@ -46,7 +46,7 @@ typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient
 typedef struct zero_bucket {
     cf_fuse *reduce, *gather; // NULL: the bucket has one owner
     bool shares_staging;      // reduce, and rounded, are those of an earlier bucket of the same kind
-    real *rounded;            // (bucket) the gradient as it travels; NULL: as it is
+    real *rounded;            // (bucket) the gradient as it is communicated; NULL: as it is
     bool by_owners;           // reduce computes the gradient that it sends
     int missing;              // matrices whose gradient this micro-batch has not computed yet
     gradient_state gradient;
@@ -66,7 +66,7 @@ struct zero_shards {
     int gathers_begun;         // in forward order, since the last update
     cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
     matrix_gradient *gradient; // [params->tensors] of this micro-batch, as placed; vectors have none
-    bool last;                 // this is the step's last micro-batch, after which gradients travel
+    bool last;                 // this is the step's last micro-batch, after which gradients are communicated
     const optimizer_row *optimizer;
     optimizer_settings update;      // of shards that are not updated yet
     accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket; the first state_from have none
@@ -88,7 +88,7 @@ enum { ZERO_TABLE = -1, ZERO_VECTORS = -2 };
 
 // --- weights, in forward ---
 
-void zero_prefetch(zero_shards *z, int64_t layer); // layers alone
+void zero_prefetch(zero_shards *z, int64_t layer); // neither of these
 void zero_wait(zero_shards *z, int64_t layer);
 bool zero_is_updated(const zero_shards *z);    // all of this rank's shards
 bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard is complete
@@ -107,7 +107,7 @@ typedef struct weight_gradient {
 } weight_gradient;
 // Both factors are complete: computes the gradient, unless slices have. Once a micro-batch for each matrix; fills OC, IC and to.
 // The gradients of the biases of QKV and the MLP's first product come with it. But if it comes after others (GRADIENT_AFTER,
-// GRADIENT_OWNERS), the vectors of all layers may travel before: then the caller has computed them.
+// GRADIENT_OWNERS), the vectors of all layers may be communicated before: then the caller has computed them.
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g);
 // Computes the rows of a span of it at span->data. argument: a weight_gradient.
 void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
@@ -128,7 +128,7 @@ void zero_update_layers(zero_shards *z);
 // After both: waits until every weight has arrived, before a model is saved, or at the end.
 void zero_finish_weights(zero_shards *z);
 
-// --- for --dry-run: which bucket travels how, and why ---
+// --- for --dry-run: how each bucket is communicated, and why ---
 
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
