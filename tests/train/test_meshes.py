@@ -1,5 +1,5 @@
 """TPSP on every mesh (see meshes.py), and what does not depend on the strategy: order of samples, learning rates."""
-# quick: learns 2x2 fewer_rows nowire Order Schedules
+# quick: learns 2x2 fewer_rows do_not_save Order Schedules
 # sanitizers: too
 # limit: 600
 

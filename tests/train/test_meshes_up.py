@@ -1,5 +1,5 @@
 """UP on every mesh (see meshes.py), and that its model files are TPSP's."""
-# quick: 2x1 2x2 fewer_rows Files
+# quick: 2x1 2x2 fewer_rows what_is_saved
 # sanitizers: too
 # limit: 600
 import os

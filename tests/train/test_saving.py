@@ -1,6 +1,7 @@
 """What keeps a run from saving or from going on: other options, another run, a directory that cannot be written, a full
 disk. Nothing of what is there is lost, and what is wrong is named.
 """
+# slow: killed_while_it_writes
 # limit: 180
 import dataclasses
 import errno

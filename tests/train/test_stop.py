@@ -4,7 +4,7 @@ goes on, until the run is the one that was never stopped. A second signal ends i
 Open MPI's mpirun passes SIGUSR1 on. Told to end (SIGTERM, SIGINT), it sends SIGCONT, waits, SIGTERM, waits, SIGKILL, by
 default a second each, and its own status is no longer that of the ranks.
 """
-# quick: test_2x1 1x2_up at_once killed second_signal without_out reads keyboard
+# quick: test_2x1 1x2_up at_once second_signal without_out reads
 # limit: 240
 import contextlib
 import json
