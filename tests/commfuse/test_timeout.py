@@ -30,7 +30,6 @@ def waits(rank, peer, verdict, operation=FC2):
     return rf"rank {rank} waits for {peer}: {operation}; nothing came for \d[\d.]* s(; rank \d has given up)?; {verdict}"
 
 
-@unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class SilentPeer(unittest.TestCase):
     transport = "auto"
     at_bind, at_end = "MPI makes a group", "MPI ends"  # where the library does not name the rank it waits for

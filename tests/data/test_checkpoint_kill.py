@@ -20,7 +20,6 @@ TOOL = os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/data/
 RANKS = 3
 
 
-@unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class Stopped(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

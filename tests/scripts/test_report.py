@@ -293,10 +293,6 @@ class Timeline(Case):
         self.assertEqual([lane for lane, _ in placed], [0, 1, 2, 1, 0])
 
 
-BUILT = all(os.path.exists(program) for program in (steps.PROGRAM, steps.BENCH))
-
-
-@unittest.skipUnless(BUILT, "make bench builds what it needs")
 class Measured(Case):
     """Two real ranks over shared memory, of a size that says nothing about times."""
     point = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, seconds=0, ratio=None, rounds=3,
@@ -488,7 +484,6 @@ class Reasons(unittest.TestCase):
                 self.assertEqual(Result(1, output, 0).reason, reason)
 
 
-@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} is not built")
 class Sweep(Case):
     def setUp(self):
         super().setUp()

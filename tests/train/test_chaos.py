@@ -14,7 +14,6 @@ import test_saving
 STEPS, KILLS = 60, 6
 
 
-@unittest.skipUnless(os.path.exists(harness.PROGRAM), f"{harness.PROGRAM} is not built")
 class Chaos(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.folder, name)

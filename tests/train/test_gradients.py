@@ -30,11 +30,6 @@ STRATEGIES = ("tpsp", "up")
 class Gradients(unittest.TestCase):
     program, tolerance, of_loss = harness.GRADIENTS, TOLERANCE, 1e-5
 
-    @classmethod
-    def setUpClass(cls):
-        if not os.path.exists(cls.program):
-            raise unittest.SkipTest(f"{cls.program} is not built")
-
     def prepare(self, shape, T, samples):
         folder = harness.temporary_directory(self)
         self.model, self.tokens, self.out = (os.path.join(folder, name) for name in ("model", "tokens", "gradients"))

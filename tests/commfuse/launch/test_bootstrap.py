@@ -74,7 +74,6 @@ class Line:
         return self.receive().split(b"\0")[0].decode()
 
 
-@unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class Bootstrap(unittest.TestCase):
     def setUp(self):
         self.port = free_port()

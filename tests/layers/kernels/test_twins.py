@@ -29,8 +29,6 @@ TOOL_BF16 = os.path.join(BUILD, "bf16", "tests", "layers", "kernels", "tool_twin
 class Twins(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        if not os.path.exists(TOOL):
-            raise unittest.SkipTest(f"{TOOL} is not built")
         cls.folder = tempfile.TemporaryDirectory(prefix="commfuse-test-")
         cls.addClassCleanup(cls.folder.cleanup)
         cls.two = cls.write("two.bin", "--threads", "2", "--repeat")
