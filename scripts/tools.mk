@@ -4,7 +4,7 @@ experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience
 report: all $(benches) ## run the experiments that fit (in a lab if root), write build/report/report.md; QUICK=1: five minutes; PATIENCE=4: smaller errors
 	@$(PYTHON) scripts/report.py $(experiments)
 predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
-	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
+	@$(PYTHON) tests/bench/predict_check.py $(if $(ONLY),--only '$(ONLY)')
 	@$(if $(ONLY),,$(PYTHON) tests/bench/predict_programs.py)
 
 # $(call look,HEADERS): prints "found", or how to install

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import tables
 from command import Parser, status_of
 import numpy  # after command, whose errors name a Python that has it
-from predict_check import predict
+from predict_check import predict  # beside this file
 
 
 def described(name):

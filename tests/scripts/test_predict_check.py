@@ -114,7 +114,7 @@ class Check(unittest.TestCase):
             self.assertEqual(re.findall("^Skipped: .*/(\\w+) is not here", result.stdout, re.MULTILINE), ["megatron_a100", "ultrascale"])
 
     def test_options_that_cannot_be_are_refused(self):
-        for words, why in ((("predict_check.py", "--only", "published,nonsense"), "--only: there is no nonsense; there are gpu, published, emulated"),
+        for words, why in ((("../tests/bench/predict_check.py", "--only", "published,nonsense"), "--only: there is no nonsense; there are gpu, published, emulated"),
                            (("measure_machine.py", "--out", "/dev/null", "--ranks", "1"), "--ranks: 1: at least 2")):
             result = subprocess.run([sys.executable, ROOT / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
                                     check=False)
@@ -127,7 +127,7 @@ class Check(unittest.TestCase):
             pathlib.Path(folder, "file").write_text("x", encoding="utf-8")
             for words in (("measure_machine.py", "--out", f"{folder}/nowhere/here.json"), ("measure_machine.py", "--out", folder),
                           ("measure_machine.py", "--out", "/dev/null"), ("measure_machine.py", "--out", f"{folder}/file/x"),
-                          ("predict_check.py", "--out", f"{folder}/file"), ("report.py", "--out", f"{folder}/file"),
+                          ("../tests/bench/predict_check.py", "--out", f"{folder}/file"), ("report.py", "--out", f"{folder}/file"),
                           ("gpu_check.py", "--out", f"{folder}/file"),
                           ("mfu_sweep", "--launcher", "env {ranks}", "--train", "x", "--out", f"{folder}/nowhere/sweep.jsonl"),
                           ("mfu_sweep", "--launcher", "env {ranks}", "--train", "x", "--out", folder),

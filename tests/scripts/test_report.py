@@ -459,7 +459,7 @@ class Figures(Case):
         environment = {**os.environ, "MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(settings)}
         draw = f"import sys; sys.path[:0] = ['{ROOT}/scripts']; import plots, pathlib; plots.plt.title('a'); " \
                f"plots.save(plots.plt.gcf(), pathlib.Path('{self.folder}/a.png'))"
-        for words in ("-c", draw), (ROOT / "scripts/report.py", "--help"), (ROOT / "scripts/predict_check.py", "--help"):
+        for words in ("-c", draw), (ROOT / "scripts/report.py", "--help"), (ROOT / "tests/bench/predict_check.py", "--help"):
             done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=100)
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(plots.plt.imread(self.folder / "a.png").shape[:2], (720, 960))

@@ -18,12 +18,14 @@ import re
 import statistics
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 import lab
 import plots
 import run_log
 import tables
 from command import Parser, some_of, status_of, write_whole
-from runner import ROOT, Runner, words_of
+from runner import Runner, words_of
 
 run = Runner().output
 MODES = "ideal", "none", "slice", "ring", "levels", "auto"
