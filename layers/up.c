@@ -13,40 +13,35 @@
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 
+// The linear layer of one head group, of rows [first, first + rows) of a shard, at data.
+struct job;
+typedef void group_rows(const struct job *j, int64_t group, int64_t first, int64_t rows, real *data, cf_stream *stream);
+
 // One operation.
 typedef struct job {
     gpt *g;
     int layer;
     int64_t width;      // channels of a head group that are sent
+    group_rows *linear; // is computed on one side of the communication,
+    time_steps *attend; // and this on the other; NULL: nothing is
+    cf_side linear_side;
     const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
     matrix_gradient dw; // backward of QKV, if group by group
-    bool begun;         // an earlier slice was enqueued on the side where sums are made, over head groups or time steps:
-    cf_event added;     // when it has added to them
+    bool begun;         // an earlier slice was enqueued behind the communication, where head groups or time steps are added up:
+    cf_event added;     // when it has added to the sums
 } job;
 
-// Slices may run on two streams, but they add to sums one after another.
-static void begin_sums(const job *j, cf_stream *stream) {
-    if (j->begun) cf_stream_after(stream, j->added);
-}
-
-static void end_sums(job *j, cf_stream *stream) {
-    j->added = cf_event_record_untimed(stream), j->begun = true;
-}
-
 // Attention of the time steps of a span.
-static void each_range(const job *j, const cf_span *span, time_steps *attend, cf_stream *stream) {
+static void each_range(const job *j, const cf_span *span, cf_stream *stream) {
     for (int k = 0; k < span->blocks; k++) {
         const int64_t t0 = span->row + k * span->row_stride;
         real *data = (real *)(span->data + k * span->data_stride);
-        attend(j->g, j->layer, data - t0 * j->g->pass.B * j->width, t0, span->rows, stream); // from time step 0 on
+        j->attend(j->g, j->layer, data - t0 * j->g->pass.B * j->width, t0, span->rows, stream); // from time step 0 on
     }
 }
 
-// The linear layer of one head group, of rows [first, first + rows) of a shard, at data.
-typedef void group_rows(const job *j, int64_t group, int64_t first, int64_t rows, real *data, cf_stream *stream);
-
 // The linear layer works on one shard of the span at a time, this rank's first.
-static void each_group(const job *j, const cf_span *span, group_rows *linear, cf_stream *stream) {
+static void each_group(const job *j, const cf_span *span, cf_stream *stream) {
     const cf_group *tp = &j->g->mesh->tp_group;
     const int64_t Ts = j->g->pass.Ts, row_elements = j->g->pass.B * j->width;
     for (int64_t i = 0; i < tp->size; i++)
@@ -54,8 +49,18 @@ static void each_group(const job *j, const cf_span *span, group_rows *linear, cf
             int64_t shard = (tp->rank + i) % tp->size, row = span->row + k * span->row_stride;
             int64_t begin = larger(row, shard * Ts), end = smaller(row + span->rows, (shard + 1) * Ts);
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
-            if (begin < end) linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements, stream);
+            if (begin < end) j->linear(j, shard, begin - shard * Ts, end - begin, data + (begin - row) * row_elements, stream);
         }
+}
+
+// Slices may run on two streams, but they add to sums one after another.
+static void compute(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    const bool linear = span->side == j->linear_side, adds = span->side == CF_COMPUTE_AFTER;
+    if (!linear && !j->attend) return;
+    if (adds && j->begun) cf_stream_after(stream, j->added);
+    (linear ? each_group : each_range)(j, span, stream);
+    if (adds) j->added = cf_event_record_untimed(stream), j->begun = true;
 }
 
 // Weights (OC, IC) of each head group for products group by group: QKV (N, Ql, C), projection (N, C, Cl).
@@ -76,10 +81,6 @@ static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *
                    linear_all(rows * B), C, j->width, stream);
 }
 
-static void qkv_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    each_group((const job *)argument, span, qkv, stream);
-}
-
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
 static void project(const job *j, int64_t group, int64_t first, int64_t rows, real *attended, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C;
@@ -88,25 +89,17 @@ static void project(const job *j, int64_t group, int64_t first, int64_t rows, re
                    linear_all(rows * B), j->width, C, stream);
 }
 
-static void attend_and_project_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    if (span->side == CF_COMPUTE_BEFORE) return each_range(j, span, gpt_attend, stream);
-    begin_sums(j, stream);
-    each_group(j, span, project, stream);
-    end_sums(j, stream);
-}
-
 const real *up_forward(gpt *g, int layer, real *norm) {
     const model_pass *pass = &g->pass;
     const int64_t C = g->params.shape.C, Cl = g->Cl, Ql = g->Ql, rows = pass->Ts * pass->B;
-    job j = {.g = g, .layer = layer, .width = Ql, .in = norm};
+    job j = {.g = g, .layer = layer, .width = Ql, .linear = qkv, .linear_side = CF_COMPUTE_BEFORE, .in = norm};
     prepare_groups(g, linear_prepare_forward, QKVW, layer, C, Ql);
     cf_fuse_set_result(g->qkv.forward, g->acts.qkv[layer]);
-    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * Ql, qkv_rows, &j, layer);
+    cf_fuse_run(g->qkv.forward, g->up.qkv, pass->Ts, pass->B * Ql, compute, &j, layer);
     gpt_turn(g, g->acts.qkv[layer], false);
-    j = (job){.g = g, .layer = layer, .width = Cl};
+    j = (job){.g = g, .layer = layer, .width = Cl, .linear = project, .linear_side = CF_COMPUTE_AFTER, .attend = gpt_attend};
     cf_fuse_set_result(g->attproj.forward, g->acts.groups[layer]);
-    cf_fuse_begin(g->attproj.forward, g->acts.attended[layer], pass->Ts, pass->B * Cl, attend_and_project_rows, &j, layer);
+    cf_fuse_begin(g->attproj.forward, g->acts.attended[layer], pass->Ts, pass->B * Cl, compute, &j, layer);
     prepare_groups(g, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     const int64_t own = g->mesh->tp_group.rank * rows * Cl;
@@ -123,16 +116,6 @@ static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t
     linear_dgrad(dattended, j->in + first * B * C, j->g->up.ready[group], NULL, false, linear_all(rows * B), j->width, C, stream);
 }
 
-// The gradient of attention adds to those of keys and values of earlier time steps.
-static void attend_and_project_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    if (span->side == CF_COMPUTE_BEFORE) return each_group(j, span, projection_dgrad, stream);
-    if (!attention_backward_by_ranges()) return; // the caller computes it whole
-    begin_sums(j, stream);
-    each_range(j, span, gpt_attend_backward, stream);
-    end_sums(j, stream);
-}
-
 // Gradient of the layer norm's output from one head group, added to those before: this rank's group starts the sum. When all of
 // a group has arrived, its part of the weight gradient, which hides what still arrives of others.
 static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv, cf_stream *stream) {
@@ -145,13 +128,6 @@ static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t row
     if (dw.place == GRADIENT_BY_SLICES && j->g->up.arrived[group] == j->g->pass.Ts)
         linear_wgrad(dw.at + group * width * C, dw.db ? dw.db + group * width : NULL, j->g->up.dy[group], width, j->in,
                      j->g->pass.Ts * B, C, width, dw.add, stream);
-}
-
-static void qkv_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    begin_sums(j, stream);
-    each_group(j, span, qkv_backward, stream);
-    end_sums(j, stream);
 }
 
 // From g->up.dy and g->up.x, group by group.
@@ -168,19 +144,21 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     const model_pass *pass = &g->pass;
     const parameters *p = &g->params;
     const int64_t N = g->mesh->tp, C = p->shape.C, Cl = g->Cl, Ql = g->Ql, rows = pass->Ts * pass->B;
-    job j = {.g = g, .layer = layer, .width = Cl, .in = dx};
+    job j = {.g = g, .layer = layer, .width = Cl, .linear = projection_dgrad, .linear_side = CF_COMPUTE_BEFORE, .in = dx};
+    if (attention_backward_by_ranges()) j.attend = gpt_attend_backward; // adds to the gradients of earlier keys; else below
     prepare_groups(g, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
     cf_fuse_set_result(g->attproj.backward, g->dattended);
-    cf_fuse_begin(g->attproj.backward, g->up.dattended, pass->Ts, pass->B * Cl, attend_and_project_backward_rows, &j, layer);
+    cf_fuse_begin(g->attproj.backward, g->up.dattended, pass->Ts, pass->B * Cl, compute, &j, layer);
     for (int64_t i = 0; i < N; i++) g->up.dy[i] = dx, g->up.x[i] = g->acts.groups[layer] + i * rows * Cl;
     weight_gradients(g, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
     gpt_attend_backward_whole(g, layer);
 
-    j = (job){.g = g, .layer = layer, .width = Ql, .dw = *zero_decided(&g->zero, QKVW, layer)};
+    j = (job){.g = g, .layer = layer, .width = Ql, .linear = qkv_backward, .linear_side = CF_COMPUTE_AFTER};
+    j.dw = *zero_decided(&g->zero, QKVW, layer);
     for (int64_t i = 0; i < N; i++) g->up.arrived[i] = 0;
     cf_fuse_set_result(g->qkv.backward, g->up.dqkv);
-    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * Ql, qkv_backward_rows, &j, layer);
+    cf_fuse_begin(g->qkv.backward, g->dqkv, pass->Ts, pass->B * Ql, compute, &j, layer);
     j.in = gpt_norm_again(g, 2 * layer);
     prepare_groups(g, linear_prepare_dgrad, QKVW, layer, C, Ql);
     cf_fuse_finish(g->qkv.backward);
