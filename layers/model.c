@@ -262,13 +262,13 @@ static void embed(gpt *g) {
     int64_t Ts = g->pass.Ts, B = g->pass.B;
     if (!g->lookup_begun) {
         zero_prefetch(z, 0);
-        zero_wait(z, ZERO_TABLE);
+        zero_wait(z, LAYER_TABLE);
         lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), Ts, B, false, g->sums);
     }
     lookup_finish_forward(&g->embedding, g->x[0]);
     g->lookup_begun = false;
     zero_prefetch(z, 0);
-    zero_wait(z, ZERO_VECTORS);
+    zero_wait(z, LAYER_VECTORS);
     if (params_block(&g->params.shape)->positions != LEARNED) return;
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                      g->context->stream);
@@ -276,7 +276,7 @@ static void embed(gpt *g) {
 
 static void finish_table(gpt *g) {
     lookup_finish_backward(&g->embedding);
-    if (!g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE);
+    if (!g->embedding.by_rows) zero_reduce(&g->zero, LAYER_TABLE);
 }
 
 // Does the lookup's gradient go on to owners, as rows or with the table? Then finish the lookup early, so that the remaining
@@ -292,7 +292,7 @@ static void embed_backward(gpt *g) {
         position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                           g->context->stream);
     if (table_gradient_travels(g)) finish_table(g);
-    zero_reduce(&g->zero, ZERO_VECTORS);
+    zero_reduce(&g->zero, LAYER_VECTORS);
 }
 
 // --- loss ---
@@ -342,7 +342,7 @@ void gpt_forward(gpt *g, double scale) {
         trace_end(g, block);
     }
     const cf_trace_work head = trace_begin(g, "head forward", -1);
-    zero_wait(&g->zero, ZERO_TABLE);
+    zero_wait(&g->zero, LAYER_TABLE);
     column_forward(&g->head, -1, g->logits, NULL, gpt_norm_forward(g, 2 * L));
     if (g->has_targets) compute_loss(g, scale);
     trace_end(g, head);
@@ -358,7 +358,7 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     column_backward(&g->head, -1, g->sums, g->logits, norm, gpt_norm_backward, &(norm_use){g, 2 * L});
     column_gradient_after(&g->head, -1, g->logits, norm);
-    if (g->embedding.by_rows) zero_reduce(&g->zero, ZERO_TABLE); // the lookup's part is sent separately
+    if (g->embedding.by_rows) zero_reduce(&g->zero, LAYER_TABLE); // the lookup's part is sent separately
     trace_end(g, head);
     for (int l = (int)L - 1; l >= 0; l--) {
         const int64_t attention_norm = 2 * l, mlp_norm = 2 * l + 1;

@@ -276,7 +276,7 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
 static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
                        int64_t end) {
     param_bucket *b = &p->bucket[p->buckets];
-    const int layer = which <= BUCKET_THIN ? (int)first : -1, before = p->tensors;
+    const int layer = which <= BUCKET_THIN ? (int)first : which == BUCKET_TABLE ? LAYER_TABLE : LAYER_VECTORS, before = p->tensors;
     *b = (param_bucket){.kind = which, .group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
     if (tensor >= 0) b->row = params_local_columns(p, tensor);
     for (int64_t l = first; l < end; l++)

@@ -76,10 +76,13 @@ typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 // first three have matrices.
 typedef enum { BUCKET_MATRIX, BUCKET_THIN, BUCKET_TABLE, BUCKET_VECTORS_DP, BUCKET_VECTORS } bucket_kind;
 
+// In place of a layer: the token table; positions and the vectors of all layers.
+enum { LAYER_TABLE = -1, LAYER_VECTORS = -2 };
+
 typedef struct param_bucket {
     bucket_kind kind;
     const cf_group *group; // reduced and gathered over this
-    int layer;             // the first layer that has a matrix in it; -1: embeddings and vectors
+    int layer;             // the first layer that has a matrix in it, or one of the two above
     int tensor;            // its only matrix; -1: several tensors
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)

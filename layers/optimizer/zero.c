@@ -3,19 +3,12 @@
 #include "../kernels/elementwise.h"
 #include "../kernels/linear.h"
 
-// The first layer that has a matrix in this bucket, or ZERO_TABLE or ZERO_VECTORS.
-static int64_t layer_of(const zero_shards *z, int i) {
-    const param_bucket *b = &z->params->bucket[i];
-    return b->layer >= 0 ? b->layer : b->kind == BUCKET_TABLE ? ZERO_TABLE : ZERO_VECTORS;
-}
-
 // --- life ---
 
 // Are two buckets communicated in the same way?
-static bool alike(const zero_shards *z, int i, int j) {
-    const param_bucket *a = &z->params->bucket[i], *b = &z->params->bucket[j];
-    const bool of_layers = a->layer >= 0 && b->layer >= 0;
-    return i == j || (of_layers && a->tensor == b->tensor && z->bucket[i].by_owners == z->bucket[j].by_owners);
+static bool alike(const zero_bucket *s, const zero_bucket *other) {
+    const bool of_layers = s->of->layer >= 0 && other->of->layer >= 0;
+    return s == other || (of_layers && s->of->tensor == other->of->tensor && s->by_owners == other->by_owners);
 }
 
 // Chooses the buckets whose gradient is computed owner by owner: matrices of which each owner has enough rows for a good product;
@@ -24,41 +17,35 @@ static bool alike(const zero_shards *z, int i, int j) {
 // left: the last ones or, on a slow link, all; none whose group has cheaper collectives (hierarchy); and all where no core is
 // left to move bytes, which makes transfers longer than estimated.
 static void choose_owners(zero_shards *z, int64_t rows, gradients_policy policy) {
-    const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
-    for (int i = 0; i < p->buckets && p->bucket[i].kind <= BUCKET_TABLE && costs; i++) {
-        const param_bucket *b = &p->bucket[i];
+    for (zero_bucket *s = z->bucket; s < z->end && s->of->kind <= BUCKET_TABLE && costs; s++) {
+        const param_bucket *b = s->of;
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(accum)) / cf_bytes_per_s(costs, b->group);
-        z->bucket[i].by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
-                                 (b->kind != BUCKET_TABLE || z->rows_travel) &&
-                                 b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                                 (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
+        s->by_owners = policy >= GRADIENTS_OWNERS && b->group->size > 1 && b->tensor >= 0 &&
+                       (b->kind != BUCKET_TABLE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                       (policy == GRADIENTS_OWNERS || !costs->spare || (sent_s > computed_s && !b->group->hierarchy));
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
 
-// The bucket whose reduction, and staging memory, bucket i shares, NULL: none. While the table's reduction, the first and longest, is
+// The bucket whose reduction, and staging memory, this one shares, NULL: none. While the table's reduction, the first and longest, is
 // in flight, a window of those of each kind are begun; the next one then uses the memory of the first. Only where the result is
 // not in that memory.
-static const zero_bucket *bucket_to_share(const zero_shards *z, int i) {
-    const parameters *p = z->params;
-    const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
-    int64_t layer = table->first / p->shape.L; // elements of a layer: all layers are before the table
+static const zero_bucket *bucket_to_share(const zero_shards *z, const zero_bucket *s) {
+    const param_bucket *b = s->of, *table = &z->params->bucket[z->params->table];
+    int64_t layer = table->first / z->params->shape.L; // elements of a layer: all layers are before the table
     int64_t window = 2 + ceil_div(table->count, layer);
-    for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
-        const param_bucket *before = &p->bucket[j];
-        if (!alike(z, i, j) || before->count != b->count || before->group != b->group) continue;
+    for (const zero_bucket *before = s - 1; before >= z->bucket && b->layer >= 0; before--) {
+        if (!alike(s, before) || before->of->count != b->count || before->of->group != b->group) continue;
         if (--window > 0) continue;
-        cf_fuse *reduce = z->bucket[j].reduce;
-        return reduce && (z->bucket[j].rounded || cf_fuse_schedule(reduce)->result.buffer == CF_FULL) ? &z->bucket[j] : NULL;
+        return before->reduce && (before->rounded || cf_fuse_schedule(before->reduce)->result.buffer == CF_FULL) ? before : NULL;
     }
     return NULL;
 }
 
-static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *how) {
-    const param_bucket *b = &z->params->bucket[i];
-    zero_bucket *s = &z->bucket[i];
+static void create_bucket(zero_shards *z, zero_bucket *s, int64_t rows, const overlap *how) {
+    const param_bucket *b = s->of;
     static const char *const shared[] = {
         [BUCKET_THIN] = "thin matrices", [BUCKET_VECTORS_DP] = "split vectors", [BUCKET_VECTORS] = "wpe, vectors"};
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared[b->kind]);
@@ -68,7 +55,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
                        how->round_gradients ? REAL_DTYPE : ACCUM_DTYPE, b->shard);
     config.slices = 1, config.urgency = CF_BULK;
     if (s->by_owners) config.flops = 2.0 * (double)(rows * b->count), config.independent = true;
-    const zero_bucket *lender = bucket_to_share(z, i);
+    const zero_bucket *lender = bucket_to_share(z, s);
     s->shares_staging = lender != NULL;
     s->reduce = lender ? lender->reduce : cf_fuse_create(z->context, config);
     if (how->round_gradients)
@@ -81,39 +68,39 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, const overlap *ho
 // The layer with which a bucket's gather begins. Forward needs positions and vectors first, then layer by layer, then, for the
 // head, the table. The table is as large as five layers of GPT-2 124M, so its gather begins halfway; unless the lookup exchanges
 // rows, it needs the whole table first.
-static int64_t gather_layer(const zero_shards *z, int i) {
-    const param_bucket *b = &z->params->bucket[i];
-    if (b->layer >= 0) return b->layer;
-    return b->kind == BUCKET_TABLE && z->rows_travel ? z->params->shape.L / 2 : 0;
+static int64_t gather_layer(const zero_shards *z, const zero_bucket *s) {
+    if (s->of->layer >= 0) return s->of->layer;
+    return s->of->kind == BUCKET_TABLE && z->rows_travel ? z->params->shape.L / 2 : 0;
 }
 
 // Backward completes the last layer first, and the embeddings last.
 static void order_buckets(zero_shards *z) {
-    const parameters *p = z->params;
-    int n = 0, m = 0;
-    for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i; // vectors
-    for (int64_t l = 0; l <= p->shape.L; l++) {
-        if (l == gather_layer(z, p->table)) z->forward[n++] = p->table;
-        for (int i = 0; i < p->buckets; i++)
-            if (p->bucket[i].layer == l) z->forward[n++] = i;
+    const int64_t L = z->params->shape.L;
+    zero_bucket *table = &z->bucket[z->params->table], **forward = z->forward, **backward = z->backward;
+    for (zero_bucket *s = z->end - 1; s > table; s--) *forward++ = s; // vectors
+    for (int64_t l = 0; l <= L; l++) {
+        if (l == gather_layer(z, table)) *forward++ = table;
+        for (zero_bucket *s = z->bucket; s < table; s++)
+            if (s->of->layer == l) *forward++ = s;
     }
-    for (int64_t l = p->shape.L - 1; l >= 0; l--)
-        for (int i = 0; i < p->buckets; i++)
-            if (p->bucket[i].layer == l) z->backward[m++] = i;
-    for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
+    for (int64_t l = L - 1; l >= 0; l--)
+        for (zero_bucket *s = z->bucket; s < table; s++)
+            if (s->of->layer == l) *backward++ = s;
+    for (zero_bucket *s = table; s < z->end; s++) *backward++ = s;
 }
 
 void zero_create(zero_shards *z, cf_context *context, parameters *p, const optimizer_row *o, bool rows_travel, int64_t rows,
                  const overlap *how) {
     *z = (zero_shards){.context = context, .params = p, .optimizer = o, .gradients = how->gradients, .prefetch = how->prefetch};
     z->rows_travel = rows_travel, z->gathers_begun = p->buckets;
-    z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
+    z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets"), z->end = z->bucket + p->buckets;
+    for (int i = 0; i < p->buckets; i++) z->bucket[i].of = &p->bucket[i];
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
     z->gradient = cf_host_alloc(p->tensors, sizeof *z->gradient, "places of gradients");
     order_buckets(z);
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
-    for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
+    for (zero_bucket *s = z->bucket; s < z->end; s++) create_bucket(z, s, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
     for (int k = 0; k + 1 < optimizer_kinds(o).count; k++) {
         z->state_from[k] = k < o->states ? 0 : p->bucket[p->table].owned;
@@ -125,9 +112,9 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, const optim
 }
 
 void zero_free(zero_shards *z) {
-    for (int i = 0; i < z->params->buckets; i++) {
-        if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce), cf_free(z->bucket[i].rounded);
-        cf_fuse_free(z->bucket[i].gather);
+    for (const zero_bucket *s = z->bucket; s < z->end; s++) {
+        if (!s->shares_staging) cf_fuse_free(s->reduce), cf_free(s->rounded);
+        cf_fuse_free(s->gather);
     }
     free(z->bucket), free(z->forward), free(z->backward), free(z->gradient);
     for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(z->state[k]);
@@ -143,33 +130,30 @@ void zero_start(zero_shards *z) {
 
 // --- weights ---
 
-static void begin_gather(zero_shards *z, int i) {
-    const param_bucket *b = &z->params->bucket[i];
-    zero_bucket *s = &z->bucket[i];
+static void begin_gather(zero_shards *z, zero_bucket *s) {
     if (s->weights == WEIGHTS_NOT_UPDATED) homes_finish(z);
     if (s->weights != WEIGHTS_UPDATED) return;
-    cf_fuse_begin(s->gather, z->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
+    cf_fuse_begin(s->gather, z->params->weight + s->of->first, s->of->shard, 1, NULL, NULL, s->of->layer);
     s->weights = WEIGHTS_IN_FLIGHT;
 }
 
-// The last layer whose gathers begin before `layer` is computed, if all of bucket i's kind do: few layers at first, because posting
+// The last layer whose gathers begin before `layer` is computed, if all of this bucket's kind do: few layers at first, because posting
 // one takes the host as long as computing one takes a GPU.
-static int64_t last_to_prefetch(const zero_shards *z, int i, int64_t layer) {
-    const int64_t L = z->params->shape.L, native = z->bucket[i].gather && cf_fuse_schedule(z->bucket[i].gather)->algorithm->native;
+static int64_t last_to_prefetch(const zero_shards *z, const zero_bucket *s, int64_t layer) {
+    const int64_t L = z->params->shape.L, native = s->gather && cf_fuse_schedule(s->gather)->algorithm->native;
     const int64_t ahead = z->prefetch != PREFETCH_AUTO ? z->prefetch : native ? L : PREFETCH_SOME;
     return ahead >= L ? L : smaller(2 * layer + 1, layer + ahead);
 }
 
 void zero_prefetch(zero_shards *z, int64_t layer) {
     for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
-        int i = z->forward[z->gathers_begun];
-        if (gather_layer(z, i) > last_to_prefetch(z, i, layer)) return;
-        begin_gather(z, i);
+        zero_bucket *s = z->forward[z->gathers_begun];
+        if (gather_layer(z, s) > last_to_prefetch(z, s, layer)) return;
+        begin_gather(z, s);
     }
 }
 
-static void finish_gather(zero_shards *z, int i) {
-    zero_bucket *s = &z->bucket[i];
+static void finish_gather(zero_bucket *s) {
     if (s->weights == WEIGHTS_HERE) return;
     if (s->weights != WEIGHTS_IN_FLIGHT)
         cf_die(NULL, "internal error: %s is needed before its %s", s->name,
@@ -180,13 +164,13 @@ static void finish_gather(zero_shards *z, int i) {
 
 // Thin matrices may have come with an earlier layer.
 void zero_wait(zero_shards *z, int64_t layer) {
-    for (int i = 0; i < z->params->buckets; i++)
-        if (layer_of(z, i) == layer) finish_gather(z, i);
+    for (zero_bucket *s = z->bucket; s < z->end; s++)
+        if (s->of->layer == layer) finish_gather(s);
 }
 
 bool zero_is_updated(const zero_shards *z) {
-    for (int i = 0; i < z->params->buckets; i++)
-        if (z->bucket[i].weights == WEIGHTS_NOT_UPDATED) return false;
+    for (const zero_bucket *s = z->bucket; s < z->end; s++)
+        if (s->weights == WEIGHTS_NOT_UPDATED) return false;
     return true;
 }
 
@@ -218,7 +202,7 @@ static gradient_place choose_place(const zero_shards *z, const param_tensor *t) 
 void zero_begin_backward(zero_shards *z, bool first, bool last) {
     const parameters *p = z->params;
     z->last = last;
-    for (int i = 0; i < p->buckets; i++) z->bucket[i].missing = 0;
+    for (zero_bucket *s = z->bucket; s < z->end; s++) s->missing = 0;
     for (int i = 0; i < p->tensors; i++) {
         const param_tensor *t = &p->placed[i];
         const int bias = params_bias(&p->shape, t->tensor); // one that is not split is layer norm's backward's
@@ -236,24 +220,20 @@ const matrix_gradient *zero_decided(const zero_shards *z, int tensor, int64_t la
 
 // --- gradients ---
 
-static void finish_reduce(zero_shards *z, int i) {
-    zero_bucket *s = &z->bucket[i];
-    const param_bucket *b = &z->params->bucket[i];
-    accum *shard = z->params->grad + params_first_owned(b);
+static void finish_reduce(zero_shards *z, zero_bucket *s) {
+    s->shard = z->params->grad + params_first_owned(s->of);
     if (s->rounded)
-        convert_to_accum(shard, cf_fuse_finish(s->reduce), b->shard, z->context->stream);
+        convert_to_accum(s->shard, cf_fuse_finish(s->reduce), s->of->shard, z->context->stream);
     else if (s->reduce)
-        shard = cf_fuse_finish(s->reduce);
-    s->shard = shard;
+        s->shard = cf_fuse_finish(s->reduce);
     s->gradient = GRADIENT_REDUCED;
 }
 
 // Finishes an earlier reduction that uses the same staging memory first.
-static void begin_reduce(zero_shards *z, int i, weight_gradient *computed) {
-    const param_bucket *b = &z->params->bucket[i];
-    zero_bucket *s = &z->bucket[i];
-    for (int j = 0; j < z->params->buckets && s->reduce; j++)
-        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, j);
+static void begin_reduce(zero_shards *z, zero_bucket *s, weight_gradient *computed) {
+    const param_bucket *b = s->of;
+    for (zero_bucket *earlier = z->bucket; earlier < z->end && s->reduce; earlier++)
+        if (earlier->reduce == s->reduce && earlier->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, earlier);
     void *gradient = z->params->grad + b->first;
     if (s->rounded) {
         convert_to_real(s->rounded, gradient, b->count, z->context->stream);
@@ -280,22 +260,21 @@ void zero_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) 
 }
 
 void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_gradient g) {
-    const int bucket = params_find(z->params, tensor, layer)->bucket;
+    zero_bucket *s = &z->bucket[params_find(z->params, tensor, layer)->bucket];
     cf_fuse *arrives = z->arrives[tensor];
     g.to = *zero_decided(z, tensor, layer);
     g.OC = params_local_rows(z->params, tensor) / g.parts, g.IC = params_local_columns(z->params, tensor);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
-    if (g.to.place == GRADIENT_OWNERS) begin_reduce(z, bucket, &g);
+    if (g.to.place == GRADIENT_OWNERS) begin_reduce(z, s, &g);
     if (g.to.place == GRADIENT_WHOLE || g.to.place == GRADIENT_AFTER) zero_gradient_rows(&g, &all, z->context->stream);
     // Had its slices been thicker, the operation would have computed it: to the tuner this product is part of that choice.
     if (g.to.place == GRADIENT_WHOLE && arrives) cf_fuse_extend_timing(arrives);
-    z->bucket[bucket].missing--;
+    s->missing--;
 }
 
 void zero_reduce(zero_shards *z, int64_t layer) {
-    for (int i = 0; i < z->params->buckets && z->last && z->gradients != GRADIENTS_END; i++)
-        if (layer_of(z, i) == layer && z->bucket[i].missing == 0 && z->bucket[i].gradient == GRADIENT_PARTIAL)
-            begin_reduce(z, i, NULL);
+    for (zero_bucket *s = z->bucket; s < z->end && z->last && z->gradients != GRADIENTS_END; s++)
+        if (s->of->layer == layer && s->missing == 0 && s->gradient == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
 }
 
 // The squares of the first shards are summed while the last are still being reduced, always in this order. A single rank owns everything, side
@@ -304,13 +283,12 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
     const parameters *p = z->params;
     const bool alone = p->bucket[p->buckets - 1].group->size == 1;
     for (int n = 0; n < p->buckets; n++) {
-        const int i = z->backward[n];
-        zero_bucket *s = &z->bucket[i];
-        if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, i, NULL);
-        if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, i);
+        zero_bucket *s = z->backward[n];
+        if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
+        if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, s);
         s->gradient = GRADIENT_PARTIAL; // in the next step
-        if (p->bucket[i].kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->shard);
-        if (!alone) sum_of_squares(sum, z->squares, s->shard, p->bucket[i].shard, z->context->stream);
+        if (s->of->kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->shard);
+        if (!alone) sum_of_squares(sum, z->squares, s->shard, s->of->shard, z->context->stream);
     }
     if (alone) sum_of_squares(sum, z->squares, p->grad, p->elements, z->context->stream);
 }
@@ -334,27 +312,26 @@ int64_t zero_nonfinite(zero_shards *z, double *scratch) {
 
 // --- update ---
 
-// Does bucket i + 1 continue bucket i in memory, one owner's like it, and do all elements of both decay?
-static bool continues(const zero_shards *z, int i) {
-    const param_bucket *b = &z->params->bucket[i];
-    return b->layer >= 0 && b->group->size == 1 && b[1].group->size == 1 && z->bucket[i + 1].shard;
+// Does the next bucket continue this one in memory, one owner's like it, and do all elements of both decay?
+static bool continues(const zero_bucket *s) {
+    return s->of->layer >= 0 && s->of->group->size == 1 && s[1].of->group->size == 1 && s[1].shard;
 }
 
 // The optimizer's step on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
 // reach half of the GPU's memory rate, whole it is 97 %. Only matrices and embeddings decay; padding does not change.
-static void update(zero_shards *z, int i) {
-    const param_bucket *b = &z->params->bucket[i];
+static void update(zero_shards *z, zero_bucket *s) {
+    const param_bucket *b = s->of;
     cf_stream *stream = z->context->stream;
-    const accum *gradient = z->bucket[i].shard;
-    int last = i;
+    const accum *gradient = s->shard;
+    zero_bucket *last = s;
     if (!gradient) return;
-    while (continues(z, last)) last++;
+    while (continues(last)) last++;
     const cf_trace_work work = cf_trace_begin(z->context->trace, "update", b->layer, stream);
     for (int decays = 1; decays >= 0; decays--) {
         int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
         optimizer_settings settings = z->update;
         if (!params_owned(b, &begin, &end)) continue;
-        if (last > i) end = z->params->bucket[last].first + z->params->bucket[last].used;
+        if (last > s) end = last->of->first + last->of->used;
         if (!decays) settings.weight_decay = 0;
         const int64_t done = begin - params_first_owned(b), at = b->owned + done;
         accum *state[OPTIMIZER_STATES] = {NULL};
@@ -364,54 +341,51 @@ static void update(zero_shards *z, int i) {
                          settings, stream);
     }
     cf_trace_end(z->context->trace, work, -1, stream);
-    for (zero_bucket *s = &z->bucket[i]; s <= &z->bucket[last]; s++) {
+    for (; s <= last; s++) {
         s->shard = NULL;
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
     }
 }
 
 // What comes from other ranks and is needed first is communicated during the update of all other weights.
-void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s) {
-    const parameters *p = z->params;
-    z->update = s, z->gathers_begun = 0;
-    for (int i = 0; i < p->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
+void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings settings) {
+    z->update = settings, z->gathers_begun = 0;
+    for (zero_bucket *s = z->bucket; s < z->end; s++) s->weights = WEIGHTS_NOT_UPDATED;
     if (z->muon) homes_begin(z);
-    for (int i = p->buckets - 1; p->bucket[i].layer < 0; i--) update(z, i);
+    for (zero_bucket *s = z->end - 1; s->of->layer < 0; s--) update(z, s);
 }
 
 // In the order in which forward needs them; the gathers of those needed first begin at once.
 void zero_update_layers(zero_shards *z) {
     do {
         for (int n = 0; n < z->params->buckets; n++) {
-            const int i = z->forward[n];
-            if (!z->muon) update(z, i);
-            if (z->bucket[i].weights == WEIGHTS_UPDATED && gather_layer(z, i) <= last_to_prefetch(z, i, 0)) begin_gather(z, i);
+            zero_bucket *s = z->forward[n];
+            if (!z->muon) update(z, s);
+            if (s->weights == WEIGHTS_UPDATED && gather_layer(z, s) <= last_to_prefetch(z, s, 0)) begin_gather(z, s);
         }
     } while (homes_continue(z));
 }
 
 void zero_finish_weights(zero_shards *z) {
     zero_prefetch(z, z->params->shape.L);
-    for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
+    for (int n = 0; n < z->params->buckets; n++) finish_gather(z->forward[n]);
 }
 
 // --- for --dry-run ---
 
 // The number of buckets that are communicated like this one; 0: an earlier one has counted it.
-static int64_t how_many_alike(const zero_shards *z, int i) {
+static int64_t how_many_alike(const zero_shards *z, const zero_bucket *s) {
     int64_t count = 0;
-    for (int j = 0; j < z->params->buckets; j++) {
-        if (j < i && alike(z, i, j)) return 0;
-        count += alike(z, i, j);
+    for (const zero_bucket *other = z->bucket; other < z->end; other++) {
+        if (other < s && alike(s, other)) return 0;
+        count += alike(s, other);
     }
     return count;
 }
 
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument) {
-    const parameters *p = z->params;
-    for (int i = 0; i < p->buckets; i++) {
-        const zero_bucket *s = &z->bucket[i];
-        int64_t times = how_many_alike(z, i);
+    for (const zero_bucket *s = z->bucket; s < z->end; s++) {
+        int64_t times = how_many_alike(z, s);
         if (!s->reduce || times == 0) continue;
         const char *each = times > 1 ? ", each layer" : "";
         char place[80];
@@ -423,19 +397,18 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
     homes_operations(z->muon, visit, argument);
 }
 
-static void explain_bucket(const zero_shards *z, int i, FILE *out) {
-    const param_bucket *b = &z->params->bucket[i];
+static void explain_bucket(const zero_shards *z, const zero_bucket *s, FILE *out) {
+    const param_bucket *b = s->of;
     const int N = b->group->size;
     const char *when = z->gradients == GRADIENTS_END ? "at the end of backward"
                        : b->kind == BUCKET_TABLE && !z->rows_travel
                            ? "complete only at the end of backward, since the whole table travels"
                            : "sent when complete, during the rest of backward";
-    fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20),
-            b->group->name);
+    fprintf(out, "  %-20s %8.2f MiB over %-5s ", s->name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20), b->group->name);
     if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
-    else if (z->bucket[i].by_owners)
+    else if (s->by_owners)
         fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, b->shard / b->row);
     else
         fprintf(out, "%d owners; %s\n", N, when);
@@ -444,13 +417,13 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
 void zero_explain(const zero_shards *z, FILE *out) {
     const parameters *p = z->params;
     fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
-    for (int i = 0; p->bucket[i].layer >= 0; i++)
-        if (how_many_alike(z, i) > 0) explain_bucket(z, i, out);
+    for (const zero_bucket *s = z->bucket; s->of->layer >= 0; s++)
+        if (how_many_alike(z, s) > 0) explain_bucket(z, s, out);
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
         const param_bucket *b = &p->bucket[t->bucket];
         if (t->layer == 0 && b->layer == 0 && b->tensor < 0 && b->group->size > 1)
             fprintf(out, "  %-20s in thin matrices: %ld rows are fewer than %ld for each of %d owners\n", params_name(t->tensor),
                     params_local_rows(p, t->tensor), linear_wgrad_rows_min(params_local_columns(p, t->tensor)), b->group->size);
     }
-    for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
+    for (int i = p->table; i < p->buckets; i++) explain_bucket(z, &z->bucket[i], out);
 }

@@ -44,6 +44,7 @@ typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FL
 typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient_state;
 
 typedef struct zero_bucket {
+    const param_bucket *of;
     cf_fuse *reduce, *gather; // NULL: the bucket has one owner
     bool shares_staging;      // reduce, and rounded, are those of an earlier bucket of the same kind
     real *rounded;            // (bucket) the gradient as it is communicated; NULL: as it is
@@ -61,8 +62,9 @@ struct zero_shards {
     gradients_policy gradients;
     int64_t prefetch;          // overlap.h
     bool rows_travel;          // the lookup exchanges rows (lookup.h), so that only the head needs the whole table
-    zero_bucket *bucket;       // [params->buckets]
-    int *forward, *backward;   // [params->buckets] in the order of forward's needs; in that of finishing reductions
+    zero_bucket *bucket, *end; // [params->buckets], the end of these
+    // [params->buckets] in the order of forward's needs; in that of finishing reductions
+    zero_bucket **forward, **backward;
     int gathers_begun;         // in forward order, since the last update
     cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
     matrix_gradient *gradient; // [params->tensors] of this micro-batch, as placed; vectors have none
@@ -83,10 +85,7 @@ void zero_free(zero_shards *z);
 // Call after weights were initialised or read, before the first step.
 void zero_start(zero_shards *z);
 
-// In place of a layer: the token table; positions and the vectors of all layers.
-enum { ZERO_TABLE = -1, ZERO_VECTORS = -2 };
-
-// --- weights, in forward ---
+// --- weights, in forward. layer: or LAYER_TABLE, LAYER_VECTORS ---
 
 void zero_prefetch(zero_shards *z, int64_t layer); // neither of these
 void zero_wait(zero_shards *z, int64_t layer);
@@ -123,7 +122,7 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum);
 int64_t zero_nonfinite(zero_shards *z, double *scratch); // one, on the device
 // The optimizer's step with these settings, in two halves. The second must come before the layers are used; it may be
 // called again. Of several ranks, one that has updated a shard of the layers begins to send it.
-void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings s);
+void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings settings);
 void zero_update_layers(zero_shards *z);
 // After both: waits until every weight has arrived, before a model is saved, or at the end.
 void zero_finish_weights(zero_shards *z);

@@ -154,7 +154,7 @@ static void check_partition(const world *w, int rank) {
         if (b->first != end) fail_at(w, rank, "buckets overlap or leave a gap", -1, b->first);
         end = b->first + b->count;
         assert_int_equal(b->count, b->shard * b->group->size);
-        if (i < p->table ? b->layer < layer : b->layer != -1) fail_at(w, rank, "bucket of layer", -1, b->layer);
+        if (i < p->table ? b->layer < layer : b->layer >= 0) fail_at(w, rank, "bucket of layer", -1, b->layer);
         layer = b->layer;
         assert_int_equal(b->shard % b->row, 0);
         assert_int_equal(b->row, b->tensor < 0 ? 1 : params_local_columns(p, b->tensor));
