@@ -359,14 +359,10 @@ static void call(cf_fuse *f, const cf_span *span, int slice, cf_stream *stream) 
 // Passes own slices k … end − 1 of a sum to the callback. add: the addition that would complete slice k alone; NULL: they are whole.
 static void use_sum(cf_fuse *f, int k, int end, const cf_step *add, cf_stream *stream) {
     const int slice = f->schedule->rank * f->schedule->slices + k;
-    cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};
-    cf_span span = {.side = CF_COMPUTE_AFTER,
-                    .row = f->schedule->rank * f->rows + offset_of(f, k),
-                    .rows = offset_of(f, end) - offset_of(f, k),
-                    .blocks = 1,
-                    .row_stride = f->rows,
-                    .data = place_of(f, at)};
-    span.sum.to = span.data;
+    const cf_place at = {f->schedule->result.buffer, f->schedule->result.slot + k};
+    cf_span span = span_of(f, &(cf_step){.side = CF_COMPUTE_AFTER, .at = at, .first = slice, .count = 1});
+    span.rows = offset_of(f, end) - offset_of(f, k);
+    span.sum = (cf_sum){.to = span.data};
     if (add) span.sum = (cf_sum){span.data, place_of(f, add->from), add->count, f->rows * f->row_elements};
     if (span.rows > 0) call(f, &span, slice, stream);
 }
