@@ -118,7 +118,8 @@ model_file *model_file_open(const char *path) {
     return file;
 }
 
-void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+void model_file_read(void *model, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    (void)kind;
     const model_file *file = model;
     // bf16 is read into the end of `out` and converted in place: a converted number never overwrites one that is still needed.
     const int64_t size = file->bf16 ? 2 : 4;

@@ -22,7 +22,7 @@ typedef struct model_file {
 } model_file;
 model_file *model_file_open(const char *path); // dies together
 // `count` elements from element `first` of one layer of a tensor, converted to float. model: a model_file; params_read() calls it.
-void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+void model_file_read(void *model, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);
 
 // One rank writes all tensors in file order, from the first element to the last, then commits. PATH is always a complete file, the

@@ -22,7 +22,7 @@ typedef enum { WHOLE, ROWS, COLUMNS } split;
 typedef enum { ONE, VOCABULARY, POSITIONS, CHANNELS, QKV, HEADS, FC, UNITS } extent;
 typedef enum { ALWAYS, IF_BIASES, IF_LAYERNORM, IF_LEARNED } presence;
 
-typedef struct kind {
+typedef struct tensor_kind {
     const char *name;
     split split;
     bool per_layer;
@@ -30,9 +30,9 @@ typedef struct kind {
     double init;          // standard deviation, scaled down further for residual projections; <= 0: the constant −init
     int bias;             // added to the product with these weights; 0: none
     presence there;
-} kind;
+} tensor_kind;
 
-static const kind kinds[TENSORS] = {
+static const tensor_kind kinds[TENSORS] = {
     [WTE] = {"wte", ROWS, false, VOCABULARY, CHANNELS, 0.02},
     [WPE] = {"wpe", WHOLE, false, POSITIONS, CHANNELS, 0.02, 0, IF_LEARNED},
     [LN1W] = {"ln1w", WHOLE, true, CHANNELS, ONE, -1, LN1B},
@@ -386,7 +386,7 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
                 const int64_t used = tensor == WTE ? p->shape.V * p->shape.C : INT64_MAX;
                 for (int64_t done = 0; done < run.count; done += AT_ONCE) {
                     int64_t n = smaller(run.count - done, AT_ONCE), from = run.whole + done;
-                    read(argument, tensor, layer, from, n, values);
+                    read(argument, STATE_WEIGHT, tensor, layer, from, n, values);
                     for (int64_t k = 0; k < n; k++) piece[k] = real_of(from + k < used ? (double)values[k] : 0);
                     cf_copy(params_weight(p, tensor, layer) + run.local + done, piece, n * (int64_t)sizeof *piece, stream);
                 }
@@ -412,8 +412,9 @@ typedef struct initial {
 } initial;
 
 // GPT-2 divides the deviation of residual projections by sqrt(2L), because L layers add to the residual 2L times.
-static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+static void initial_values(void *argument, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const initial *of = argument;
+    (void)kind;
     const bool residual = kinds[tensor].split == COLUMNS;
     const double init = kinds[tensor].init, deviation = residual ? init / sqrt(2.0 * (double)of->layers) : init;
     const uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)layer;

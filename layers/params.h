@@ -168,8 +168,9 @@ int64_t params_first_owned(const param_bucket *b);
 // Limits local elements [*first, *end) of a bucket to those that this rank owns. False: none.
 bool params_owned(const param_bucket *b, int64_t *first, int64_t *end);
 
-// Fills the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
-typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+// Fills the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor. kind: of the
+// state of training (below), here STATE_WEIGHT.
+typedef void params_reader(void *argument, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream);
 // Copies `count` local elements, from local element `first`, of a rank's part of one layer's tensor to their place in the whole
 // tensor. Both are host memory.

@@ -47,26 +47,15 @@ void state_copy(rank_state *s, const zero_shards *z) {
 
 // --- restore ---
 
-typedef struct source {
-    state_reader *read;
-    void *argument;
-} source;
-
-static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
-    const source *from = argument;
-    from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (accum *)out);
-}
-
-void state_restore(zero_shards *z, int kinds, state_reader *read, void *argument) {
+void state_restore(zero_shards *z, int kinds, params_reader *read, void *argument) {
     rank_state s;
-    source from = {read, argument};
-    params_read(z->params, read_weights, &from, z->context->stream);
+    params_read(z->params, read, argument, z->context->stream);
     state_create(&s, z);
     for (int kind = 0; kind < kinds; kind++) {
         accum *into = kind == STATE_WEIGHT ? z->master : z->state[kind - 1];
         if (!into) continue; // there are no masters: params_read() has filled the weights
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
-            read(argument, kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
+            read(argument, kind, (int)r->tensor, r->layer, r->whole, r->count, (float *)(s.value[kind] + r->at));
         const int64_t begin = kind == STATE_WEIGHT ? 0 : z->state_from[kind - 1];
         cf_copy(into, s.value[kind] + begin, (s.elements - begin) * (int64_t)sizeof(accum), z->context->stream);
     }

@@ -8,8 +8,7 @@
 void state_create(rank_state *s, const zero_shards *z);
 void state_free(rank_state *s);
 void state_copy(rank_state *s, const zero_shards *z);
-typedef void state_reader(void *argument, int kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out);
-void state_restore(zero_shards *z, int kinds, state_reader *read, void *argument);
+void state_restore(zero_shards *z, int kinds, params_reader *read, void *argument);
 
 // The whole model in the order of llm.c's files: every rank of the replica calls this, and `append` of its first rank gets the
 // elements.

@@ -95,13 +95,13 @@ static void check_reading(const gpt_shape *shape, int version) {
         assert_true(params_rows(shape, tensor) * params_columns(shape, tensor) == rows * columns);
         float *out = malloc((size_t)(rows * columns) * sizeof *out);
         for (int64_t layer = 0; layer < (whole ? 1 : shape->L); layer++) {
-            model_file_read(file, tensor, layer, 0, rows * columns, out);
+            model_file_read(file, STATE_WEIGHT, tensor, layer, 0, rows * columns, out);
             for (int64_t i = 0; i < rows * columns; i++)
                 assert_true(fabsf(out[i] - value_of(at + i)) <= (version == 3 ? 0 : fabsf(out[i]) / 256));
             float last = out[rows * columns - 1], part[1] = {-1};
-            model_file_read(file, tensor, layer, rows * columns - 1, 1, part);
+            model_file_read(file, STATE_WEIGHT, tensor, layer, rows * columns - 1, 1, part);
             assert_true(part[0] == last);
-            model_file_read(file, tensor, layer, rows * columns, 0, part); // nothing, at the end
+            model_file_read(file, STATE_WEIGHT, tensor, layer, rows * columns, 0, part); // nothing, at the end
             at += rows * columns;
         }
         free(out);
@@ -125,9 +125,10 @@ TEST(test_a_file_becomes_shorter) {
         model_file *file = model_file_open(path);
         float out[4];
         assert_int_equal(truncate(path, 4096), 0);
-        model_file_read(file, WTE, 0, 0, 4, out);
+        model_file_read(file, STATE_WEIGHT, WTE, 0, 0, 4, out);
         assert_true(out[3] != 0);
-        ASSERT_REFUSED(model_file_read(file, TENSORS - 1, 0, 0, 4, out), "/shorter cannot be read at byte", "has become shorter");
+        ASSERT_REFUSED(model_file_read(file, STATE_WEIGHT, TENSORS - 1, 0, 0, 4, out), "/shorter cannot be read at byte",
+                       "has become shorter");
         model_file_close(file);
     }
 }
@@ -196,7 +197,7 @@ TEST(test_bf16_round_trip) {
     for (uint32_t i = 0; i < ALL; i++) values[i] = float_of(i << 16);
     uint16_t *half = through_bf16(values, ALL);
     model_file *file = model_file_open(scratch_path("bf16"));
-    model_file_read(file, WTE, 0, 0, ALL, again);
+    model_file_read(file, STATE_WEIGHT, WTE, 0, 0, ALL, again);
     for (uint32_t i = 0; i < ALL; i++) {
         bool nan = (i & 0x7FFF) > 0x7F80;
         assert_int_equal(half[i], nan ? i | 0x40 : i);
@@ -283,7 +284,7 @@ TEST(test_llama) {
             const int tensor = stored[i].tensor, count = stored[i].rows * stored[i].columns;
             const int layer = i > 0 && stored[i - 1].tensor == tensor;
             float out[256];
-            model_file_read(file, tensor, layer, 0, count, out);
+            model_file_read(file, STATE_WEIGHT, tensor, layer, 0, count, out);
             for (int j = 0; j < count; j++, at++)
                 assert_true(fabsf(out[j] - value_of(at)) <= (version == 3 ? 0 : fabsf(out[j]) / 256));
         }

@@ -11,7 +11,7 @@ static void use(const char *path) {
         for (int64_t layer = 0; layer < params_layers(&shape, tensor); layer++) {
             int64_t count = params_rows(&shape, tensor) * params_columns(&shape, tensor);
             FUZZ_CHECK(count >= 1 && count <= (int64_t)(sizeof values / sizeof *values));
-            model_file_read(file, tensor, layer, 0, count, values);
+            model_file_read(file, STATE_WEIGHT, tensor, layer, 0, count, values);
             read += count;
         }
     FUZZ_CHECK(read == model_parameters(&shape));

@@ -91,8 +91,9 @@ static bool is_padding(const gpt_shape *s, int tensor, int64_t element) {
 }
 
 // A file's values in the padding must not be used.
-static void read_value(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+static void read_value(void *argument, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const gpt_shape *s = argument;
+    assert_int_equal(kind, STATE_WEIGHT);
     if (first < 0 || first + count > whole_count(s, tensor))
         fail_msg("%s is read to %lld", params_name(tensor), (long long)(first + count));
     for (int64_t i = 0; i < count; i++) out[i] = is_padding(s, tensor, first + i) ? (float)NAN : value_of(tensor, layer, first + i);

@@ -124,7 +124,7 @@ static saved_state *save(const states *s) {
     return saved;
 }
 
-static void read_saved(void *saved, int kind, int tensor, int64_t layer, int64_t first, int64_t count, accum *out) {
+static void read_saved(void *saved, int kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read(saved, kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
 }
