@@ -308,8 +308,7 @@ static void add_buckets(parameters *p, const cf_mesh *mesh, double shard_bytes) 
         if (params_layers(&p->shape, i) > 0 && bucket_kind_of(p, i, mesh) == BUCKET_THIN) thin += params_local_count(p, i);
     const int64_t most = thin > 0 ? ceil_div(enough, thin) : L; // layers whose thin matrices share a bucket
     for (int64_t l = 0, end = 0; l < L; l++) {
-        for (int i = 0; i < TENSORS; i++)
-            if (bucket_kind_of(p, i, mesh) == BUCKET_MATRIX) add_bucket(p, mesh, BUCKET_MATRIX, matrices, i, l, l + 1);
+        for (int i = 0; i < TENSORS; i++) add_bucket(p, mesh, BUCKET_MATRIX, matrices, i, l, l + 1);
         if (l < end) continue;
         end = smaller(l + (shard_bytes > 0 ? smaller(l + 1, most) : most), L);
         add_bucket(p, mesh, BUCKET_THIN, matrices, -1, l, end);

@@ -25,10 +25,9 @@ class Span(ctypes.Structure):
                 ("data_stride", L)]
 
 
-class Config(ctypes.Structure):
+class Config(ctypes.Structure):  # its first fields: the others are zero
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("algorithm", P),
-                ("slices", I), ("dtype", I), ("capacity", L), ("result_given", B), ("urgency", I), ("independent", B),
-                ("callback_adds_last", B), ("flops", D)]
+                ("slices", I), ("dtype", I), ("capacity", L)]
 
 
 COMPUTE = ctypes.CFUNCTYPE(None, P, ctypes.POINTER(Span), P)
