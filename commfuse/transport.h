@@ -97,9 +97,6 @@ typedef struct cf_costs {
 } cf_costs;
 
 // Of the slowest link that joins the members of a group, while all ranks of a host send.
-static inline double cf_latency_s(const cf_costs *c, const cf_group *group) {
-    return group->hosts > 1 ? c->network_latency_s : c->latency_s;
-}
 static inline double cf_bytes_per_s(const cf_costs *c, const cf_group *group) {
     return group->hosts > 1 ? c->shared_bytes_per_s : c->bytes_per_s;
 }

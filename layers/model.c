@@ -183,7 +183,7 @@ static cf_fuse *create_gather(gpt *g, const char *name, const cf_group *group, c
 static double shard_bytes(const cf_transport *t, const cf_mesh *mesh) {
     const double times = 6;
     if (!t || !t->costs.serial || mesh->dp_group.hosts == 1) return 0;
-    return times * cf_latency_s(&t->costs, &mesh->dp_group) * cf_bytes_per_s(&t->costs, &mesh->dp_group);
+    return times * t->costs.network_latency_s * cf_bytes_per_s(&t->costs, &mesh->dp_group);
 }
 
 // Do transfers between replicas take much of a pass over so many tokens? To leave them all multiprocessors slows all products, not to
