@@ -43,6 +43,15 @@ static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
     for (int64_t v = 0; v < V; v++) out[v] = (float)accum_of(scratch[v]);
 }
 
+enum { PASS_UNIT = 64 }; // tokens of a rank
+
+// Tokens of a pass over a text of `length` tokens: rounded up, because each number of tokens needs plans for its products, which
+// take a GPU's library up to a second. No token sees those after it.
+static int64_t pass_tokens(const gpt *g, int64_t length) {
+    const int64_t unit = PASS_UNIT * g->mesh->tp;
+    return smaller(ceil_div(length, unit) * unit, g->setup.T);
+}
+
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t prompt, int64_t count) {
     int32_t *inputs = g->host_inputs;
     const int64_t V = g->params.shape.V, T = g->setup.T;
@@ -52,7 +61,7 @@ void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t prompt, int64_t
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     memcpy(inputs, tokens, (size_t)prompt * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {
-        gpt_begin_forward(g, inputs, NULL, gpt_pass_tokens(g, length), 1);
+        gpt_begin_forward(g, inputs, NULL, pass_tokens(g, length), 1);
         gpt_forward(g, 0);
         next_logits(g, length - 1, scratch, logits);
         const int32_t next = tokens[prompt + i] =

@@ -20,8 +20,6 @@
 #include "kernels/layernorm.h"
 #include "kernels/linear.h"
 
-enum { PASS_UNIT = 64 }; // tokens of a rank
-
 // In the timeline each part of a pass encloses its operations; between these is the work on this rank's shard.
 static cf_trace_work trace_begin(const gpt *g, const char *name, int64_t layer) {
     return cf_trace_begin(g->context->trace, name, (int)layer, g->context->stream);
@@ -394,9 +392,4 @@ void gpt_backward(gpt *g, bool first, bool last) {
         trace_end(g, block);
     }
     if (!table_gradient_travels(g)) finish_table(g);
-}
-
-int64_t gpt_pass_tokens(const gpt *g, int64_t length) {
-    const int64_t unit = PASS_UNIT * g->mesh->tp;
-    return smaller(ceil_div(length, unit) * unit, g->setup.T);
 }

@@ -99,7 +99,3 @@ void gpt_forward(gpt *g, double scale);
 void gpt_backward(gpt *g, bool first, bool last);
 // The first row that head and lookup work on: 0 or, in UP, the first of this rank's shard.
 int64_t gpt_first_row(const gpt *g);
-
-// Tokens of a pass over a text of `length` tokens: rounded up, because each number of tokens needs plans for its products, which
-// take a GPU's library up to a second. No token sees those after it.
-int64_t gpt_pass_tokens(const gpt *g, int64_t length);
