@@ -13,8 +13,9 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
 
 cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
 cf_stream *cf_cuda_stream_urgent(void);         // for communication: has priority over other streams
-// While cf_stream_sync() waits, it calls look(argument) again and again, to notice a dead peer.
+// A host that waits calls look(argument) again and again, to notice a dead peer.
 void cf_cuda_watch(void (*look)(void *argument), void *argument);
+void cf_cuda_rest(double begin_ms); // between two polls of a wait that began then: yields the core, later sleeps; and looks
 const cudaDeviceProp *cf_cuda_properties(void); // of the device in use
 // Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.

@@ -46,6 +46,7 @@ static struct {
     int least, greatest; // priorities
     void (*look)(void *argument);
     void *argument;
+    double looked_ms;
     events timed, untimed;
     cudaStream_t clock;      // the base is recorded here, where nothing else is
     cudaEvent_t base, fresh; // fresh: perhaps the next base
@@ -261,20 +262,22 @@ bool cf_event_passed(cf_event event) {
     return true;
 }
 
-void cf_event_wait(cf_event event) {
+void cf_cuda_rest(double begin_ms) {
     static const struct timespec pause = {0, REST_US * 1000L};
-    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
-    while (cf_event_remembered(event) && !cf_event_passed(event)) {
-        const double now_ms = cf_now_ms();
-        if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
-            nanosleep(&pause, NULL);
-        else
-            sched_yield();
-        if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
-        looked_ms = now_ms;
-        device.look(device.argument);
-    }
-    if (looked_ms > begin_ms) device.look(device.argument); // it notes that the wait is over
+    const double now_ms = cf_now_ms();
+    if ((now_ms - begin_ms) * 1e3 >= YIELD_US)
+        nanosleep(&pause, NULL);
+    else
+        sched_yield();
+    if (!device.look || now_ms - std::max(begin_ms, device.looked_ms) < LOOK_MS) return;
+    device.looked_ms = now_ms;
+    device.look(device.argument);
+}
+
+void cf_event_wait(cf_event event) {
+    const double begin_ms = cf_now_ms();
+    while (cf_event_remembered(event) && !cf_event_passed(event)) cf_cuda_rest(begin_ms);
+    if (device.looked_ms > begin_ms) device.look(device.argument); // it notes that the wait is over
 }
 
 bool cf_event_remembered(cf_event event) {

@@ -14,7 +14,6 @@
 // does not ask a library to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's notices broken
 // connections, and that of deadlines (watch.h) guards calls at start and at the end that may never return.
 #include "transport_cuda.h"
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -35,9 +34,6 @@ enum {
     HOPPER = 9, // compute capability
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
-    REST_US = 20,
-    AWAKE_MS = 1, // a peer usually comes sooner than a sleep would end
-    LOOK_MS = 5,
     GAP_MS = 1000 // between two looks: the host did something else, so the time is not waiting
 };
 
@@ -120,18 +116,13 @@ static void look(void *argument) {
                    news);
 }
 
-static void rest(cuda_state *s) {
-    struct timespec pause = {0, REST_US * 1000L};
-    nanosleep(&pause, NULL);
-    if (cf_now_ms() - s->look_ms >= LOOK_MS) look(s);
-}
-
 // Returns when one more request may be posted. A unit that exceeds LAUNCHES_MAX by itself is posted alone.
 static void keep_pace(cuda_state *s, int64_t launches) {
+    const double begin_ms = cf_now_ms();
     for (bool first = true;; first = false) {
         const int64_t ahead = s->posted - s->oldest;
         if (ahead < RUN_AHEAD && (ahead == 0 || s->launches + launches <= LAUNCHES_MAX)) return;
-        if (!first) rest(s);
+        if (!first) cf_cuda_rest(begin_ms);
         forget_complete(s); // not sooner: it asks the driver about each request
     }
 }
@@ -140,15 +131,10 @@ static void keep_pace(cuda_state *s, int64_t launches) {
 static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
     flight f = {{0}, r->layer, r->step, r->config, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
     const double begin_ms = cf_now_ms();
-    for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
-        if (cf_now_ms() - begin_ms < AWAKE_MS) {
-            sched_yield();
-            continue;
-        }
-        snprintf(f.label, sizeof f.label, "%s", r->label);
+    for (int peer; (peer = wire->meet(wire, r, count)) >= 0; cf_cuda_rest(begin_ms)) {
+        if (!s->held) snprintf(f.label, sizeof f.label, "%s", r->label);
         f.send_to = r->group->world[peer];
         s->held = &f;
-        rest(s);
     }
     s->held = NULL;
 }

@@ -15,9 +15,15 @@ typedef struct side { // what one of the two wires moves of the unit in meet() o
 typedef struct levels_wire {
     cf_wire wire;
     cf_group *here; // the members on this host
-    int *place;     // (size): a member's rank in `here`; -1: it is on another host
     side near, far;
 } levels_wire;
+
+// A member's rank in `here`; -1: it is on another host, or no member.
+static int place_of(const levels_wire *w, int member) {
+    for (int i = 0; i < w->here->size && member >= 0; i++)
+        if (w->here->world[i] == w->wire.group->world[member]) return i;
+    return -1;
+}
 
 static void add_part(side *s, cf_request *r, const cf_group *group, int send_to, int recv_from) {
     if (r->kind == CF_REQUEST_EXCHANGE && send_to < 0 && recv_from < 0) return;
@@ -30,8 +36,7 @@ static void add_part(side *s, cf_request *r, const cf_group *group, int send_to,
 static void split(levels_wire *w, cf_request *r, int count) {
     if (w->near.count + w->far.count > 0) return;
     for (int i = 0; i < count; i++) {
-        const int send_to = r[i].send_to, recv_from = r[i].recv_from;
-        const int to = send_to >= 0 ? w->place[send_to] : -1, from = recv_from >= 0 ? w->place[recv_from] : -1;
+        const int send_to = r[i].send_to, recv_from = r[i].recv_from, to = place_of(w, send_to), from = place_of(w, recv_from);
         if (r->kind == CF_REQUEST_EXCHANGE) add_part(&w->near, &r[i], w->here, to, from);
         add_part(&w->far, &r[i], r->group, to < 0 ? send_to : -1, from < 0 ? recv_from : -1);
     }
@@ -42,7 +47,7 @@ static int meet(cf_wire *wire, cf_request *r, int count) {
     split(w, r, count);
     const int peer = w->near.count > 0 ? w->near.wire->meet(w->near.wire, w->near.parts, (int)w->near.count) : -1;
     for (int i = 0; peer >= 0; i++)
-        if (w->place[i] == peer) return i;
+        if (place_of(w, i) == peer) return i;
     return -1;
 }
 
@@ -95,19 +100,12 @@ static void close_wire(cf_wire *wire) {
         free(sides[i]->parts);
     }
     cf_group_free(w->here);
-    free(w->place);
     free(w);
 }
 
 cf_wire *cf_wire_levels(const cf_group *group, cf_group *here, cf_wire *near, cf_wire *far) {
     levels_wire *w = (levels_wire *)cf_host_alloc(1, sizeof *w, "a group");
     w->here = here;
-    w->place = (int *)cf_host_alloc(group->size, sizeof *w->place, "a group");
-    for (int i = 0; i < group->size; i++) {
-        w->place[i] = -1;
-        for (int j = 0; j < here->size; j++)
-            if (here->world[j] == group->world[i]) w->place[i] = j;
-    }
     w->near.wire = near, w->far.wire = far;
     w->wire = {"ipc within hosts, nccl between them", true, group, near->stream, meet, post, look, close_wire};
     return &w->wire;

@@ -84,9 +84,9 @@ static __global__ void softmax_rows(real *p, float *lse, const float *score, hea
     float highest = -INFINITY, sum = 0;
     p += row * s.keys, score += row * s.keys;
     for (int64_t c = lane(); c <= query; c += WARP) highest = fmaxf(highest, s.scale * score[c]);
-    highest = warp_max(highest);
+    highest = over_warp<maximising>(highest);
     for (int64_t c = lane(); c <= query; c += WARP) sum += expf(s.scale * score[c] - highest);
-    sum = warp_sum(sum);
+    sum = over_warp<adding>(sum);
     for (int64_t c = lane(); c < s.keys; c += WARP) p[c] = (real)(c <= query ? expf(s.scale * score[c] - highest) / sum : 0);
     if (lane() == 0) lse[(h.first + row / s.n * h.step) * s.T + query] = highest + logf(sum);
 }
@@ -117,7 +117,7 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
     if (i >= s.n * s.pairs) return;
     float sum = 0;
     for (int64_t d = lane(); d < s.D; d += WARP) sum = fmaf((float)dout[i * s.D + d], (float)out[i * s.D + d], sum);
-    sum = warp_sum(sum);
+    sum = over_warp<adding>(sum);
     if (lane() == 0) delta[i] = sum;
 }
 

@@ -75,9 +75,11 @@ static __device__ inline softmax softmax_of(const real *row, int64_t n, row_pack
             if (keep) keep[i] = raw;
             s = include(s, values_of(raw));
         });
-    float maximum = block_max(s.maximum), sum[1] = {s.sum * expf(s.maximum - shift_of(maximum))};
-    block_sum(sum);
-    return {maximum, sum[0]};
+    float maximum[1] = {s.maximum};
+    over_block<maximising>(maximum);
+    float sum[1] = {s.sum * expf(s.maximum - shift_of(maximum[0]))};
+    over_block<adding>(sum);
+    return {maximum[0], sum[0]};
 }
 
 // The difference of two logits comes first: added to a huge one the logarithm would be lost.

@@ -197,26 +197,26 @@ static __device__ inline void *block_memory() {
 
 // --- reductions: warps are whole, every thread of the block calls, every thread has the result ---
 
-template <typename T> static __device__ inline T warp_sum(T x) {
+struct adding {
+    template <typename T> __device__ T operator()(T a, T b) const { return a + b; }
+};
+struct maximising { // NaN is ignored
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+template <class Operation, typename T> static __device__ inline T over_warp(T x) {
 #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = Operation()(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
 }
 
-// NaN is ignored.
-static __device__ inline float warp_max(float x) {
-#pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    return x;
-}
-
-// N sums at once.
-template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) {
+// N at once.
+template <class Operation, int N, typename T> static __device__ inline void over_block(T (&x)[N]) {
     __shared__ T of_warp[WARP][N];
     int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
 #pragma unroll
-    for (int n = 0; n < N; n++) x[n] = warp_sum(x[n]);
-    __syncthreads(); // the sums of an earlier call have been read
+    for (int n = 0; n < N; n++) x[n] = over_warp<Operation>(x[n]);
+    __syncthreads(); // the results of an earlier call have been read
     if (threadIdx.x % WARP == 0)
         for (int n = 0; n < N; n++) of_warp[warp][n] = x[n];
     __syncthreads();
@@ -224,20 +224,7 @@ template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) 
     for (int n = 0; n < N; n++) x[n] = of_warp[0][n];
     for (int w = 1; w < warps; w++)
 #pragma unroll
-        for (int n = 0; n < N; n++) x[n] += of_warp[w][n];
-}
-
-// NaN is ignored.
-static __device__ inline float block_max(float x) {
-    __shared__ float of_warp[WARP];
-    int warps = (int)blockDim.x / WARP;
-    x = warp_max(x);
-    __syncthreads();
-    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = of_warp[0];
-    for (int w = 1; w < warps; w++) x = fmaxf(x, of_warp[w]);
-    return x;
+        for (int n = 0; n < N; n++) x[n] = Operation()(x[n], of_warp[w][n]);
 }
 
 // to[k] (C) += the sum over i of partial (count, K, C); NULL: not wanted. A warp adds a fixed share of the partial sums of 32
@@ -276,6 +263,6 @@ template <typename T> static __global__ void sum_kernel(double *sum, const T *x,
     double total[1] = {0};
 #pragma unroll 4
     for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS) total[0] += (double)x[i];
-    block_sum(total);
+    over_block<adding>(total);
     if (threadIdx.x == 0) *sum += total[0];
 }

@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
         for (int i = 0; i < W; i++) m[k] += v.at[i];
         if (!mine) m[k] = 0;
     }
-    if (!RMS) block_sum(m);
+    if (!RMS) over_block<adding>(m);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         const values<W> v = values_of(row[k]);
@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(THREADS_MAX, 2)
         for (int i = 0; i < W; i++)
             if (mine) s[k] += (v.at[i] - m[k]) * (v.at[i] - m[k]);
     }
-    block_sum(s);
+    over_block<adding>(s);
     const values<W> scale = values_of(raw_scale), shift = values_of(raw_shift);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
@@ -76,10 +76,10 @@ static __global__ void forward_long_kernel(real *out, accum *mean, accum *rstd, 
     real *out_row = out + blockIdx.x * C;
     float sum[1] = {0}, squares[1] = {0};
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += (float)row[c];
-    block_sum(sum);
+    over_block<adding>(sum);
     const float m = mean ? sum[0] / (float)C : 0;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) squares[0] += ((float)row[c] - m) * ((float)row[c] - m);
-    block_sum(squares);
+    over_block<adding>(squares);
     float s = 1 / sqrtf(squares[0] / (float)C + eps);
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
         out_row[c] = (real)(((float)row[c] - m) * s * (float)w[c] + (b ? (float)b[c] : 0));
@@ -150,7 +150,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
             }
             if (!mine) sum[2 * k] = sum[2 * k + 1] = 0;
         }
-        block_sum(sum);
+        over_block<adding>(sum);
 #pragma unroll
         for (int k = 0; k < ROWS_BACKWARD; k++) {
             if (first + k >= end) break;
@@ -189,7 +189,7 @@ static __global__ void backward_long_kernel(real *dx, accum *partial, cf_sum dy,
             sum[0] += g;
             sum[1] += g * h;
         }
-        block_sum(sum);
+        over_block<adding>(sum);
         float mean_g = mean ? sum[0] / (float)C : 0, mean_gh = sum[1] / (float)C;
         for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
             float g = (float)dy_row[c] * (float)w[c], h = ((float)x[r * C + c] - m) * s;

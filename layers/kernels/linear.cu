@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS) checksum_kernel(unsigned long 
     uint64_t mine = 0;
 #pragma unroll 4 // so many are loaded together
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += threads) mine += mixed(data[i], (uint64_t)i);
-    mine = warp_sum(mine);
+    mine = over_warp<adding>(mine);
     if (threadIdx.x % LANES == 0) atomicAdd(sum, (unsigned long long)mine);
 }
 

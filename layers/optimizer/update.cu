@@ -63,7 +63,7 @@ static __global__ void __launch_bounds__(THREADS) squares_kernel(double *partial
             for (int i = 0; i < ACCUM_PACK; i++) sum[0] += square(v[k].at[i]);
     }
     for (int64_t i = packs * ACCUM_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) sum[0] += square(x[i]);
-    block_sum(sum);
+    over_block<adding>(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
 }
 
