@@ -63,12 +63,12 @@ static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t
 }
 
 static void orthogonalised(cf_stream *stream, int64_t count, int64_t rows, int64_t columns) {
-    const int64_t m = smaller(rows, columns), n = larger(rows, columns);
-    moves(stream, "norm of a matrix", count * rows * columns, 3 * E + 2 * P);
+    const int64_t m = smaller(rows, columns), n = larger(rows, columns), added = gpu() ? 2 * E : P;
+    moves(stream, "norm of a matrix", count * rows * columns, gpu() || E == P ? 3 * E : 2 * E + 5 * P);
     for (int k = 0; k < ITERATIONS; k++) {
-        product(stream, "X Xt", count, m, m, n, E), product(stream, "A A", count, m, m, m, E);
-        moves(stream, "b A + c A A", count * m * m, 3 * E);
-        product(stream, "X + A X", count, rows, columns, m, 2 * E);
+        product(stream, "X Xt", count, m, m, n, E), product(stream, "b A + c A A", count, m, m, m, added);
+        if (!gpu()) moves(stream, "b A + c A A", count * m * m, 3 * P);
+        product(stream, "X + A X", count, rows, columns, m, added);
     }
 }
 
@@ -117,6 +117,8 @@ static void orthogonalised(cf_stream *stream, int64_t count, int64_t rows, int64
 #define RECORDED_optimizer_update           moves(o->name, n, E + (1 + 2 * o->states) * P + (master ? 2 * P : E))
 #define RECORDED_sum_of_squares             moves("norm", n, P)
 
+#define RECORDED_nesterov_momentum          moves("momentum", n, E + 3 * P)
+#define RECORDED_orthogonalise_layers       gpu() ? 3 : 1
 #define RECORDED_orthogonalise              orthogonalised(stream, count, rows, columns)
 #define RECORDED_orthogonal_update          moves("update", n, 2 * E + (master ? 2 * P : E))
 #define RECORDED_copy_block                 moves("rows at home", rows * columns, 2 * E)

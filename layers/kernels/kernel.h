@@ -132,10 +132,10 @@ typedef struct gemm_matrix { // of several of one shape, `step` elements apart, 
     bool transposed;
 } gemm_matrix;
 
-// Each c (m, n) = a (m, k) · b (k, n), or += that, or, with `before`, this + that, `count` at once. All are of real; c, if it is
-// wide, of accum.
+// Each c (m, n) = a (m, k) · b (k, n), or += that, or, with `before`, this + that, each times its factor, `count` at once. All are of
+// real; c, if it is wide, of accum.
 void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
-                    bool add, cf_stream *stream, const void *before = NULL);
+                    bool add, cf_stream *stream, const void *before = NULL, float factor = 1, float factor_before = 1);
 
 // --- n independent elements ---
 
@@ -257,12 +257,44 @@ template <int K> static void add_partials(sums<K> of, const float *partial, int6
     cf_launch(add_partials_kernel<K>, {ceil_div(K * C, WARP)}, PARTIAL_WARPS * WARP, stream, of, partial, count, C);
 }
 
-// *sum += the sum of x (n), by one block.
+// Each *sum += the sum of its x (n), by one block.
 enum { SUM_THREADS = 512 };
 template <typename T> static __global__ void sum_kernel(double *sum, const T *x, int64_t n) {
     double total[1] = {0};
 #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS) total[0] += (double)x[i];
+    for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS) total[0] += (double)x[blockIdx.x * n + i];
     over_block<adding>(total);
-    if (threadIdx.x == 0) *sum += total[0];
+    if (threadIdx.x == 0) sum[blockIdx.x] += total[0];
+}
+
+// Sums of squares in double, of several x (n): gridDim.x blocks for each, which sum groups of packs in turn, then the remaining
+// elements one by one. partial (gridDim.y, gridDim.x)
+enum { SQUARES_THREADS = 256, SQUARES_FLIGHT = 4 };
+template <typename T>
+static __global__ void __launch_bounds__(SQUARES_THREADS) squares_kernel(double *partial, const T *x, int64_t packs, int64_t n) {
+    enum { W = cf_pack<T>::N };
+    const int64_t step = (int64_t)gridDim.x * SQUARES_THREADS, first = (int64_t)blockIdx.x * SQUARES_THREADS + threadIdx.x;
+    double sum[1] = {0};
+    x += blockIdx.y * n;
+    for (int64_t p = first; p < packs; p += step * SQUARES_FLIGHT) {
+        values<W> v[SQUARES_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < SQUARES_FLIGHT; k++) v[k] = p + k * step < packs ? load<W>(x + (p + k * step) * W) : values<W>{};
+#pragma unroll
+        for (int k = 0; k < SQUARES_FLIGHT; k++)
+#pragma unroll
+            for (int i = 0; i < W; i++) sum[0] += (double)v[k].at[i] * (double)v[k].at[i];
+    }
+    for (int64_t i = packs * W + first; i < n; i += step) sum[0] += (double)(float)x[i] * (double)(float)x[i];
+    over_block<adding>(sum);
+    if (threadIdx.x == 0) partial[blockIdx.y * gridDim.x + blockIdx.x] = sum[0];
+}
+
+// Each sum (count) += the squares of its x (n), in at most `most` blocks, fewer for small n, on every GPU; partial (count, most)
+template <typename T>
+static void add_squares(double *sum, double *partial, int64_t most, const T *x, int64_t count, int64_t n, cf_stream *stream) {
+    const int64_t W = cf_pack<T>::N, blocks = smaller(ceil_div(n, SQUARES_THREADS * SQUARES_FLIGHT * W), most);
+    const bool packed = (uintptr_t)x % 16 == 0 && (count == 1 || n % W == 0);
+    cf_launch(squares_kernel<T>, {blocks, count}, SQUARES_THREADS, stream, partial, x, packed ? n / W : 0, n);
+    cf_launch(sum_kernel<double>, {n > 0 ? count : 0}, SUM_THREADS, stream, sum, partial, blocks);
 }

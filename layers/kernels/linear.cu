@@ -46,6 +46,7 @@ typedef struct matrices {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void *bias = NULL;
     const real *pre = NULL;
+    float factor = 1, factor_add = 1; // of the product, of what is added
 } matrices;
 
 // One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) and an epilogue; what is added makes no difference. All
@@ -205,9 +206,9 @@ static void report_refusal(const product *of) {
 }
 
 static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
-    const float one = 1, beta = x->add ? 1 : 0;
-    return cublasLtMatmul(blas.handle, p->operation, &one, x->b, p->b, x->a, p->a, &beta, x->add ? x->add : x->c, p->c, x->c, p->c,
-                          &p->algorithm[algorithm], workspace_for(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
+    const float beta = x->add ? x->factor_add : 0;
+    return cublasLtMatmul(blas.handle, p->operation, &x->factor, x->b, p->b, x->a, p->a, &beta, x->add ? x->add : x->c, p->c, x->c,
+                          p->c, &p->algorithm[algorithm], workspace_for(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
 }
 
 // Element number `index` as it is added up. For a given index no two elements give the same: xor with a constant, multiplications by
@@ -329,7 +330,7 @@ static __global__ void begin_sum(real *out, const real *bias, const real *add, i
 }
 
 void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix a, gemm_matrix b, gemm_matrix c, bool wide,
-                    bool add, cf_stream *stream, const void *before) {
+                    bool add, cf_stream *stream, const void *before, float factor, float factor_before) {
     product of = {};
     of.transpose_a = a.transposed, of.transpose_b = b.transposed;
     of.m = m, of.n = n, of.k = k;
@@ -338,13 +339,15 @@ void multiply_batch(int64_t count, int64_t m, int64_t n, int64_t k, gemm_matrix 
     of.blocks = count;
     if (count > 1) of.step_a = a.step, of.step_b = b.step, of.step_c = c.step;
     if (add && !before) before = c.at;
-    if (multiply(of, {(const real *)a.at, (const real *)b.at, before, c.at, stream})) return;
+    matrices x = {(const real *)a.at, (const real *)b.at, before, c.at, stream};
+    x.factor = factor, x.factor_add = factor_before;
+    if (multiply(of, x)) return;
     for (int64_t i = 0; i < count; i++) {
         gemm_matrix one[] = {a, b, c};
         for (int j = 0; j < 3; j++)
             one[j].at = (char *)one[j].at + i * one[j].step * (int64_t)(j == 2 && wide ? sizeof(float) : sizeof(real));
         multiply_batch(1, m, n, k, one[0], one[1], one[2], wide, add, stream,
-                       before ? (const char *)before + ((char *)one[2].at - (char *)c.at) : NULL);
+                       before ? (const char *)before + ((char *)one[2].at - (char *)c.at) : NULL, factor, factor_before);
     }
 }
 

@@ -37,26 +37,32 @@ static void find_pieces(homes *h, const parameters *p, const param_bucket *b) {
     h->piece[b->tensor] = all, h->pieces[b->tensor] = count;
 }
 
-// The home of the next matrix is the rank with the fewest flops so far of those that are none in this round.
+// The next home is the rank with the fewest flops so far of those that are none in this round. It has a tensor of as many layers as
+// let every rank have as many.
 static void choose_homes(homes *h, const parameters *p) {
     const int64_t L = p->shape.L, N = h->world->size;
-    int64_t *last = cf_host_alloc(N, sizeof *last, "homes"), number = 0; // 1 + the last round of which a rank is a home
-    for (int64_t first = 0; first < L; first += N)
+    int64_t *last = cf_host_alloc(N, sizeof *last, "homes"), chosen = 0; // 1 + the last round of which a rank is a home
+    home_matrix *m = h->matrix;
+    for (int64_t first = 0, count = 1; first < L; first += N * count) {
+        count = larger(1, smaller(orthogonalise_layers(), (L - first) / N));
         for (int tensor = 0; tensor < TENSORS; tensor++)
-            for (int64_t l = first; l < smaller(first + N, L) && l < params_layers(&p->shape, tensor); l++) {
+            for (int64_t l = first; l < smaller(first + N * count, L) && l < params_layers(&p->shape, tensor); l += count) {
                 const param_bucket *b = &p->bucket[params_find(p, tensor, l)->bucket];
-                home_matrix *m = &h->matrix[number];
-                home_round *r = &h->round[number / N];
+                const int64_t shard = ceil_div(b->shard, PACK) * PACK;
+                home_round *r = &h->round[chosen / N];
                 int best = -1;
                 if (b->kind != BUCKET_MATRIX) continue;
                 if (l == 0) find_pieces(h, p, b);
-                if (number % N == 0) r->first = r->end = m, h->rounds++;
+                if (chosen++ % N == 0) r->first = m, h->rounds++;
                 for (int rank = 0; rank < N; rank++)
                     if (last[rank] < h->rounds && (best < 0 || h->flops[rank] < h->flops[best])) best = rank;
-                *m = (home_matrix){b, best}, last[best] = h->rounds, h->flops[best] += flops_of(&p->shape, tensor);
-                if (best == h->world->rank) r->mine = m;
-                r->end++, r->slice = larger(r->slice, ceil_div(b->shard, PACK) * PACK), number++;
+                last[best] = h->rounds, h->flops[best] += (double)count * flops_of(&p->shape, tensor);
+                if (best == h->world->rank) r->mine = m, r->count = count;
+                for (int64_t i = 0; i < count; i++)
+                    *m++ = (home_matrix){&p->bucket[params_find(p, tensor, l + i)->bucket], best, i * shard};
+                r->end = m, r->slice = larger(r->slice, count * shard);
             }
+    }
     free(last);
 }
 
@@ -75,7 +81,7 @@ homes *homes_create(const zero_shards *z, const overlap *how) {
     h->there = cf_fuse_create(z->context, config);
     config.name = "matrices back";
     h->back = cf_fuse_create(z->context, config);
-    const int64_t all = h->world->size * slice, bytes = all * (int64_t)sizeof(real); // no matrix is larger
+    const int64_t all = h->world->size * slice, bytes = all * (int64_t)sizeof(real); // no home's matrices are larger
     h->leaving = cf_alloc(bytes, "matrices that travel"), h->returning = cf_alloc(bytes, "matrices that travel");
     h->x = cf_alloc(bytes, "matrices at home");
     h->scratch = cf_alloc((ORTHOGONALISE_SCRATCH + 4 * all) * (int64_t)sizeof(accum), "matrices at home");
@@ -98,33 +104,48 @@ static int64_t owned(const param_bucket *b) {
     return smaller(b->shard, b->first + b->used - params_first_owned(b));
 }
 
-// bf16's sums need memory of accum, for a moment.
 static void send(zero_shards *z) {
     homes *h = z->muon;
     const home_round *r = &h->round[h->sent++];
-    accum *wide = z->master ? h->scratch : NULL;
     const cf_trace_work work = cf_trace_begin(z->context->trace, "momentum", r->first->bucket->layer, z->context->stream);
     for (const home_matrix *m = r->first; m < r->end; m++) {
         zero_bucket *s = &z->bucket[m->bucket - z->params->bucket];
-        accum *momentum = z->state[0] + m->bucket->owned;
         if (owned(m->bucket) > 0)
-            optimizer_update(z->optimizer, h->leaving + m->home * r->slice, wide, &momentum, s->shard, owned(m->bucket), z->update,
-                             z->context->stream);
+            nesterov_momentum(h->leaving + m->home * r->slice + m->at, z->state[0] + m->bucket->owned, s->shard, owned(m->bucket),
+                              z->update, z->context->stream);
         s->shard = NULL;
     }
     cf_trace_end(z->context->trace, work, -1, z->context->stream);
     cf_fuse_begin(h->there, h->leaving, r->slice, 1, NULL, NULL, r->first->bucket->layer);
 }
 
-// Those of one shape at once.
-static void orthogonalise_sections(const homes *h, const gpt_shape *s, int tensor, cf_stream *stream) {
+// Those of one shape at once; of several layers, if all sections are alike.
+static void orthogonalise_mine(const homes *h, const home_round *r, const gpt_shape *s, cf_stream *stream) {
+    const int tensor = r->mine->bucket->tensor;
     const int64_t columns = params_columns(s, tensor);
     real *x = h->x;
-    for (int first = 0, end = 0; params_section_rows(s, tensor, first) > 0; first = end) {
-        const int64_t rows = params_section_rows(s, tensor, first);
-        while (params_section_rows(s, tensor, end) == rows) end++;
-        orthogonalise(x, end - first, rows, columns, h->scratch, stream);
-        x += (end - first) * rows * columns;
+    int alike = 0;
+    while (params_section_rows(s, tensor, alike) == params_section_rows(s, tensor, 0)) alike++;
+    const int64_t layers = params_section_rows(s, tensor, alike) == 0 ? r->count : 1;
+    for (int64_t l = 0; l < r->count; l += layers)
+        for (int first = 0, end = 0; params_section_rows(s, tensor, first) > 0; first = end) {
+            const int64_t rows = params_section_rows(s, tensor, first);
+            while (params_section_rows(s, tensor, end) == rows) end++;
+            orthogonalise(x, layers * (end - first), rows, columns, h->scratch, stream);
+            x += layers * (end - first) * rows * columns;
+        }
+}
+
+// Between the slices of all ranks and x, where this rank's matrices are whole.
+static void place_mine(const homes *h, const home_round *r, const gpt_shape *s, real *slices, bool home, cf_stream *stream) {
+    for (int64_t j = 0; j < r->count; j++) {
+        const int tensor = r->mine->bucket->tensor;
+        const int64_t columns = params_columns(s, tensor), n = params_rows(s, tensor) * columns;
+        for (const home_piece *i = h->piece[tensor]; i < h->piece[tensor] + h->pieces[tensor]; i++) {
+            real *whole = h->x + j * n + i->whole, *part = slices + i->rank * r->slice + r->mine[j].at + i->at;
+            copy_block(home ? whole : part, home ? columns : i->columns, home ? part : whole, home ? i->columns : columns, i->rows,
+                       i->columns, stream);
+        }
     }
 }
 
@@ -139,9 +160,9 @@ static void update_owned(zero_shards *z) {
         zero_bucket *s = &z->bucket[b - p->bucket];
         const int64_t longer = larger(params_section_rows(&p->shape, b->tensor, 0), params_columns(&p->shape, b->tensor));
         if (owned(b) > 0)
-            orthogonal_update(p->weight + params_first_owned(b), z->master ? z->master + b->owned : NULL, x + m->home * r->slice,
-                              owned(b), 1 - z->update.lr * z->update.weight_decay, -0.2 * z->update.lr * sqrt((double)longer),
-                              z->context->stream);
+            orthogonal_update(p->weight + params_first_owned(b), z->master ? z->master + b->owned : NULL,
+                              x + m->home * r->slice + m->at, owned(b), 1 - z->update.lr * z->update.weight_decay,
+                              -0.2 * z->update.lr * sqrt((double)longer), z->context->stream);
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
     }
     cf_trace_end(z->context->trace, work, -1, z->context->stream);
@@ -161,21 +182,16 @@ bool homes_continue(zero_shards *z) {
     if (!h || h->done == h->rounds) return false;
     cf_stream *stream = z->context->stream;
     home_round *r = &h->round[h->done++];
-    const int tensor = r->mine ? r->mine->bucket->tensor : 0; // the first has no pieces
-    const int64_t columns = params_columns(&z->params->shape, tensor);
-    const home_piece *first = h->piece[tensor], *end = first + h->pieces[tensor];
-    const real *arrived = cf_fuse_finish(h->there);
-    for (const home_piece *i = first; i < end; i++)
-        copy_block(h->x + i->whole, columns, arrived + i->rank * r->slice + i->at, i->columns, i->rows, i->columns, stream);
+    const gpt_shape *shape = &z->params->shape;
+    place_mine(h, r, shape, cf_fuse_finish(h->there), true, stream);
     if (h->sent < h->rounds) send(z);
     const cf_trace_work work = cf_trace_begin(z->context->trace, "orthogonalise", r->first->bucket->layer, stream);
     r->began = cf_event_record(stream);
-    if (r->mine) orthogonalise_sections(h, &z->params->shape, tensor, stream);
+    if (r->mine) orthogonalise_mine(h, r, shape, stream);
     r->ended = cf_event_record(stream);
     cf_trace_end(z->context->trace, work, -1, stream);
     if (h->updated < h->done - 1) update_owned(z);
-    for (const home_piece *i = first; i < end; i++)
-        copy_block(h->returning + i->rank * r->slice + i->at, i->columns, h->x + i->whole, columns, i->rows, i->columns, stream);
+    place_mine(h, r, shape, h->returning, false, stream);
     cf_fuse_begin(h->back, h->returning, r->slice, 1, NULL, NULL, r->first->bucket->layer);
     return true;
 }

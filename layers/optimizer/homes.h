@@ -8,13 +8,14 @@
 typedef struct home_matrix {
     const param_bucket *bucket;
     int home;
+    int64_t at; // its shards begin here in a slice of its home's
 } home_matrix;
 typedef struct home_piece { // `rows` rows of `columns` elements: from element `at` of a rank's shard, `whole` of the matrix on
     int64_t rank, whole, at, rows, columns;
 } home_piece;
-typedef struct home_round {                // matrices of different homes
-    const home_matrix *first, *end, *mine; // mine: this rank's; NULL: none
-    int64_t slice;                         // elements of the largest shard
+typedef struct home_round {                // a home has one matrix, or those of some layers, which are multiplied at once
+    const home_matrix *first, *end, *mine; // mine: this rank's first; NULL: none
+    int64_t count, slice;                  // how many are this rank's; elements of the largest shard of a home's
     cf_event began, ended;                 // its products
 } home_round;
 

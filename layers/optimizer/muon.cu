@@ -1,21 +1,50 @@
-// Muon on the GPU: three products by cuBLASLt an iteration, of all matrices at once. It has none for X Xᵀ that computes half.
+// Muon on the GPU: three products by cuBLASLt an iteration, of all matrices at once. It has none for X Xᵀ that computes half. What
+// is added to a product is read by it, as with a residual stream, so between the products nothing moves.
 #include "muon.h"
 #include "../kernels/elementwise.h"
 #include "../kernels/kernel.h"
 #include "update.h"
 
-// to = a x + b y, copy = to; y, copy, squares may be NULL. squares: a is divided by the norm.
+struct momentum_map {
+    real *u;
+    accum *momentum;
+    const accum *g;
+    accum keep, rest;
+
+    template <int W> __device__ void at(int64_t i) const {
+        values<W> m = load<W>(momentum + i), v = load<W>(g + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            m.at[k] = keep * m.at[k] + rest * v.at[k];
+            v.at[k] = keep * m.at[k] + rest * v.at[k];
+        }
+        store<W>(momentum + i, m);
+        store<W>(u + i, v);
+    }
+};
+
+void nesterov_momentum(real *u, accum *momentum, const accum *g, int64_t n, optimizer_settings s, cf_stream *stream) {
+    const momentum_map map = {u, momentum, g, (accum)s.momentum, (accum)((1 - s.momentum) * s.scale)};
+    each(map, n, packable(0, u, momentum, g), stream);
+}
+
+static int64_t aligned(int64_t n) {
+    return ceil_div(n, PACK) * PACK;
+}
+
+// to = a x + b y, copy = to; y, copy, squares may be NULL. squares: a is divided by the norm of each n elements of x.
 template <typename T> struct blend_map {
     T *to;
     const T *x;
     const real *y;
     accum a, b;
-    const double *squares;
     real *copy;
+    const double *squares;
+    int64_t n;
 
     template <int W> __device__ void at(int64_t i) const {
         values<W> v = load<W>(x + i), more = y ? load<W>(y + i) : values<W>{};
-        const accum by = squares ? a / (accum)(sqrt(*squares) + 1e-7) : a;
+        const accum by = squares ? a / (accum)(sqrt(squares[i / n]) + 1e-7) : a;
 #pragma unroll
         for (int k = 0; k < W; k++) v.at[k] = by * v.at[k] + b * more.at[k];
         store<W>(to + i, v);
@@ -23,45 +52,39 @@ template <typename T> struct blend_map {
     }
 };
 
-template <typename T> static void blend(blend_map<T> map, int64_t n, cf_stream *stream) {
-    each(map, n, packable(0, map.to, map.x, map.y, map.copy), stream);
-}
-
-static int64_t aligned(int64_t n) {
-    return ceil_div(n, PACK) * PACK;
-}
-
 void orthogonalise(real *x, int64_t count, int64_t rows, int64_t columns, accum *scratch, cf_stream *stream) {
     const bool tall = rows > columns;
-    const int64_t n = rows * columns, m = smaller(rows, columns), squares = aligned(count * m * m);
-    accum *wide = scratch + 2 * squares;
-    double *sum = (double *)(wide + aligned(count * n));
-    real *from = (real *)wide, *to = x; // in the last of an odd number of iterations `to` is x again
-    convert_to_accum(wide, x, count * n, stream);
+    const int64_t n = rows * columns, m = smaller(rows, columns);
+    const gemm_matrix gram = {scratch, m, m * m, false}, square = {(real *)scratch + aligned(count * m * m), m, m * m, false};
+    real *from = (real *)square.at + aligned(count * m * m), *to = x; // the last of an odd number of iterations writes x
+    double *sum = (double *)(from + aligned(count * n));
     cf_zero(sum, count * (int64_t)sizeof *sum, stream);
-    for (int64_t i = 0; i < count; i++) sum_of_squares(sum + i, sum + aligned(count), wide + i * n, n, stream);
-    for (int64_t i = 0; i < count; i++)
-        blend<real>({from + i * n, x + i * n, NULL, iteration_factors_of(0).first, 0, sum + i, NULL}, n, stream);
+    add_squares(sum, sum + count, SQUARES_SCRATCH, x, count, n, stream);
+    each(blend_map<real>{from, x, NULL, iteration_factors_of(0).first, 0, NULL, sum, n}, count * n,
+         packable(count > 1 ? n : 0, from, x), stream);
     for (int k = 0; k < ITERATIONS; k++) {
         const iteration_factors f = iteration_factors_of(k);
-        const gemm_matrix y = {from, columns, n, false}, gram = {scratch, m, m * m, false},
-                          square = {scratch + squares, m, m * m, false};
+        const gemm_matrix y = {from, columns, n, false};
         multiply_batch(count, m, m, larger(rows, columns), {from, columns, n, tall}, {from, columns, n, !tall}, gram, false, false,
                        stream);
-        multiply_batch(count, m, m, m, gram, gram, square, false, false, stream);
-        blend<real>({(real *)gram.at, (real *)gram.at, (real *)square.at, f.linear, f.square, NULL, NULL}, count * m * m, stream);
-        multiply_batch(count, rows, columns, m, tall ? y : gram, tall ? gram : y, {to, columns, n, false}, false, false, stream,
+        multiply_batch(count, m, m, m, gram, gram, square, false, false, stream, gram.at, f.square, f.linear);
+        multiply_batch(count, rows, columns, m, tall ? y : square, tall ? square : y, {to, columns, n, false}, false, false, stream,
                        from);
         real *last = from;
         from = to, to = last;
     }
 }
 
+int64_t orthogonalise_layers(void) {
+    return 3;
+}
+
 void orthogonal_update(real *w, accum *master, const real *x, int64_t n, double keep, double by, cf_stream *stream) {
+    const bool packed = packable(0, w, master, x);
     if (master)
-        blend<accum>({master, master, x, (accum)keep, (accum)by, NULL, w}, n, stream);
+        each(blend_map<accum>{master, master, x, (accum)keep, (accum)by, w, NULL, 0}, n, packed, stream);
     else
-        blend<real>({w, w, x, (accum)keep, (accum)by, NULL, NULL}, n, stream);
+        each(blend_map<real>{w, w, x, (accum)keep, (accum)by, NULL, NULL, 0}, n, packed, stream);
 }
 
 struct block_map {

@@ -17,10 +17,8 @@ typedef struct optimizer_settings {
 // element, on CPUs and GPUs: NAME_factors, NAME_factors_of(settings), NAME_element(factors, w, gradient, state…).
 enum { OPTIMIZER_STATES = STATE_KINDS_MAX - 1 };
 #define OPTIMIZERS(ROW) ROW(adamw, 2, "m", "v")
-#define ELEMENTS(ROW)   OPTIMIZERS(ROW) ROW(muon, 1, "momentum")
 #ifdef FUNCTION // in the twins of update.h
 #include "adamw.h"
-#include "momentum.h"
 #endif
 
 typedef struct optimizer_row {
@@ -35,6 +33,6 @@ const optimizer_row *optimizer_find(const char *name); // NULL: none has that na
 state_kinds optimizer_kinds(const optimizer_row *o);   // what a checkpoint holds
 // Their names, each after a "|".
 #define OPTIMIZER_NAME(name, ...) "|" #name
-#define OPTIMIZER_NAMES           ELEMENTS(OPTIMIZER_NAME)
+#define OPTIMIZER_NAMES           OPTIMIZERS(OPTIMIZER_NAME) "|muon"
 
 CF_EXTERN_C_END

@@ -14,14 +14,14 @@ enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
         _Pragma("omp parallel for simd if (parallel : n >= PARALLEL_MIN)") for (int64_t i = 0; i < n; i++)                         \
             NAME##_element(f, w + i, g[i], first + i, last + i);                                                                   \
     }
-ELEMENTS(UPDATE)
+OPTIMIZERS(UPDATE)
 
 void optimizer_update(const optimizer_row *o, real *w, accum *master, accum *const *state, const accum *g, int64_t n,
                       optimizer_settings s, cf_stream *stream) {
     accum *weight = master ? master : (accum *)(void *)w; // or weights that are their own masters
 #define APPLY(NAME, ...)                                                                                                           \
     if (strcmp(o->name, #NAME) == 0) NAME##_update(weight, state, g, n, s);
-    ELEMENTS(APPLY)
+    OPTIMIZERS(APPLY)
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < (master ? n : 0); i++) w[i] = real_of(master[i]);
 }

@@ -17,7 +17,7 @@ emulated_cc    = $(CC) $(emulated_flags) -std=gnu11 $(OMP) $(CFLAGS)
 emulated_cxx   = $(CXX) $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd -x c++ -D__CUDACC__ \
                  -DCF_BLOCK_BYTES=1 -Itests/emulator/include -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function $(CXXFLAGS)
 # What clock.cc and layers.cc replace.
-emulated_moves := cf_add layernorm_forward layernorm_backward residual_forward gated_forward gated_backward rotary_turn linear_bias_grad crossentropy_stats crossentropy_combine crossentropy_fused optimizer_update sum_of_squares position_forward position_backward
+emulated_moves := cf_add layernorm_forward layernorm_backward residual_forward gated_forward gated_backward rotary_turn linear_bias_grad crossentropy_stats crossentropy_combine crossentropy_fused optimizer_update sum_of_squares position_forward position_backward nesterov_momentum orthogonal_update copy_block orthogonalise
 emulated_wraps := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
 emulated_link  = $(CXX) $(emulated_optimise) $(OMP) $(CXXFLAGS) $(LDFLAGS) $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal,--wrap=cf_word_write,--wrap=cf_word_is,--wrap=cf_paced_copy,--wrap=cf_bootstrap_create $(foreach name,$(emulated_moves),-Wl,--wrap=$(name))
 emulated_libs  = $(CRYPTO) $(MPI_LIBS) -lpthread -lm $(LDLIBS)

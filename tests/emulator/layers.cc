@@ -11,6 +11,7 @@
 // Initial weights: with the clock, zeros, because nobody looks at numbers then, and models are large.
 #include "emulator.h"
 #include "../../commfuse/gpu/transport_cuda.h"
+#include "../../layers/optimizer/muon.h"
 #include "../../layers/optimizer/update.h"
 #include "../../layers/kernels/attention_cudnn.h"
 #include "../../layers/kernels/crossentropy.h"
@@ -114,6 +115,21 @@ MOVES(position_forward, T *B *C * 2 * E,
       (real * x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), x, wpe, t0, T, B, C, stream)
 MOVES(position_backward, T *B *C *E, (accum * dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream),
       dwpe, dx, t0, T, B, C, stream)
+MOVES(nesterov_momentum, n *(E + 3 * P),
+      (real * u, accum *momentum, const accum *g, int64_t n, optimizer_settings s, cf_stream *stream), u, momentum, g, n, s, stream)
+MOVES(orthogonal_update, n *(2 * E + (master ? 2 * P : E)),
+      (real * w, accum *master, const real *x, int64_t n, double keep, double by, cf_stream *stream), w, master, x, n, keep, by,
+      stream)
+MOVES(copy_block, rows *columns * 2 * E,
+      (real * to, int64_t to_row, const real *from, int64_t from_row, int64_t rows, int64_t columns, cf_stream *stream), to, to_row,
+      from, from_row, rows, columns, stream)
+
+// Its products take their time; of the bytes of its norm and of what is divided by it, threads show a third.
+decltype(orthogonalise) __real_orthogonalise, __wrap_orthogonalise;
+void __wrap_orthogonalise(real *x, int64_t count, int64_t rows, int64_t columns, accum *scratch, cf_stream *stream) {
+    takes_time_to_move(2.0 * E * (double)(count * rows * columns), stream);
+    __real_orthogonalise(x, count, rows, columns, scratch, stream);
+}
 
 decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;
 

@@ -523,7 +523,7 @@ static void updates(tool *t, const optimizer_row *o, int64_t n, int64_t step, bo
 static void run_update(tool *t, const int64_t *n) {
     int64_t count = n[0];
     shape_is(t, "n %lld step %lld", (long long)count, (long long)n[1]);
-    for (const optimizer_row *o = optimizers; o->name; o++) {
+    for (const optimizer_row *o = optimizers; !o->others; o++) { // muon, the last, has a step of its own: run_muon()
         updates(t, o, count, n[1], true);
         if (!t->round) updates(t, o, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
     }
@@ -538,8 +538,12 @@ static void run_muon(tool *t, const int64_t *n) {
     t->shift = 0; // scratch memory has sums of double, too
     shape_is(t, "%lld of (%lld, %lld)", (long long)count, (long long)rows, (long long)columns);
     tensor *x = randoms(t, OF_REAL, all, 0, 1), *w = poisoned(t, OF_REAL, all), *exact = randoms(t, OF_ACCUM, all, 0, 1),
-           *block = randoms(t, OF_REAL, rows * apart, 0, 1), *alone = copy_of(t, x),
+           *block = randoms(t, OF_REAL, rows * apart, 0, 1), *alone = copy_of(t, x), *momentum = randoms(t, OF_ACCUM, all, 0, 0.1),
+           *g = randoms(t, OF_ACCUM, all, 0, 1), *u = poisoned(t, OF_REAL, all),
            *scratch = poisoned(t, OF_ACCUM, ORTHOGONALISE_SCRATCH + 4 * all);
+    nesterov_momentum(reals(u), accums(momentum), accums(g), all, (optimizer_settings){.scale = 0.5, .momentum = 0.9}, t->stream);
+    keep(t, "nesterov_momentum", "u", u);
+    keep(t, "nesterov_momentum", "momentum", momentum);
     orthogonal_update(reals(w), accums(exact), reals(x), all, 0.99, -0.3, t->stream);
     keep(t, "orthogonal_update", "w, of a master", w);
     keep(t, "orthogonal_update", "master", exact);
