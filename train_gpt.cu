@@ -156,7 +156,8 @@ static void train_step(trainer *t) {
     const int64_t step = t->context.step;
     const step_batch batch = {opt->seq, opt->micro_batch, report->accumulation, load_sequences, t, report_figures, report};
     const double lr = derived_learning_rate(opt, step);
-    optimizer_settings settings = {.lr = lr, .scale = 1, .step = step + 1};
+    optimizer_settings settings;
+    settings.lr = lr, settings.scale = 1, settings.step = step + 1;
     settings.beta1 = opt->beta1, settings.beta2 = opt->beta2, settings.eps = opt->eps;
     settings.weight_decay = opt->weight_decay, settings.momentum = opt->momentum;
     const bool trial = cf_tuner_trying(report->plan.tuner);
