@@ -205,7 +205,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy,
-                  setup->optimizer->others ? KEPT_APART : shard_bytes(context->transport, mesh));
+                  setup->optimizer->others ? NO_THIN : shard_bytes(context->transport, mesh));
     if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Ql = params_local_rows(&g->params, QKVW) / g->params.parts, g->Cl = params_local_columns(&g->params, ATTPROJW);
     g->FCl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);

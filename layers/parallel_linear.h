@@ -42,18 +42,18 @@ typedef struct linear_forward_job {
 typedef struct linear_backward_job {
     const struct parallel_linear *linear;
     int layer;
-    const real *dy;       // (T·B, OC)
-    matrix_gradient dw;   // of the weights, if slices compute it
-    sum_steps *use_sum;   // column: of this rank's shard of dx
-    real *dx;             // row: (T·B, IC)
-    real *pre;            // row: GELU's input (T·B, IC), whose gradient dx then is; or SwiGLU's (T·B, 2 IC), which becomes its
-                          // gradient; NULL: neither
-    real *x;              // row: (T·B, IC) the layer's input: output of GELU or SwiGLU, if there is one
-    bool again;           // row: x is not there: GELU or SwiGLU is computed again
-    time_steps *use_dx;   // row: NULL: the caller uses it, when the operation has finished
-    void *argument;       // of use_sum or use_dx
-    bool begun;           // row: an earlier slice was enqueued:
-    cf_event used, added; // when it has called use_dx, and added to the weight gradient
+    const real *dy;          // (T·B, OC)
+    gradient_destination dw; // of the weights, if slices compute it
+    sum_steps *use_sum;      // column: of this rank's shard of dx
+    real *dx;                // row: (T·B, IC)
+    real *pre;               // row: GELU's input (T·B, IC), whose gradient dx then is; or SwiGLU's (T·B, 2 IC), which becomes its
+                             // gradient; NULL: neither
+    real *x;                 // row: (T·B, IC) the layer's input: output of GELU or SwiGLU, if there is one
+    bool again;              // row: x is not there: GELU or SwiGLU is computed again
+    time_steps *use_dx;      // row: NULL: the caller uses it, when the operation has finished
+    void *argument;          // of use_sum or use_dx
+    bool begun;              // row: an earlier slice was enqueued:
+    cf_event used, added;    // when it has called use_dx, and added to the weight gradient
 } linear_backward_job;
 
 typedef struct parallel_linear {

@@ -76,10 +76,7 @@ int params_bias(const gpt_shape *s, int tensor) {
 }
 int64_t params_layers(const gpt_shape *s, int tensor) {
     const block_row *block = params_block(s);
-    const bool has[] = {[ALWAYS] = true,
-                        [IF_BIASES] = block->biases,
-                        [IF_LAYERNORM] = block->norm == LAYERNORM,
-                        [IF_LEARNED] = block->positions == LEARNED};
+    const bool has[] = {true, block->biases, block->norm == LAYERNORM, block->positions == LEARNED}; // by presence
     return !has[kinds[tensor].there] ? 0 : kinds[tensor].per_layer ? s->L : 1;
 }
 
@@ -266,7 +263,7 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
     if (tensor == WTE) return BUCKET_TABLE;
     if (kinds[tensor].per_layer && params_decays(tensor)) {
         int64_t rows = params_local_rows(p, tensor) / group->size;
-        return p->apart || rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
+        return p->no_thin || rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? BUCKET_MATRIX : BUCKET_THIN;
     }
     return mesh->tp == 1 || group == &mesh->world_group ? BUCKET_VECTORS
                                                         : BUCKET_VECTORS_DP; // without tp the replicas are the world
@@ -353,7 +350,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     check_shape(shape, mesh);
     check_groups(shape, up ? 0 : shape.F, mesh->tp);
     *p = (parameters){.shape = shape, .strategy = strategy, .tp_rank = mesh->tp_group.rank};
-    p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1, p->apart = shard_bytes == KEPT_APART;
+    p->splits = up ? 1 : mesh->tp, p->parts = up ? mesh->tp : 1, p->no_thin = shard_bytes == NO_THIN;
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");

@@ -102,7 +102,7 @@ typedef struct parameters {
     int tp_rank;
     int splits;           // ranks over which matrices and vocabulary are split: tp or, in UP, 1
     int parts;            // local parts of the attention's matrices, one after another: 1 or, in UP, tp
-    bool apart;           // no thin matrices: each has a bucket alone
+    bool no_thin;         // no thin matrices: each has a bucket alone
     int64_t elements;     // of this rank, padding included
     int64_t owned;        // elements of all shards that this rank owns
     real *weight;         // (elements)
@@ -118,9 +118,9 @@ typedef struct parameters {
 
 // Dies (together), before memory is taken, unless heads divide channels, and tp divides heads, those of keys, and the MLP's units.
 // Weights and gradients are zero.
-// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs; KEPT_APART: there are
+// shard_bytes: of the gradients of a bucket of thin matrices, at least; 0: 64 KiB, within a host and on CPUs; NO_THIN: there are
 // none, each matrix has a bucket alone.
-enum { KEPT_APART = -1 };
+enum { NO_THIN = -1 };
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy, double shard_bytes);
 void params_free(parameters *p);
 

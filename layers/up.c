@@ -25,10 +25,10 @@ typedef struct job {
     group_rows *linear; // is computed on one side of the communication,
     time_steps *attend; // and this on the other; NULL: nothing is
     cf_side linear_side;
-    const real *in;     // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
-    matrix_gradient dw; // backward of QKV, if group by group
-    bool begun;         // an earlier slice was enqueued behind the communication, where head groups or time steps are added up:
-    cf_event added;     // when it has added to the sums
+    const real *in;          // (Ts, B, C) of the linear layer: its input or, backward of QKV, what its input was in forward
+    gradient_destination dw; // backward of QKV, if group by group
+    bool begun;     // an earlier slice was enqueued behind the communication, where head groups or time steps are added up:
+    cf_event added; // when it has added to the sums
 } job;
 
 // Attention of the time steps of a span.
@@ -120,7 +120,7 @@ static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t
 // a group has arrived, its part of the weight gradient, which hides what still arrives of others.
 static void qkv_backward(const job *j, int64_t group, int64_t first, int64_t rows, real *dqkv, cf_stream *stream) {
     const int64_t B = j->g->pass.B, C = j->g->params.shape.C, width = j->width;
-    const matrix_gradient dw = j->dw;
+    const gradient_destination dw = j->dw;
     linear_dgrad(j->g->sums + first * B * C, dqkv, j->g->up.ready[group], NULL, group != j->g->mesh->tp_group.rank,
                  linear_all(rows * B), C, width, stream);
     j->g->up.dy[group] = dqkv - first * B * width; // the group's shard

@@ -97,7 +97,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, const optim
     for (int i = 0; i < p->buckets; i++) z->bucket[i].of = &p->bucket[i];
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
-    z->gradient = cf_host_alloc(p->tensors, sizeof *z->gradient, "places of gradients");
+    z->destination = cf_host_alloc(p->tensors, sizeof *z->destination, "places of gradients");
     order_buckets(z);
     choose_owners(z, rows, how->round_gradients ? GRADIENTS_READY : how->gradients);
     for (zero_bucket *s = z->bucket; s < z->end; s++) create_bucket(z, s, rows, how);
@@ -116,7 +116,7 @@ void zero_free(zero_shards *z) {
         if (!s->shares_staging) cf_fuse_free(s->reduce), cf_free(s->rounded);
         cf_fuse_free(s->gather);
     }
-    free(z->bucket), free(z->forward), free(z->backward), free(z->gradient);
+    free(z->bucket), free(z->forward), free(z->backward), free(z->destination);
     for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(z->state[k]);
     cf_free(z->master), cf_free(z->squares);
     homes_free(z->muon);
@@ -207,15 +207,15 @@ void zero_begin_backward(zero_shards *z, bool first, bool last) {
         const param_tensor *t = &p->placed[i];
         const int bias = params_bias(&p->shape, t->tensor); // one that is not split is layer norm's backward's
         if (p->bucket[t->bucket].kind > BUCKET_TABLE) continue;
-        matrix_gradient to = {.place = choose_place(z, t), .at = p->grad + t->first, .add = !first};
+        gradient_destination to = {.place = choose_place(z, t), .at = p->grad + t->first, .add = !first};
         if (bias >= 0 && params_is_split(bias) && to.place < GRADIENT_AFTER) to.db = params_grad(p, bias, t->layer);
-        z->gradient[i] = to;
+        z->destination[i] = to;
         z->bucket[t->bucket].missing++;
     }
 }
 
-const matrix_gradient *zero_decided(const zero_shards *z, int tensor, int64_t layer) {
-    return &z->gradient[params_find(z->params, tensor, layer) - z->params->placed];
+const gradient_destination *zero_decided(const zero_shards *z, int tensor, int64_t layer) {
+    return &z->destination[params_find(z->params, tensor, layer) - z->params->placed];
 }
 
 // --- gradients ---
@@ -226,14 +226,14 @@ static void finish_reduce(zero_shards *z, zero_bucket *s) {
         convert_to_accum(s->shard, cf_fuse_finish(s->reduce), s->of->shard, z->context->stream);
     else if (s->reduce)
         s->shard = cf_fuse_finish(s->reduce);
-    s->gradient = GRADIENT_REDUCED;
+    s->reduction = GRADIENT_REDUCED;
 }
 
 // Finishes an earlier reduction that uses the same staging memory first.
 static void begin_reduce(zero_shards *z, zero_bucket *s, weight_gradient *computed) {
     const param_bucket *b = s->of;
     for (zero_bucket *earlier = z->bucket; earlier < z->end && s->reduce; earlier++)
-        if (earlier->reduce == s->reduce && earlier->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, earlier);
+        if (earlier->reduce == s->reduce && earlier->reduction == GRADIENT_IN_FLIGHT) finish_reduce(z, earlier);
     void *gradient = z->params->grad + b->first;
     if (s->rounded) {
         convert_to_real(s->rounded, gradient, b->count, z->context->stream);
@@ -241,7 +241,7 @@ static void begin_reduce(zero_shards *z, zero_bucket *s, weight_gradient *comput
     }
     if (s->reduce)
         cf_fuse_begin(s->reduce, gradient, b->shard / b->row, b->row, computed ? zero_gradient_rows : NULL, computed, b->layer);
-    s->gradient = GRADIENT_IN_FLIGHT;
+    s->reduction = GRADIENT_IN_FLIGHT;
 }
 
 // Rows [first, first + rows) of the local matrix may belong to several parts; those after the last part are padding.
@@ -274,7 +274,7 @@ void zero_weight_gradient(zero_shards *z, int tensor, int64_t layer, weight_grad
 
 void zero_reduce(zero_shards *z, int64_t layer) {
     for (zero_bucket *s = z->bucket; s < z->end && z->last && z->gradients != GRADIENTS_END; s++)
-        if (s->of->layer == layer && s->missing == 0 && s->gradient == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
+        if (s->of->layer == layer && s->missing == 0 && s->reduction == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
 }
 
 // The squares of the first shards are summed while the last are still being reduced, always in this order. A single rank owns everything, side
@@ -284,9 +284,9 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
     const bool alone = p->bucket[p->buckets - 1].group->size == 1;
     for (int n = 0; n < p->buckets; n++) {
         zero_bucket *s = z->backward[n];
-        if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
-        if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, s);
-        s->gradient = GRADIENT_PARTIAL; // in the next step
+        if (s->reduction == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
+        if (s->reduction == GRADIENT_IN_FLIGHT) finish_reduce(z, s);
+        s->reduction = GRADIENT_PARTIAL; // in the next step
         if (s->of->kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->shard);
         if (!alone) sum_of_squares(sum, z->squares, s->shard, s->of->shard, z->context->stream);
     }

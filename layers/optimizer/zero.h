@@ -32,12 +32,12 @@ typedef enum gradient_place {
     GRADIENT_OWNERS     // then, too: inside the reduce-scatter of its bucket
 } gradient_place;
 
-// The gradient of a weight matrix: decided once for a micro-batch, when backward begins (zero_begin_backward()).
-typedef struct matrix_gradient {
+// Where the gradient of a weight matrix goes: decided once for a micro-batch, when backward begins (zero_begin_backward()).
+typedef struct gradient_destination {
     gradient_place place;
     accum *at, *db; // db += the gradient of the bias; NULL: is not computed with the matrix'
     bool add;       // to the values there; if not, those are the previous step's and are overwritten
-} matrix_gradient;
+} gradient_destination;
 
 // Weights of a bucket: complete; this rank's shard is not updated yet; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FLIGHT } weights_state;
@@ -50,7 +50,7 @@ typedef struct zero_bucket {
     real *rounded;            // (bucket) the gradient as it is communicated; NULL: as it is
     bool by_owners;           // reduce computes the gradient that it sends
     int missing;              // matrices whose gradient this micro-batch has not computed yet
-    gradient_state gradient;
+    gradient_state reduction;
     weights_state weights;
     accum *shard;  // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
     char name[32]; // in messages and traces
@@ -65,10 +65,10 @@ struct zero_shards {
     zero_bucket *bucket, *end; // [params->buckets], the end of these
     // [params->buckets] in the order of forward's needs; in that of finishing reductions
     zero_bucket **forward, **backward;
-    int gathers_begun;         // in forward order, since the last update
-    cf_fuse *arrives[TENSORS]; // the operation that brings one factor of a matrix' gradient; NULL: none does
-    matrix_gradient *gradient; // [params->tensors] of this micro-batch, as placed; vectors have none
-    bool last;                 // this is the step's last micro-batch, after which gradients are communicated
+    int gathers_begun;                 // in forward order, since the last update
+    cf_fuse *arrives[TENSORS];         // the operation that brings one factor of a matrix' gradient; NULL: none does
+    gradient_destination *destination; // [params->tensors] of this micro-batch, as placed; vectors have none
+    bool last;                         // this is the step's last micro-batch, after which gradients are communicated
     const optimizer_row *optimizer;
     optimizer_settings update;      // of shards that are not updated yet
     accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket; the first state_from have none
@@ -96,13 +96,13 @@ bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard 
 
 // Decides where all weight gradients of this micro-batch are computed. first, last: of the step.
 void zero_begin_backward(zero_shards *z, bool first, bool last);
-const matrix_gradient *zero_decided(const zero_shards *z, int tensor, int64_t layer); // what was decided
+const gradient_destination *zero_decided(const zero_shards *z, int tensor, int64_t layer); // what was decided
 // Of a local matrix in `parts` parts: that of part i (OC, IC) is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
 typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]
     int64_t R, OC, IC;
     int parts;
-    matrix_gradient to;
+    gradient_destination to;
 } weight_gradient;
 // Both factors are complete: computes the gradient, unless slices have. Once a micro-batch for each matrix; fills OC, IC and to.
 // The gradients of the biases of QKV and the MLP's first product come with it. But if it comes after others (GRADIENT_AFTER,

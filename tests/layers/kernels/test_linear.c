@@ -244,7 +244,7 @@ KERNEL_TEST(weight_gradient_in_place) {
     cf_mesh mesh;
     create_parts(&p, &mesh);
     zero_shards z = {.context = &context, .params = &p, .bucket = test_buffer(p.buckets * (int64_t)sizeof *z.bucket)};
-    z.gradient = test_buffer(p.tensors * (int64_t)sizeof *z.gradient);
+    z.destination = test_buffer(p.tensors * (int64_t)sizeof *z.destination);
     memset(z.bucket, 0, (size_t)p.buckets * sizeof *z.bucket);
     for (int first = 1; first >= 0; first--) {
         zero_begin_backward(&z, first, false);
@@ -261,7 +261,7 @@ KERNEL_TEST(place_of_a_weight_gradient) {
     create_parts(&p, &mesh);
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
-    zero_shards z = {.params = &p, .bucket = bucket, .gradient = test_buffer(p.tensors * (int64_t)sizeof *z.gradient)};
+    zero_shards z = {.params = &p, .bucket = bucket, .destination = test_buffer(p.tensors * (int64_t)sizeof *z.destination)};
     bucket[params_find(&p, QKVW, 1)->bucket].by_owners = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
         p.strategy = may_wait ? STRATEGY_TPSP : STRATEGY_UP;
