@@ -8,7 +8,6 @@ import tempfile
 import unittest
 
 import chaos
-import harness
 import test_saving
 
 STEPS, KILLS = 60, 6

@@ -4,7 +4,6 @@
 # limit: 600
 import os
 
-import harness
 import meshes
 
 
