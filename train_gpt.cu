@@ -94,7 +94,7 @@ static void make_model(trainer *t) {
     r->context = &t->context, r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->peak_emulated = peak_emulated();
     r->last.step = -1, r->accumulation = (int)(opt->batch / (opt->micro_batch * opt->dp));
-    if (t->model.zero.muon) r->muon_ms = &t->model.zero.muon->ms;
+    if (t->model.zero.homes) r->muon_ms = &t->model.zero.homes->ms;
     r->parameters = params_count(&shape), r->flops = params_flops(&shape, opt->seq);
     if (*opt->export_to) return;
     r->train = startup_tokens(opt, "train", opt->train, shape.V);

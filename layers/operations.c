@@ -93,7 +93,7 @@ void dry_run(gpt_step *s, FILE *out) {
     zero_explain(&g->zero, out);
     fprintf(out, "  ");
     lookup_explain(&g->embedding, out);
-    homes_explain(g->zero.muon, out);
+    homes_explain(g->zero.homes, out);
     gpt_operations(g, count_operation, &sum);
     gpt_step_operations(s, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %ld exchanges of rank 0 in %ld units, %ld native collectives\n", sum.exchanges,

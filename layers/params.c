@@ -291,7 +291,7 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
     b->shard = ceil_div(ceil_div(b->used, b->row), group->size) * b->row;
     if (tensor < 0) b->shard = round_up(b->shard, PACK);
     b->count = b->shard * group->size;
-    b->owned = p->owned, p->owned += b->shard;
+    b->owned_before = p->owned, p->owned += b->shard;
     p->elements = b->first + b->count;
     p->buckets++;
 }

@@ -88,7 +88,7 @@ typedef struct param_bucket {
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
     int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
     int64_t decayed, used; // elements, from the first on, of tensors that decay, of all tensors; the others are padding
-    int64_t owned;         // elements that this rank owns in the buckets before
+    int64_t owned_before;  // elements that this rank owns in the buckets before
 } param_bucket;
 
 typedef struct param_tensor { // the local part of one layer's tensor, padding of its rows included

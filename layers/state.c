@@ -16,7 +16,7 @@ void state_create(rank_state *s, const zero_shards *z) {
             int64_t begin = first, end = first + r.count;
             if (!params_owned(b, &begin, &end)) continue;
             s->run = cf_host_grow(s->run, &room, s->runs + 1, sizeof *s->run, "a copy of the state");
-            const int64_t whole = r.whole + begin - first, at = b->owned + begin - params_first_owned(b);
+            const int64_t whole = r.whole + begin - first, at = b->owned_before + begin - params_first_owned(b);
             s->run[s->runs++] = (state_run){t->tensor, t->layer, whole, end - begin, at};
         }
     for (int kind = 0; kind < s->kinds.count; kind++)
@@ -35,7 +35,7 @@ void state_copy(rank_state *s, const zero_shards *z) {
     cf_stream *stream = z->context->stream;
     for (int i = 0; !z->master && i < z->params->buckets; i++) { // the weights themselves are accum
         const param_bucket *b = &z->params->bucket[i];
-        cf_copy(s->value[STATE_WEIGHT] + b->owned, z->params->weight + params_first_owned(b), b->shard * size, stream);
+        cf_copy(s->value[STATE_WEIGHT] + b->owned_before, z->params->weight + params_first_owned(b), b->shard * size, stream);
     }
     if (z->master) cf_copy(s->value[STATE_WEIGHT], z->master, bytes, stream);
     for (int k = 0; k + 1 < s->kinds.count; k++) {

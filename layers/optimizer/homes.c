@@ -105,15 +105,15 @@ static int64_t owned(const param_bucket *b) {
 }
 
 static void send(zero_shards *z) {
-    homes *h = z->muon;
+    homes *h = z->homes;
     const home_round *r = &h->round[h->sent++];
     const cf_trace_work work = cf_trace_begin(z->context->trace, "momentum", r->first->bucket->layer, z->context->stream);
     for (const home_matrix *m = r->first; m < r->end; m++) {
         zero_bucket *s = &z->bucket[m->bucket - z->params->bucket];
         if (owned(m->bucket) > 0)
-            nesterov_momentum(h->leaving + m->home * r->slice + m->at, z->state[0] + m->bucket->owned, s->shard, owned(m->bucket),
-                              z->update, z->context->stream);
-        s->shard = NULL;
+            nesterov_momentum(h->leaving + m->home * r->slice + m->at, z->state[0] + m->bucket->owned_before, s->reduced,
+                              owned(m->bucket), z->update, z->context->stream);
+        s->reduced = NULL;
     }
     cf_trace_end(z->context->trace, work, -1, z->context->stream);
     cf_fuse_begin(h->there, h->leaving, r->slice, 1, NULL, NULL, r->first->bucket->layer);
@@ -150,7 +150,7 @@ static void place_mine(const homes *h, const home_round *r, const gpt_shape *s, 
 }
 
 static void update_owned(zero_shards *z) {
-    homes *h = z->muon;
+    homes *h = z->homes;
     const parameters *p = z->params;
     const home_round *r = &h->round[h->updated++];
     const real *x = cf_fuse_finish(h->back);
@@ -160,7 +160,7 @@ static void update_owned(zero_shards *z) {
         zero_bucket *s = &z->bucket[b - p->bucket];
         const int64_t longer = larger(params_section_rows(&p->shape, b->tensor, 0), params_columns(&p->shape, b->tensor));
         if (owned(b) > 0)
-            orthogonal_update(p->weight + params_first_owned(b), z->master ? z->master + b->owned : NULL,
+            orthogonal_update(p->weight + params_first_owned(b), z->master ? z->master + b->owned_before : NULL,
                               x + m->home * r->slice + m->at, owned(b), 1 - z->update.lr * z->update.weight_decay,
                               -0.2 * z->update.lr * sqrt((double)longer), z->context->stream);
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
@@ -169,7 +169,7 @@ static void update_owned(zero_shards *z) {
 }
 
 void homes_begin(zero_shards *z) {
-    homes *h = z->muon;
+    homes *h = z->homes;
     h->ms = 0;
     for (const home_round *r = h->round; r < h->round + h->rounds; r++)
         if (h->timed && cf_event_remembered(r->began)) h->ms += cf_event_ms(r->ended) - cf_event_ms(r->began);
@@ -178,7 +178,7 @@ void homes_begin(zero_shards *z) {
 }
 
 bool homes_continue(zero_shards *z) {
-    homes *h = z->muon;
+    homes *h = z->homes;
     if (!h || h->done == h->rounds) return false;
     cf_stream *stream = z->context->stream;
     home_round *r = &h->round[h->done++];
@@ -197,7 +197,7 @@ bool homes_continue(zero_shards *z) {
 }
 
 void homes_finish(zero_shards *z) {
-    if (z->muon && z->muon->updated < z->muon->done) update_owned(z);
+    if (z->homes && z->homes->updated < z->homes->done) update_owned(z);
 }
 
 // --- for --dry-run ---

@@ -103,10 +103,10 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, const optim
     for (zero_bucket *s = z->bucket; s < z->end; s++) create_bucket(z, s, rows, how);
     const int64_t bytes = p->owned * (int64_t)sizeof(accum);
     for (int k = 0; k + 1 < optimizer_kinds(o).count; k++) {
-        z->state_from[k] = k < o->states ? 0 : p->bucket[p->table].owned;
+        z->state_from[k] = k < o->states ? 0 : p->bucket[p->table].owned_before;
         z->state[k] = cf_alloc(bytes - z->state_from[k] * (int64_t)sizeof(accum), "optimizer state");
     }
-    if (o->others) z->muon = homes_create(z, how);
+    if (o->others) z->homes = homes_create(z, how);
     if (REAL_DTYPE != ACCUM_DTYPE) z->master = cf_alloc(bytes, "master weights");
     z->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
 }
@@ -119,13 +119,13 @@ void zero_free(zero_shards *z) {
     free(z->bucket), free(z->forward), free(z->backward), free(z->destination);
     for (int k = 0; k < OPTIMIZER_STATES; k++) cf_free(z->state[k]);
     cf_free(z->master), cf_free(z->squares);
-    homes_free(z->muon);
+    homes_free(z->homes);
 }
 
 void zero_start(zero_shards *z) {
     const parameters *p = z->params;
     for (const param_bucket *b = p->bucket; z->master && b < p->bucket + p->buckets; b++)
-        convert_to_accum(z->master + b->owned, p->weight + params_first_owned(b), b->shard, z->context->stream);
+        convert_to_accum(z->master + b->owned_before, p->weight + params_first_owned(b), b->shard, z->context->stream);
 }
 
 // --- weights ---
@@ -221,11 +221,11 @@ const gradient_destination *zero_decided(const zero_shards *z, int tensor, int64
 // --- gradients ---
 
 static void finish_reduce(zero_shards *z, zero_bucket *s) {
-    s->shard = z->params->grad + params_first_owned(s->of);
+    s->reduced = z->params->grad + params_first_owned(s->of);
     if (s->rounded)
-        convert_to_accum(s->shard, cf_fuse_finish(s->reduce), s->of->shard, z->context->stream);
+        convert_to_accum(s->reduced, cf_fuse_finish(s->reduce), s->of->shard, z->context->stream);
     else if (s->reduce)
-        s->shard = cf_fuse_finish(s->reduce);
+        s->reduced = cf_fuse_finish(s->reduce);
     s->reduction = GRADIENT_REDUCED;
 }
 
@@ -287,8 +287,8 @@ void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
         if (s->reduction == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
         if (s->reduction == GRADIENT_IN_FLIGHT) finish_reduce(z, s);
         s->reduction = GRADIENT_PARTIAL; // in the next step
-        if (s->of->kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->shard);
-        if (!alone) sum_of_squares(sum, z->squares, s->shard, s->of->shard, z->context->stream);
+        if (s->of->kind == BUCKET_TABLE) lookup_finish_delivery(embedding, s->reduced);
+        if (!alone) sum_of_squares(sum, z->squares, s->reduced, s->of->shard, z->context->stream);
     }
     if (alone) sum_of_squares(sum, z->squares, p->grad, p->elements, z->context->stream);
 }
@@ -301,7 +301,7 @@ int64_t zero_nonfinite(zero_shards *z, double *scratch) {
         double sum = 0; // of squares
         if (!params_owned(b, &begin, &end)) continue;
         cf_zero(scratch, (int64_t)sizeof sum, z->context->stream);
-        sum_of_squares(scratch, z->squares, z->bucket[t->bucket].shard + begin - params_first_owned(b), end - begin,
+        sum_of_squares(scratch, z->squares, z->bucket[t->bucket].reduced + begin - params_first_owned(b), end - begin,
                        z->context->stream);
         cf_copy(&sum, scratch, (int64_t)sizeof sum, z->context->stream);
         cf_stream_sync(z->context->stream);
@@ -314,7 +314,7 @@ int64_t zero_nonfinite(zero_shards *z, double *scratch) {
 
 // Does the next bucket continue this one in memory, one owner's like it, and do all elements of both decay?
 static bool continues(const zero_bucket *s) {
-    return s->of->layer >= 0 && s->of->group->size == 1 && s[1].of->group->size == 1 && s[1].shard;
+    return s->of->layer >= 0 && s->of->group->size == 1 && s[1].of->group->size == 1 && s[1].reduced;
 }
 
 // The optimizer's step on this rank's shard of one bucket, once, and, in the same call, on the buckets that continue it: a layer's matrices apart
@@ -322,7 +322,7 @@ static bool continues(const zero_bucket *s) {
 static void update(zero_shards *z, zero_bucket *s) {
     const param_bucket *b = s->of;
     cf_stream *stream = z->context->stream;
-    const accum *gradient = s->shard;
+    const accum *gradient = s->reduced;
     zero_bucket *last = s;
     if (!gradient) return;
     while (continues(last)) last++;
@@ -333,16 +333,16 @@ static void update(zero_shards *z, zero_bucket *s) {
         if (!params_owned(b, &begin, &end)) continue;
         if (last > s) end = last->of->first + last->of->used;
         if (!decays) settings.weight_decay = 0;
-        const int64_t done = begin - params_first_owned(b), at = b->owned + done;
+        const int64_t done = begin - params_first_owned(b), at = b->owned_before + done;
         accum *state[OPTIMIZER_STATES] = {NULL};
-        const optimizer_row *o = z->muon ? z->optimizer->others : z->optimizer;
+        const optimizer_row *o = z->homes ? z->optimizer->others : z->optimizer;
         for (int k = 0; k < o->states; k++) state[k] = z->state[k] + (at - z->state_from[k]);
         optimizer_update(o, z->params->weight + begin, z->master ? z->master + at : NULL, state, gradient + done, end - begin,
                          settings, stream);
     }
     cf_trace_end(z->context->trace, work, -1, stream);
     for (; s <= last; s++) {
-        s->shard = NULL;
+        s->reduced = NULL;
         s->weights = s->gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
     }
 }
@@ -351,7 +351,7 @@ static void update(zero_shards *z, zero_bucket *s) {
 void zero_update_embeddings_and_vectors(zero_shards *z, optimizer_settings settings) {
     z->update = settings, z->gathers_begun = 0;
     for (zero_bucket *s = z->bucket; s < z->end; s++) s->weights = WEIGHTS_NOT_UPDATED;
-    if (z->muon) homes_begin(z);
+    if (z->homes) homes_begin(z);
     for (zero_bucket *s = z->end - 1; s->of->layer < 0; s--) update(z, s);
 }
 
@@ -360,7 +360,7 @@ void zero_update_layers(zero_shards *z) {
     do {
         for (int n = 0; n < z->params->buckets; n++) {
             zero_bucket *s = z->forward[n];
-            if (!z->muon) update(z, s);
+            if (!z->homes) update(z, s);
             if (s->weights == WEIGHTS_UPDATED && gather_layer(z, s) <= last_to_prefetch(z, s, 0)) begin_gather(z, s);
         }
     } while (homes_continue(z));
@@ -394,7 +394,7 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
         snprintf(place, sizeof place, "weights, during update and forward%s", each);
         visit(argument, place, s->gather, times);
     }
-    homes_operations(z->muon, visit, argument);
+    homes_operations(z->homes, visit, argument);
 }
 
 static void explain_bucket(const zero_shards *z, const zero_bucket *s, FILE *out) {

@@ -52,8 +52,8 @@ typedef struct zero_bucket {
     int missing;              // matrices whose gradient this micro-batch has not computed yet
     gradient_state reduction;
     weights_state weights;
-    accum *shard;  // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
-    char name[32]; // in messages and traces
+    accum *reduced; // (bucket's shard) this rank's shard of the reduced gradient; NULL: the update has used it
+    char name[32];  // in messages and traces
 } zero_bucket;
 
 struct zero_shards {
@@ -73,9 +73,9 @@ struct zero_shards {
     optimizer_settings update;      // of shards that are not updated yet
     accum *state[OPTIMIZER_STATES]; // (params->owned) of this rank's shards, bucket by bucket; the first state_from have none
     int64_t state_from[OPTIMIZER_STATES];
-    homes *muon;     // muon's; else NULL
-    accum *master;   // (params->owned) their weights if `real` is not accum; else NULL
-    double *squares; // (SQUARES_SCRATCH)
+    struct homes *homes; // Muon's; else NULL
+    accum *master;       // (params->owned) their weights if `real` is not accum; else NULL
+    double *squares;     // (SQUARES_SCRATCH)
 };
 
 // rows: of the activations from which a weight gradient is computed.

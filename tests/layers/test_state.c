@@ -278,10 +278,10 @@ KERNEL_TEST(a_copy_does_not_change) {
 // Element n of all that a rank owns, and where it belongs.
 static accum *gradient_at(const zero_shards *o, const element_place *places, int64_t n, element_place *place) {
     int i = o->params->buckets - 1;
-    while (o->params->bucket[i].owned > n) i--;
+    while (o->params->bucket[i].owned_before > n) i--;
     const param_bucket *b = &o->params->bucket[i];
-    *place = places[b->first + b->group->rank * b->shard + n - b->owned];
-    return &o->bucket[i].shard[n - b->owned];
+    *place = places[b->first + b->group->rank * b->shard + n - b->owned_before];
+    return &o->bucket[i].reduced[n - b->owned_before];
 }
 
 // Two are not finite; the first is named, unless it is padding.
@@ -309,8 +309,8 @@ KERNEL_TEST(the_first_gradient_that_is_not_finite_is_named) {
             zero_shards *o = &s.rank[r];
             zero_bucket *bucket = test_buffer(o->params->buckets * (int64_t)sizeof *bucket);
             for (int i = 0; i < o->params->buckets; i++) {
-                bucket[i].shard = random_buffer(o->params->bucket[i].shard);
-                bucket[i].shard[0] = 3e38f; // large, but finite
+                bucket[i].reduced = random_buffer(o->params->bucket[i].shard);
+                bucket[i].reduced[0] = 3e38f; // large, but finite
             }
             o->bucket = bucket;
             o->squares = test_buffer(SQUARES_SCRATCH * (int64_t)sizeof *o->squares);

@@ -28,7 +28,7 @@ static void gradients_into_weights(gpt *g) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
         real *weights = p->weight + b->first + owner * b->shard;
-        for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(g->zero.state[0][b->owned + k]);
+        for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(g->zero.state[0][b->owned_before + k]);
         cf_fuse *gather = g->zero.bucket[i].gather;
         if (gather) cf_fuse_run(gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }
