@@ -68,7 +68,7 @@ def layer_of(events):
 # Colours and texts of the legend: of products by the last word of an event's name, of others by its kind.
 PLACES = {"att.qkv": ("#7fb3d5", "QKV"), "att.proj": ("#76d7c4", "attention and projection"),
           "mlp.fc1": ("#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("#d7a8e0", "MLP 2: second product")}
-KINDS = {"block": ("#e6e8ea", "layer norm, GELU, sums"), "wait": ("#d62718", "exposed communication")}
+KINDS = {"block": ("#e6e8ea", "weight gradients, norms, GELU, sums"), "wait": ("#d62718", "exposed communication")}
 OTHER = "#c8ccd0"
 COMPUTING, TRANSFER = {"edgecolor": "white", "linewidth": 0.5}, {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
 COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
@@ -96,7 +96,7 @@ def draw(axes, events, bottom, height, style):
 
 
 def draw_panel(axes, rows, title):
-    """Draws two rows for each rank: the compute thread (exposed time in red) and the wire."""
+    """Draws two rows for each rank: the compute thread (exposed time in red) and the wire. The title has the exposed time of the rank that has most."""
     ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
@@ -120,13 +120,15 @@ def figure(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
+    legend["transfer of gradients"] = Patch(facecolor=OTHER, **TRANSFER)
     row, modes = rows[0], list(MODES)
     drawn, axes = plots.plt.subplots(2 * len(modes), figsize=(10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
     line = 0.2 / drawn.get_figheight()  # the legend has two, above the note, which has one
     drawn.get_layout_engine().set(rect=(0, 3 * line, 1, 1 - 3 * line))
     drawn.legend(legend.values(), legend, loc="lower center", ncols=4, bbox_to_anchor=(0.5, line / 2))
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-    drawn.suptitle(f"One layer of {row['model']} in training, tpsp 2x1, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
+    channels = steps.SHAPES[row["model"]][1]
+    drawn.suptitle(f"One layer of {channels} channels in training, TPSP, tp 2, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
         panels, now = axes[way * len(modes):][:len(modes)], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
