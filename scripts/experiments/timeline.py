@@ -96,7 +96,8 @@ def draw(axes, events, bottom, height, style):
 
 
 def draw_panel(axes, rows, title):
-    """Draws two rows for each rank: the compute thread (exposed time in red) and the wire. The title has the exposed time of the rank that has most."""
+    """Draws two rows for each rank: the compute thread (exposed time in red) and the wire. The title has the exposed time of the
+    rank that has most."""
     ticks, ranks = {}, sorted({row["rank"] for row in rows})
     for i, rank in enumerate(reversed(ranks)):
         events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
