@@ -25,7 +25,7 @@ from command import Problem, note, status_of
 from runner import Runner, shown, words_of
 from tables import markdown
 
-RATES = {"adamw": ("1e-3", "3e-3", "6e-3"), "muon": ("3e-3", "1e-2", "3e-2")}
+RATES = {"adamw": ("5e-4", "1e-3", "3e-3"), "muon": ("3e-3", "1e-2", "3e-2")}
 SEEDS = 1, 2, 3
 STEPS = 300
 RECIPE = dict(model="d6", seq=128, micro_batch=8, warmup=20, val_batches=8, threads=1, peak_tflops=1)
