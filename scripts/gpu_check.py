@@ -21,9 +21,11 @@ import traceback
 from functools import partial
 
 from command import Parser, some_of, status_of
+from runner import ROOT, Late
+
+sys.path.append(os.path.join(ROOT, "tests"))
 from gpu import losses, ranks, times, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
-from runner import ROOT, Late
 
 WIRES = "tests/bench/bench_wires"
 

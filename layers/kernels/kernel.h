@@ -12,7 +12,7 @@
 #include "../../commfuse/gpu/cuda.h"
 #include "real.h"
 
-#define SLOWER_NOTE "note: a slower way: " // scripts/gpu/times.py looks for it, too
+#define SLOWER_NOTE "note: a slower way: " // tests/gpu/times.py looks for it, too
 enum { WARP = 32, PACK = cf_pack<real>::N };
 
 // The fast exp: its error, some 2⁻²² times the argument, does not matter where the sigmoid is neither 0 nor 1.

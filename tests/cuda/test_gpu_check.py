@@ -1,5 +1,5 @@
 """scripts/gpu_check.py without a GPU: its plan, its figures, its judgement, and its reports of failures. The modules of
-scripts/gpu are tested.
+tests/gpu are tested.
 
 limit: 120
 """
@@ -125,7 +125,8 @@ class Plan(unittest.TestCase):
         folder = tempfile.mkdtemp(prefix="commfuse-test-")
         self.addCleanup(shutil.rmtree, folder)
         scripts = os.path.join(folder, "scripts")
-        shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
+        os.mkdir(scripts)
+        shutil.copytree(os.path.join(ROOT, "tests", "gpu"), os.path.join(folder, "tests", "gpu"),
                         ignore=shutil.ignore_patterns("__pycache__"))
         for name in "command.py", "run_log.py", "tokens.py", "tables.py", "runner.py":
             shutil.copy(os.path.join(ROOT, "scripts", name), scripts)
