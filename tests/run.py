@@ -524,8 +524,8 @@ def main():
                         "or else single cases, also by the name that a failure prints (test_meshes.Matrix.test_4x1)")
     parser.add_argument("--san", metavar="LIST", help="all of a sanitizer build: address,undefined; or thread, which runs "
                         "tests/commfuse alone")
-    parser.add_argument("--jobs", type=int, default=max(6, os.cpu_count() or 1),
-                        help="programs at a time (default: as many as there are cores, at least 6: many of them wait)")
+    parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),
+                        help="programs at a time (default: as many as there are cores, at least 4: many of them wait)")
     parser.add_argument("--first", action="store_true", help="end a program at its first case that fails")
     parser.add_argument("--build", metavar="TARGETS", help="of make, in place of all that Python files may need")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")

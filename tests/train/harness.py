@@ -73,7 +73,10 @@ def environment(**more):
     # Leaks are looked for by the tests of the parts: here Open MPI's own come in hundreds, and without the whole
     # stacks, which take minutes to gather, nothing tells them from ours.
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
+    # A rank that is alone has a daemon of Open MPI, which removes TMPDIR/ompi.<host> a while after the rank has ended: just when the
+    # next run's mpirun relies on it, which then ends ("A call to mkdir was unable to create …: File exists").
+    return {**os.environ, "ASAN_OPTIONS": sanitizer, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+            "TMPDIR": tempfile.mkdtemp(prefix="run-"), **more}
 
 
 def options(**values):

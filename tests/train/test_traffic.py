@@ -16,6 +16,7 @@ import numpy as np
 
 import harness
 import reference
+import shapes
 import traffic
 
 STEPS = 9
@@ -83,7 +84,7 @@ class Bytes(Traffic):
                 self.assertBytes(shape, strategy, tp, dp, tail_free=shape is WIDE and (strategy == "up" or dp > 1))
 
     def test_of_a_llama_that_shares_keys(self):
-        llama = dataclasses.replace(WIDE, heads=8, KV=2, F=384)
+        llama = dataclasses.replace(WIDE, heads=8, KV=2, F=384, block=shapes.LLAMA)
         for strategy, tp, dp in MESHES[:3] + MESHES[4:7]:
             self.assertBytes(llama, strategy, tp, dp)
 

@@ -43,7 +43,7 @@ static void send(int number) {
 static void abort_by_launcher(int status) {
     (void)status;
     send(SIGTERM);
-    rest(MOMENT_MS);
+    rest(LIMIT_MS); // the thread that listens ends it
     _exit(UNEXPECTED);
 }
 
