@@ -75,8 +75,10 @@ def environment(**more):
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
     # A rank that is alone has a daemon of Open MPI, which removes TMPDIR/ompi.<host> a while after the rank has ended: just when the
     # next run's mpirun relies on it, which then ends ("A call to mkdir was unable to create …: File exists").
+    temporary = tempfile.mkdtemp(prefix="run-")
+    os.chmod(temporary, 0o1777)  # as /tmp is
     return {**os.environ, "ASAN_OPTIONS": sanitizer, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
-            "TMPDIR": tempfile.mkdtemp(prefix="run-"), **more}
+            "TMPDIR": temporary, **more}
 
 
 def options(**values):

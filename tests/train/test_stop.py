@@ -54,7 +54,9 @@ class Stopping(checkpoints.Case):
         started = self.start(out=out, log=log, **values)
         self.in_training(started, out, log)
         with contextlib.suppress(KeyError, ProcessLookupError):  # it has ended
-            os.kill(started.process.pid if to is None else started.processes()[to], number)
+            ranks = started.processes()
+            for pid in [started.process.pid] if to is None else ranks.values() if to == "all" else [ranks[to]]:
+                os.kill(pid, number)
         result = started.wait(60)
         if checkpoints.newest(out) < self.steps or tries == 1:
             return started, result
@@ -121,11 +123,7 @@ class Stop(Stopping):
 
     def test_every_rank_at_once(self):
         out, log = self.fresh("out"), self.fresh("log.jsonl")
-        started = self.start(tp=2, dp=2, out=out, log=log, overlap="ring")
-        self.in_training(started, out, log)
-        for pid in started.processes().values():
-            os.kill(pid, signal.SIGTERM)
-        result = started.wait()
+        _, result = self.signalled(signal.SIGTERM, "all", out, log, tp=2, dp=2, overlap="ring")
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertEqual(result.err.count("ends after this step"), 4, str(result))
         expected = self.undisturbed(2, 2, save_every=0, overlap="direct")  # the same bits as ring
