@@ -121,15 +121,15 @@ def figure(rows):
     """A panel for each mode and direction, forward above backward; panels of a direction share the time axis."""
     legend = {text: Patch(facecolor=colour) for colour, text in [*PLACES.values(), *KINDS.values()]}
     legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
-    legend["transfer of gradients"] = Patch(facecolor=OTHER, **TRANSFER)
+    legend["transfer of the embedding and of vectors"] = Patch(facecolor=OTHER, **TRANSFER)
     row, modes = rows[0], list(MODES)
     drawn, axes = plots.plt.subplots(2 * len(modes), figsize=(10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
     line = 0.2 / drawn.get_figheight()  # the legend has two, above the note, which has one
     drawn.get_layout_engine().set(rect=(0, 3 * line, 1, 1 - 3 * line))
     drawn.legend(legend.values(), legend, loc="lower center", ncols=4, bbox_to_anchor=(0.5, line / 2))
     link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-    channels = steps.SHAPES[row["model"]][1]
-    drawn.suptitle(f"One layer of {channels} channels in training, TPSP, tp 2, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
+    channels, tokens = steps.SHAPES[row["model"]][1], f"{row['batch']} x {row['seq']} tokens"
+    drawn.suptitle(f"One layer of {channels} channels in training, TPSP, tp 2, {tokens}, {link}", fontsize=11)
     for way, direction in enumerate(("forward", "backward")):
         panels, now = axes[way * len(modes):][:len(modes)], select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
