@@ -64,7 +64,7 @@ class Clone(unittest.TestCase):
             self.assertEqual([step["run"] for step in yaml.safe_load(text)["jobs"]["all"]["steps"] if "run" in step], commands)
 
     def test_the_citation_names_the_paper_and_the_licence(self):
-        text = (ROOT / "CITATION.cff").read_text()
+        text = (ROOT / ".github/CITATION.cff").read_text()
         paper = re.search(r"arXiv (\d+\.\d+)", (ROOT / "README.md").read_text())[1]
         self.assertIn(f"https://arxiv.org/abs/{paper}", text)
         self.assertIn(f"license: {(ROOT / 'LICENSE').read_text().split()[0]}\n", text)
