@@ -3,11 +3,11 @@
 // whose sum they use (where one rank has all of a row-parallel layer, its product adds both). Their weight gradients are partial
 // sums, which zero.c adds up over the world.
 //
-// With recompute in TPSP, the gather of a saved input depends on nothing that backward computes. It is posted one operation early, where computation is
-// left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only its reduce-scatter.
-// A weight gradient that is sent owner by owner (zero.h) is computed after these. QKV's comes last, after the gradient of the
-// block's input; in the first block it always does, to hide the transfers of the embedding's backward (all-gather ▸ scatter-add,
-// then rows to their owners), which has begun by then.
+// With recompute in TPSP, the gather of a saved input depends on nothing that backward computes. It is posted one operation early,
+// where computation is left to hide it: fc's during fcproj's backward, QKV's during fc's, since QKV's own backward can hide only
+// its reduce-scatter. A weight gradient that is sent owner by owner (zero.h) is computed after these. QKV's comes last, after the
+// gradient of the block's input; in the first block it always does, to hide the transfers of the embedding's backward (all-gather ▸
+// scatter-add, then rows to their owners), which has begun by then.
 //
 // The loops over layers call zero.h, which says how weights arrive and gradients leave.
 #include "model.h"

@@ -91,8 +91,8 @@ void gpt_free(gpt *g);
 // A forward pass in two parts. The first begins the lookup, unless it needs more of the token table than this rank's shard, and
 // hides its transfers behind the rest of an update (zero_update_layers). inputs, targets (T, B): host memory. targets NULL: no loss.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// scale: not 0 if backward follows, which computes gradients of scale · (sum of losses + z_loss · lse²); then the sum of the losses of this
-// rank's shard is added to *g->loss.
+// scale: not 0 if backward follows, which computes gradients of scale · (sum of losses + z_loss · lse²); then the sum of the losses
+// of this rank's shard is added to *g->loss.
 void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients. first, last: this is the step's first or last micro-batch. The last one
 // sends the gradients; zero_finish_gradients() must follow and finishes the transfers in flight.

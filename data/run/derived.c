@@ -60,7 +60,7 @@ void derived_check(options *opt) {
         "lower --micro-batch or --seq, use more ranks, or raise a limit named here; --dry-run prints memory by purpose";
     if (strcmp(opt->reduce_dtype, "bf16") == 0 && strcmp(opt->dtype, "bf16") != 0)
         cf_die_together("add --dtype bf16, or leave it out",
-                        "--reduce-dtype bf16: gradients travel in fp32 or in the type of weights, %s", opt->dtype);
+                        "--reduce-dtype bf16: gradients are sent in fp32 or in the type of weights, %s", opt->dtype);
     const cf_algorithm *schedule = derived_schedule(opt).algorithm;
     if (schedule && schedule->bound && *opt->out)
         cf_die_together("leave out --out, or choose another --overlap",

@@ -90,7 +90,7 @@ CHOICE(recompute, "recompute", "auto", "auto|0|1",
 CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
     "type of weights and activations, in memory and on the wire; auto: fp32 on a CPU, bf16 on a GPU")
 CHOICE(reduce_dtype, "reduce-dtype", "fp32", "fp32|bf16",
-    "type in which gradients of weights travel and are summed over ranks; bf16, with --dtype bf16: half the bytes, rounded sums")
+    "type in which gradients of weights are sent and summed over ranks; bf16, with --dtype bf16: half the bytes, rounded sums")
 #undef GROUP
 #define GROUP "watching"
 INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never")
@@ -123,7 +123,7 @@ INT(threads, "threads", "0", 0, 4096,
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
-FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients travel and all schedules; then stop")
+FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients are communicated, all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
     "predict the time of a step on the machine of this file, or of this name (scripts/machines/); trains nothing")
 TEXT(predict_ranks, "predict-ranks", "", "N or A:B",

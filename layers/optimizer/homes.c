@@ -82,7 +82,7 @@ homes *homes_create(const zero_shards *z, const overlap *how) {
     config.name = "matrices back";
     h->back = cf_fuse_create(z->context, config);
     const int64_t all = h->world->size * slice, bytes = all * (int64_t)sizeof(real); // no home's matrices are larger
-    h->leaving = cf_alloc(bytes, "matrices that travel"), h->returning = cf_alloc(bytes, "matrices that travel");
+    h->leaving = cf_alloc(bytes, "matrices sent"), h->returning = cf_alloc(bytes, "matrices sent");
     h->x = cf_alloc(bytes, "matrices at home");
     h->scratch = cf_alloc((ORTHOGONALISE_SCRATCH + 4 * all) * (int64_t)sizeof(accum), "matrices at home");
     h->sent = h->done = h->updated = h->rounds;

@@ -218,7 +218,7 @@ void lookup_finish_delivery(lookup *l, accum *shard) {
 
 void lookup_explain(const lookup *l, FILE *out) {
     const int64_t others = l->owners->size - 1, row = l->p->shape.C * (int64_t)(sizeof(real) + sizeof(accum)); // bytes, both ways
-    const char *how = l->by_rows ? "rows travel, each that a rank's tokens name once" : "the table travels";
+    const char *how = l->by_rows ? "rows are sent, each that a rank's tokens name once" : "the whole table is sent";
     if (others == 0)
         fprintf(out, "token embedding: one copy, nothing to keep equal\n");
     else

@@ -58,8 +58,7 @@ static void create_bucket(zero_shards *z, zero_bucket *s, int64_t rows, const ov
     const zero_bucket *lender = bucket_to_share(z, s);
     s->shares_staging = lender != NULL;
     s->reduce = lender ? lender->reduce : cf_fuse_create(z->context, config);
-    if (how->round_gradients)
-        s->rounded = lender ? lender->rounded : cf_alloc(b->count * (int64_t)sizeof(real), "gradients that travel");
+    if (how->round_gradients) s->rounded = lender ? lender->rounded : cf_alloc(b->count * (int64_t)sizeof(real), "gradients sent");
     config = overlap_config(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
     config.urgency = CF_BULK;
     s->gather = cf_fuse_create(z->context, config);
@@ -277,8 +276,8 @@ void zero_reduce(zero_shards *z, int64_t layer) {
         if (s->of->layer == layer && s->missing == 0 && s->reduction == GRADIENT_PARTIAL) begin_reduce(z, s, NULL);
 }
 
-// The squares of the first shards are summed while the last are still being reduced, always in this order. A single rank owns everything, side
-// by side.
+// The squares of the first shards are summed while the last are still being reduced, always in this order. A single rank owns
+// everything, side by side.
 void zero_finish_gradients(zero_shards *z, lookup *embedding, double *sum) {
     const parameters *p = z->params;
     const bool alone = p->bucket[p->buckets - 1].group->size == 1;
@@ -402,12 +401,12 @@ static void explain_bucket(const zero_shards *z, const zero_bucket *s, FILE *out
     const int N = b->group->size;
     const char *when = z->gradients == GRADIENTS_END ? "at the end of backward"
                        : b->kind == BUCKET_TABLE && !z->rows_travel
-                           ? "complete only at the end of backward, since the whole table travels"
+                           ? "complete only at the end of backward, since the whole table is sent"
                            : "sent when complete, during the rest of backward";
     fprintf(out, "  %-20s %8.2f MiB over %-5s ", s->name, (double)(b->count * (int64_t)sizeof(real)) / (1 << 20), b->group->name);
     if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
     if (N == 1)
-        fprintf(out, "one owner, does not travel\n");
+        fprintf(out, "one owner, not communicated\n");
     else if (s->by_owners)
         fprintf(out, "%d owners of %ld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, b->shard / b->row);
     else

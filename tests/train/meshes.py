@@ -153,8 +153,8 @@ class Matrix(Training):
         for matrix in ("qkvw", "fcw"):
             self.assertIn("owner by owner", plan[matrix])
         self.assertIn("in thin matrices", plan["fcprojw"])
-        self.assertIn("rows travel", plan["token embedding"])
-        self.assertIn("the table travels", self.plan(tp, dp, accumulate, overlap="none")["token embedding"])
+        self.assertIn("rows are sent", plan["token embedding"])
+        self.assertIn("the whole table is sent", self.plan(tp, dp, accumulate, overlap="none")["token embedding"])
 
     def check_mesh(self, tp, dp):
         for accumulate in (1, 3):
@@ -250,7 +250,7 @@ class Uneven(Training):
                 owners = tp * dp if self.strategy == "up" else dp
                 plan = self.plan(tp, dp, 3, overlap="ring")
                 self.assertIn(f"{owners} owners of {rows} rows", plan["qkvw"])
-                self.assertIn("rows travel", plan["token embedding"])
+                self.assertIn("rows are sent", plan["token embedding"])
             self.check_bits(tp, dp, 3, slices=4)
             with self.subTest(tp=tp, dp=dp, overlap="slice:4"):
                 self.assertSameTraining(self.steps_of(tp, dp, 1, overlap="slice:4"))
@@ -266,6 +266,6 @@ class Few(Training):
             if self.strategy == "up" and tp * dp == 6:
                 self.assertIn("in thin matrices", plan["fcw"])
                 self.assertIn("6 owners", plan["wte"])
-                self.assertIn("rows travel", plan["token embedding"])
+                self.assertIn("rows are sent", plan["token embedding"])
             self.check_bits(tp, dp, accumulate, slices=3)
             self.check_others(tp, dp, accumulate, slices=3)

@@ -69,11 +69,11 @@ class Plan(harness.Case):
         self.assertEqual(len(owner_by_owner(seq=128, micro_batch=64, batch=128, overlap="commfuse")), 5)
 
     def test_rows_of_the_table_travel_if_they_are_few(self):
-        for sequence, travels in ((8, "rows travel"), (256, "the table travels")):  # 128 and 4096 tokens, 256 rows of an owner
+        for sequence, sent in ((8, "rows are sent"), (256, "the whole table is sent")):  # 128 and 4096 tokens, 256 rows of an owner
             result = harness.run(harness.options(dry_run=True, dp=2, train=self.tokens, channels=48, heads=3, layers=1, vocab=512,
                                                  seq=sequence, micro_batch=16, batch=32), 1)
             self.assertEqual(result.status, 0, str(result))
-            self.assertIn(f"token embedding: {travels}", result.out)
+            self.assertIn(f"token embedding: {sent}", result.out)
 
     def test_trials_train_as_ever(self):
         """The same losses, a bounded number of marked steps, each operation once in plan, file and log."""
@@ -217,9 +217,9 @@ class Plan(harness.Case):
         result = harness.run(harness.options(dp=2, micro_batch=16, gradients="ready", out=out, **more), 2,
                              wrapper=("taskset", "-c", str(core)))
         self.assertEqual(result.status, 0, str(result))
-        for kept, travels in ((dict(dp=2, out=out), "the table travels"), (dict(dp=2, micro_batch=16), "rows travel")):
+        for kept, sent in ((dict(dp=2, out=out), "the whole table is sent"), (dict(dp=2, micro_batch=16), "rows are sent")):
             result = harness.run(harness.options(dry_run=True, **kept, **more), 1)
-            self.assertIn(f"token embedding: {travels}", result.out, str(result))
+            self.assertIn(f"token embedding: {sent}", result.out, str(result))
 
     def test_reproducible_runs_have_equal_bits(self):
         """Free, or with all ranks on one core: a run long enough for trials has none, and the same state at its end; so has one that
