@@ -10,10 +10,14 @@
 enum { ROWS = 512, C = 256, HIDDEN = 1024, RUNS = 5 };
 static const char *const schedules[] = {"none", "slice:4", "ring"};
 
-// --- the model: X[i][c] = i % 7 - 3, A[c][j] = 1 + j % 2, B[j][k] = 1 + k % 3, and so Y, whole numbers that sums of floats reach ---
+// --- the model: X[i][c] = i % 7 - 3, A[c][j] = a(j), B[j][k] = a(j) + k % 3, and so Y, whole numbers that sums of floats reach ---
+
+static int a(int j) {
+    return 1 + 4 * j / HIDDEN; // 1 to 4, so that another rank's columns give another sum
+}
 
 static float y(int64_t i, int64_t k) {
-    return i < ROWS && i % 7 > 3 ? (float)(C * (i % 7 - 3) * (HIDDEN * 3 / 2) * (1 + k % 3)) : 0;
+    return i < ROWS && i % 7 > 3 ? (float)(C * (i % 7 - 3) * (HIDDEN / 4) * (30 + 10 * (k % 3))) : 0;
 }
 
 // --- this rank's part of the computation ---
@@ -100,8 +104,8 @@ int main(void) {
     m.B = must(calloc(HIDDEN * C, sizeof *m.B));
     m.H = must(calloc(N * rows * HIDDEN, sizeof *m.H));
     for (int64_t i = r * rows * C; i < (r + 1) * rows * C && i < ROWS * C; i++) X[i] = (float)(i / C % 7 - 3);
-    for (int i = 0; i < C * hidden; i++) m.A[i] = (float)(1 + (from + i % hidden) % 2);
-    for (int i = 0; i < hidden * C; i++) m.B[i] = (float)(1 + i % C % 3);
+    for (int i = 0; i < C * hidden; i++) m.A[i] = (float)a(from + i % hidden);
+    for (int i = 0; i < hidden * C; i++) m.B[i] = (float)(a(from + i / C) + i % C % 3);
 
     bool exact = true;
     for (int i = 0; i < 3; i++) exact &= run(context, all, &m, X, Y, rows, schedules[i]);

@@ -36,7 +36,8 @@ for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.
                                  ("open", P, ctypes.c_char_p, I, D), ("open_on", P, P, ctypes.c_char_p, I, D), ("close", B, P),
                                  ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
                                  ("algorithm_find", P, ctypes.c_char_p),
-                                 ("fuse_create_sized", P, P, ctypes.POINTER(Config), ctypes.c_size_t), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
+                                 ("fuse_create_sized", P, P, ctypes.POINTER(Config), ctypes.c_size_t), ("fuse_free", B, P),
+                                 ("fuse_run", P, P, P, L, L, COMPUTE, P, I)):
     function = getattr(lib, f"cf_{name}")
     function.restype, function.argtypes = result, arguments
 
