@@ -34,8 +34,16 @@ def turns(text):
     return config, [event for event in events if event["event"] == "step" and event["round"] > 0]
 
 
+TRIAL_STEPS = 54  # of --overlap auto, at most (CF_TRIAL_STEPS)
+
+
 def steps(events):
     return [event for event in events if event["event"] == "step"]
+
+
+def warm(steps):
+    """Without the first, which takes memory from the system, and without trials."""
+    return [step for step in steps[1:] if not step.get("trial")]
 
 
 def median(steps, name):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The measured tables of README.md and of tests/bench/README.md, from rows that the repository keeps.
+"""Measured tables of documents, from rows that the repository keeps.
 
     tests/bench/measured.py            prints them
     tests/bench/measured.py --write    puts them into the documents, each between the comments that name it
 
-The rows are those of two commands (--rows names another folder than scripts/experiments/results):
+The rows are those of three commands (--rows names another folder than scripts/experiments/results):
 
     scripts/report.py --place lab --only ablation --ratio 0.7 --out DIR    ablation.csv; ablation-2.csv: another day or machine
     tests/bench/peers.py --out DIR/peers.csv                               peers.csv
+    tests/bench/optimizers.py --text FILE --out DIR/optimizers.csv         optimizers.csv, and its picture
 """
 import argparse
 import csv
@@ -19,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import numpy as np
 
+import optimizers
 import peers
 from command import Problem, status_of, write_whole
 from experiments import ablation, steps
@@ -27,7 +29,8 @@ from tables import markdown
 COMMAND = "scripts/report.py --place lab --only ablation --ratio 0.7 --out DIR"
 SHOWN = "none", "slice:4", "ring:4", "auto"
 MESHES = {"tpsp 2x1": "TPSP, tp 2", "up 2x1": "UP, tp 2", "tpsp 1x2": "dp 2"}
-DOCUMENTS = {"ablation": "README.md", "peers": "README.md", "pairs": "tests/bench/README.md"}
+DOCUMENTS = {"ablation": "README.md", "peers": "README.md", "pairs": "tests/bench/README.md",
+             "optimizers": "layers/optimizer/README.md"}
 
 
 def number(text):
@@ -93,12 +96,10 @@ def against_slice(rows):
 
 def pairs_table(runs):
     """Every pair of modes that the experiment compares, in each run."""
-    lines = []
-    for mode, other in ablation.PAIRS:
-        cells = {MESHES.get(mesh, mesh) + f", run {number}" * (len(runs) > 1): percent(modes, mode, other)
-                 for number, rows in enumerate(runs, 1) for mesh, modes in steps.by_mesh(rows).items()}
-        lines.append({"step of": f"`{mode}` vs. `{other}`", **dict(sorted(cells.items(), key=lambda cell: cell[0].split(",")[:2]))})
-    return markdown(lines)
+    meshes = [steps.by_mesh(rows) for rows in runs]
+    return markdown([{"step of": f"`{mode}` vs. `{other}`", **{
+        MESHES.get(mesh, mesh) + f", run {number}" * (len(runs) > 1): percent(of_run[mesh], mode, other)
+        for mesh in meshes[0] for number, of_run in enumerate(meshes, 1)}} for mode, other in ablation.PAIRS])
 
 
 def added(rows):
@@ -131,6 +132,8 @@ def parts(folder):
         found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}; {steps_each} steps of each in {turns} "
                           f"turn{'s' * (turns > 1)}; × ours: relative to `ring:4` of the same turn ([every step]({{to}}peers.csv)).\n"
                           f"{added(rows)}")
+    if (folder / "optimizers.csv").exists():
+        found["optimizers"] = f"{optimizers.table(optimizers.read(folder / 'optimizers.csv'))}\n"
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
 
 

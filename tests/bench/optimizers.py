@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """AdamW beside Muon: how many steps, and seconds, until Muon has the validation loss with which AdamW ends.
 
-    tests/bench/optimizers.py --text corpus.txt --out scripts/experiments/results/optimizers.csv    # losses, then steps' times
-    tests/bench/optimizers.py --out scripts/experiments/results/optimizers.csv --only table         # of rows that are there
+    tests/bench/optimizers.py --text corpus.txt --out optimizers.csv                 # losses, then steps' times
+    tests/bench/optimizers.py --text corpus.txt --out optimizers.csv --only times    # on a machine that nobody else uses
 
 Losses: d6 on the text's bytes; each optimizer takes its best of three learning rates by the first seed, and that with two more seeds.
 Each run decays its rate to 0 over its steps. Rows that are there already are not measured again. Times: both take turns, a few steps
-each, in rounds; they need a machine that nobody else uses, losses do not. A run's seconds are its steps times the median step.
-The picture, FILE.png beside FILE.csv, has the mean of the seeds and all between the least and the most.
+each, in rounds. A run's seconds are its steps times the median step. The picture, FILE.png beside FILE.csv, has the mean of the
+seeds and all between the least and the most.
 """
 import argparse
 import csv
@@ -55,7 +55,7 @@ class Bench:
 
     def losses(self, optimizer, rate, seed):
         if not curve(self.rows, optimizer, rate, seed):
-            events = self.run(optimizer=optimizer, lr=rate, seed=seed, steps=self.o.steps, val_every=self.o.steps // 30)
+            events = self.run(optimizer=optimizer, lr=rate, seed=seed, steps=self.o.steps, val_every=max(1, self.o.steps // 30))
             self.add([{"step": event["step"], "val_loss": f"{event['loss']:.6g}"} for event in events if event["event"] == "val"],
                      kind="loss", optimizer=optimizer, lr=rate, seed=seed)
 
@@ -139,21 +139,20 @@ def draw(rows, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--text", help="the corpus")
+    parser.add_argument("--text", required=True, help="the corpus")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--only", choices=["losses", "times", "table"])
+    parser.add_argument("--only", choices=["losses", "times"])
     parser.add_argument("--out", default="build/optimizers.csv")
     o = parser.parse_args()
-    if o.only != "table":
-        if not o.text:
-            raise Problem("--text is missing", "name a text file, of a megabyte or more")
-        with tempfile.TemporaryDirectory(prefix="commfuse-optimizers-", dir=ROOT / "build") as folder:
-            bench = Bench(o, folder)
-            if o.only != "times":
-                bench.all_losses()
-            if o.only != "losses":
-                bench.all_times()
+    with tempfile.TemporaryDirectory(prefix="commfuse-optimizers-", dir=ROOT / "build") as folder:
+        bench = Bench(o, folder)
+        if o.only != "times":
+            bench.all_losses()
+        if o.only != "losses":
+            bench.all_times()
     rows = read(o.out)
+    if not any(row["kind"] == "loss" for row in rows):
+        raise Problem(f"{o.out} has no losses yet", "leave out --only times")
     print(table(rows))
     draw(rows, pathlib.Path(o.out).with_suffix(".png"))
     return 0

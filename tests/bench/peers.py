@@ -6,11 +6,11 @@ instead.
     tests/bench/peers.py --compile-only           # once: torch.compile takes minutes; what it makes is kept in build/inductor
     tests/bench/peers.py --minutes 8 --rate 1gbit --out build/peers.csv
 
-All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns
-in an order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP
-and FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does
-not count, nor do the steps in which `auto` tries schedules. Losses of the first step must agree to 1e-4. --out gets a row for each step. --local: over shared memory; --size: layers,
-channels, heads, sequence, vocabulary, sequences a step.
+All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns in
+an order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP and
+FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does not
+count, nor do the steps in which `auto` tries schedules. Losses of the first step must agree to 1e-4. --out gets a row for each
+step. --local: over shared memory; --size: layers, channels, heads, sequence, vocabulary, sequences a step.
 """
 import argparse
 import csv
@@ -45,7 +45,6 @@ NAMES = {"tp": "PyTorch, tensor parallel", "sequence": "PyTorch, tensor + sequen
 BASE = {"tp 2": "ring:4", "dp 2": "ring:4", "one process": "none"}  # what others are divided by
 LOSS_TOLERANCE = 1e-4  # of the first step, relative to ours
 LIMIT_S = 900
-TRIAL_STEPS = 54  # of auto, at most (CF_TRIAL_STEPS)
 RECIPE = dict(val_every=0, lr=3e-4, min_lr=3e-4, warmup=0, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1, threads=1,
               peak_tflops=1)
 
@@ -72,10 +71,10 @@ class Bench:
         mesh = dict(tp=2) if group == "tp 2" else dict(dp=2) if group == "dp 2" else {}
         self.start(group, [ROOT / self.o.build / "train_gpt", *words_of(
             init_from=f"{self.folder}/model.bin", train=f"{self.folder}/{batch}.bin", seq=self.seq, batch=batch,
-            micro_batch=batch // mesh.get("dp", 1), steps=steps + TRIAL_STEPS * (mode == "auto"), overlap=mode if mesh else None, log=log,
-            **mesh, **RECIPE)], {})
+            micro_batch=batch // mesh.get("dp", 1), steps=steps + run_log.TRIAL_STEPS * (mode == "auto"),
+            overlap=mode if mesh else None, log=log, **mesh, **RECIPE)], {})
         found = run_log.steps(run_log.lines(log))
-        found = [found[0], *[step for step in found[1:] if not step.get("trial")][:steps - 1]]
+        found = [found[0], *run_log.warm(found)[:steps - 1]]
         return [step["step_ms"] for step in found], [step["loss"] for step in found]
 
     def torch(self, group, mode, steps):

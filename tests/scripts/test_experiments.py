@@ -20,6 +20,7 @@ import numpy as np
 
 import command
 import measured
+import optimizers
 import peers
 import run_log
 from experiments import ablation, policy, steps, training
@@ -245,11 +246,23 @@ class MeasuredTest(unittest.TestCase):
         stamp = {"commit": "1234567", "processor": "P", "date": "2026-11-29"}
         peers.write(self.folder / name, [{**row, **stamp} for row in rows])
 
+    def optimizers(self):
+        """Muon has AdamW's last loss after 10 steps, by the last seed after 20."""
+        rows = [{"kind": "time", "optimizer": name, "lr": "", "seed": "", "step": "", "val_loss": "", "step_ms": ms, "round": 0}
+                for name, ms in (("adamw", 100), ("muon", 300))]
+        for name, best, loss in ("adamw", "1e-3", 1.0), ("muon", "3e-3", 0.5):
+            runs = [(rate, 1, 3, 2) for rate in optimizers.RATES[name] if rate != best]  # rate, seed, losses after 10 and 20 steps
+            runs += [(best, 1, 0.9 + loss - 0.5, loss), (best, 2, 0.9 + loss - 0.5, loss + 0.01), (best, 3, 3, loss - 0.01)]
+            rows += [{"kind": "loss", "optimizer": name, "lr": rate, "seed": seed, "step": step, "val_loss": value,
+                      "step_ms": "", "round": ""} for rate, seed, *values in runs for step, value in zip((10, 20), values)]
+        return rows
+
     def test_tables_come_from_rows_and_take_the_place_of_the_old_ones(self):
         self.assertEqual(measured.filled(self.document, measured.parts(self.folder)), self.document)  # no rows
         self.write("ablation.csv", AblationTest().rows())
         self.write("ablation-2.csv", [{**row, "step_ms": 2 * row["step_ms"]} for row in AblationTest().rows()])
         self.write("peers.csv", PeersTest().rows())
+        self.write("optimizers.csv", self.optimizers())
         found = measured.filled(self.document, measured.parts(self.folder))
         self.assertNotIn("old", found)
         self.assertEqual(measured.filled(found, measured.parts(self.folder)), found)
@@ -260,6 +273,10 @@ class MeasuredTest(unittest.TestCase):
         self.assertRegex(found, r"Again, P, 2026-11-29, commit 1234567: `ring:4` vs\. `slice:4` TPSP, tp 2 -8\.\d % \(")
         self.assertIn("P, 2026-11-29, commit 1234567", found)
         self.assertIn("1.60 (1.50 to 1.70)", found)
+        self.assertIn("| adamw | 1e-3 | 5e-4 2.000, 1e-3 1.000, 3e-3 2.000 | 1.000 (0.990 to 1.010) | 20 (20 to 20) | 100 | 2 (2 to 2) |",
+                      found)
+        self.assertIn("| muon | 3e-3 | 3e-3 0.500, 1e-2 2.000, 3e-2 2.000 | 0.500 (0.490 to 0.510) | 10 (10 to 20) | 300 | 3 (3 to 6) |",
+                      found)
         with self.assertRaisesRegex(command.Problem, "no place for ablation"):
             measured.filled("a", measured.parts(self.folder))
 
