@@ -118,7 +118,7 @@ static void orthogonalised(cf_stream *stream, int64_t count, int64_t rows, int64
 #define RECORDED_sum_of_squares             moves("norm", n, P)
 
 #define RECORDED_nesterov_momentum          moves("momentum", n, E + 3 * P)
-#define RECORDED_orthogonalise_layers       gpu() ? 3 : 1
+#define RECORDED_orthogonalise_layers       gpu() ? LAYERS_ON_GPU : LAYERS_ON_CPU
 #define RECORDED_orthogonalise              orthogonalised(stream, count, rows, columns)
 #define RECORDED_orthogonal_update          moves("update", n, 2 * E + (master ? 2 * P : E))
 #define RECORDED_copy_block                 moves("rows at home", rows * columns, 2 * E)

@@ -160,14 +160,7 @@ double params_angle(const gpt_shape *s, int64_t pair) {
 
 // --- the local part ---
 
-enum {
-    PACK = 8,                  // elements that fill at least sixteen bytes
-    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: a CPU's link moves as much in the latency of a message
-};
-
-static int64_t round_up(int64_t n, int64_t to) {
-    return ceil_div(n, to) * to;
-}
+enum { SHARD_BYTES_MIN = 64 << 10 }; // of thin matrices: a CPU's link moves as much in the latency of a message
 
 // The number of parts of a tensor that this rank holds, and that there are.
 static int held(const parameters *p, int tensor) {
@@ -180,7 +173,7 @@ static int cuts(const parameters *p, int tensor) {
 static int64_t part_of_section(const parameters *p, int tensor, int section) { // rows
     int64_t rows = length(&p->shape, kinds[tensor].rows, section);
     if (kinds[tensor].split == ROWS) rows = ceil_div(rows, cuts(p, tensor));
-    return tensor == WTE ? round_up(rows, PACK) : rows; // this is the length of a row of logits
+    return tensor == WTE ? params_aligned(rows) : rows; // this is the length of a row of logits
 }
 
 static int64_t part_rows(const parameters *p, int tensor) {
@@ -289,7 +282,7 @@ static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
         }
     if (p->tensors == before) return;
     b->shard = ceil_div(ceil_div(b->used, b->row), group->size) * b->row;
-    if (tensor < 0) b->shard = round_up(b->shard, PACK);
+    if (tensor < 0) b->shard = params_aligned(b->shard);
     b->count = b->shard * group->size;
     b->owned_before = p->owned, p->owned += b->shard;
     p->elements = b->first + b->count;

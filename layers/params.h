@@ -66,6 +66,11 @@ double params_angle(const gpt_shape *shape, int64_t pair); // of rotary position
 
 enum { VOCABULARY_PADDING = 128 }; // Vp is a multiple of it
 
+// The next multiple of 8 elements, which fill at least sixteen bytes.
+static inline int64_t params_aligned(int64_t elements) {
+    return ceil_div(elements, 8) * 8;
+}
+
 // Layers, heads and channels of GPT-2 by depth, d6 to d48, all else 0; or the whole shape of a known model. An unknown name: all is
 // 0.
 gpt_shape params_named(const char *model);

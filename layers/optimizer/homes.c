@@ -1,7 +1,7 @@
 // See homes.h.
 #include "zero.h"
 
-enum { PACK = 8, SECTIONS = 3 }; // elements that fill at least sixteen bytes; most matrices of a tensor
+enum { SECTIONS = 3 }; // most matrices of a tensor
 
 // --- life ---
 
@@ -48,7 +48,7 @@ static void choose_homes(homes *h, const parameters *p) {
         for (int tensor = 0; tensor < TENSORS; tensor++)
             for (int64_t l = first; l < smaller(first + N * count, L) && l < params_layers(&p->shape, tensor); l += count) {
                 const param_bucket *b = &p->bucket[params_find(p, tensor, l)->bucket];
-                const int64_t shard = ceil_div(b->shard, PACK) * PACK;
+                const int64_t shard = params_aligned(b->shard);
                 home_round *r = &h->round[chosen / N];
                 int best = -1;
                 if (b->kind != BUCKET_MATRIX) continue;

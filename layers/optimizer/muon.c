@@ -49,7 +49,7 @@ void orthogonalise(real *x, int64_t count, int64_t rows, int64_t columns, accum 
 }
 
 int64_t orthogonalise_layers(void) {
-    return 1;
+    return LAYERS_ON_CPU;
 }
 
 void orthogonal_update(real *w, accum *master, const real *x, int64_t n, double keep, double by, cf_stream *stream) {

@@ -24,6 +24,7 @@ void nesterov_momentum(real *u, accum *momentum, const accum *g, int64_t n, opti
 enum { ORTHOGONALISE_SCRATCH = 1 << 15 };
 void orthogonalise(real *x, int64_t count, int64_t rows, int64_t columns, accum *scratch, cf_stream *stream);
 // A home has so many layers' matrices at once if there are enough: a GPU is not filled by products of one.
+enum { LAYERS_ON_GPU = 3, LAYERS_ON_CPU = 1 };
 int64_t orthogonalise_layers(void);
 // w = keep w + by x, all (n). master as for optimizer_update().
 void orthogonal_update(real *w, accum *master, const real *x, int64_t n, double keep, double by, cf_stream *stream);
