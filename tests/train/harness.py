@@ -166,6 +166,10 @@ class Run:
             raise AssertionError(f"did not end within {timeout} s:{self.result()}") from None
         return self.result()
 
+    def leaves_nobody(self, timeout=5):
+        """The ranks that mpirun has killed end a moment after it."""
+        wait_until(lambda: not self.processes(), timeout, lambda: f"the end of {self.processes()}{self.result()}")
+
     def result(self):
         return Result(self.command, self.process.returncode, *self.texts(), time.monotonic() - self.begin)
 

@@ -87,10 +87,9 @@ class Death(harness.Case):
             self.assertRegex(started.result().err, line, f"rank {rank} has not said why it ends{started.result()}")
 
     def leaves_nobody(self, started, seconds):
-        """mpirun ends, and the ranks that it has killed a moment after it."""
         result = started.wait(seconds)
         self.assertNotEqual(result.status, 0, str(result))
-        harness.wait_until(lambda: not started.processes(), GRACE, f"the end of {started.processes()}{result}")
+        started.leaves_nobody()
 
     @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun lets ranks speak before it kills them")
     def test_mpirun_ends_everything_when_a_rank_is_killed(self):

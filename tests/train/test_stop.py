@@ -74,7 +74,7 @@ class Stopping(checkpoints.Case):
         by_mpirun = to is None and started.command[0] == harness.MPIRUN
         trusted = not by_mpirun or launcher.tells_status_after_signals()
         self.assertIn(result.status, (status,) if trusted else (status, 0), str(result))
-        self.assertFalse(started.processes())
+        started.leaves_nobody()
         reason = signal.strsignal(told or number)
         end = harness.read_log(log)[-1]
         self.assertEqual((end["event"], end.get("stopped_by")), ("end", reason), str(result))
@@ -172,7 +172,7 @@ class Stop(Stopping):
         self.assertNotIn(result.status, (0, checkpoints.STOPPED), str(result))
         self.assertRegex(result.err, r"error: rank 0 of 2 \(.*\): asked to end at once \(SIGTERM\)")
         self.assertEqual(checkpoints.steps_in(out), [first])
-        self.assertFalse(started.processes())
+        started.leaves_nobody()
         expected = self.undisturbed(2, 1, save_every=0)
         self.run_with(tp=2, out=out, log=log)
         self.assertSameRun(log, expected[1])
