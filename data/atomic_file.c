@@ -77,11 +77,25 @@ bool atomic_file_remove_directory(const char *path) {
     return false;
 }
 
+static bool same(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
 bool atomic_file_inherited(const struct stat *file, int fds) {
+    char path[64];
     struct stat other;
     for (int fd = 0; fd < fds; fd++) // what this program opens is closed on exec
-        if (fcntl(fd, F_GETFD) == 0 && fstat(fd, &other) == 0 && other.st_dev == file->st_dev && other.st_ino == file->st_ino)
-            return true;
+        if (fcntl(fd, F_GETFD) == 0 && fstat(fd, &other) == 0 && same(&other, file)) return true;
+    for (int parent = fds > STDERR_FILENO ? getppid() : 0, up; parent > 1; parent = up) {
+        for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
+            snprintf(path, sizeof path, "/proc/%d/fd/%d", parent, fd);
+            if (stat(path, &other) == 0 && same(&other, file)) return true;
+        }
+        snprintf(path, sizeof path, "/proc/%d/stat", parent);
+        FILE *status = fopen(path, "re");
+        if (!status || fscanf(status, "%*d (%*[^)]) %*c %d", &up) != 1) up = 0;
+        if (status) fclose(status);
+    }
     return false;
 }
 

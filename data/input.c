@@ -24,7 +24,7 @@ bool input_open(input *file, const char *kind, const char *path, problem *why) {
     const int error = is_open ? EINVAL : errno;
     problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", kind, path,
                 is_open ? "it is not a regular file" : strerror(error));
-    if (why) why->unread = !is_open && error != ENOENT && error != ENOTDIR && error != ELOOP && error != ENXIO; // ENXIO: a socket
+    if (why) why->unread = !is_open && error != ENOENT && error != ENOTDIR && error != ENXIO; // ENXIO: a socket
     if (fd >= 0) close(fd);
     errno = error;
     return false;

@@ -416,7 +416,10 @@ def encoded(split, parts, encoder, threads):
     said = begin
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for part, text in texts():
-            ahead.append(text if text is None else pool.submit(tokens, part.source.name, text, part.at))
+            try:
+                ahead.append(text if text is None else pool.submit(tokens, part.source.name, text, part.at))
+            except RuntimeError as error:
+                raise Problem(f"--threads {threads}: {error}", "give fewer, or raise the limit of processes (ulimit -u)") from None
             if len(ahead) > AHEAD * threads:
                 first = ahead.popleft()
                 yield first and first.result()

@@ -23,6 +23,9 @@ import tempfile
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "scripts"))
+import command  # which says that this Python is too old
+
 MUTATE, B = ROOT / "build/venv/bin/mutate", "build/release"
 # What notices faults in a file, the fastest first: as tests/run.py --only has it.
 TESTS = {
@@ -179,8 +182,7 @@ class Draw:
         return None
 
     def examine(self, tree):
-        while found := self.next():
-            file, mutant, place = found
+        for file, mutant, place in iter(self.next, None):
             what, verdict = change(file, self.original[file], mutant), None
             try:
                 verdict = tree.verdict(file, mutant, self.o.limit) if tree else ""
@@ -204,7 +206,8 @@ def main():
     parser.add_argument("--show", action="store_true", help="print the faults, run nothing")
     o = parser.parse_args()
     files = o.files or list(TESTS)
-    if wrong := [file for file in files if file not in TESTS]:
+    wrong = [file for file in files if file not in TESTS]
+    if wrong:
         parser.error(f"no tests are known of {', '.join(wrong)}")
     if not MUTATE.exists() and subprocess.run([ROOT / "scripts/install_deps.sh", "--mutants"], check=False).returncode:
         sys.exit(1)

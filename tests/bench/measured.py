@@ -18,11 +18,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
+from command import Problem, status_of, write_whole  # first: it says that this Python is too old
+
 import numpy as np
 
 import optimizers
 import peers
-from command import Problem, status_of, write_whole
 from experiments import ablation, steps
 from tables import markdown
 

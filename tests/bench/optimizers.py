@@ -20,6 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/bench")]
 import peers
+import plots
 import run_log
 from command import Problem, note, status_of
 from runner import Runner, shown, words_of
@@ -123,7 +124,6 @@ def table(rows):
 
 
 def draw(rows, path):
-    import plots
     figure, axes = plots.plt.subplots(figsize=(5, 3.4))
     for optimizer in RATES:
         curves = best_curves(rows, optimizer)

@@ -4,6 +4,7 @@ Their side is written here a second time, from the format: names, the (in, out) 
 pass of a block by x @ W + b. test_transformers.py asks transformers itself, where it is installed.
 """
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -53,7 +54,7 @@ def their_llama(shape, model):
         at = {3: (shape.C, shape.C + keys), 2: (shape.F,), 1: ()}[len(names)]
         for layer in range(shape.L):
             parts = np.split(model[ours][layer], at)
-            tensors.update((f"model.layers.{layer}.{name}.weight", part) for name, part in zip(names, parts, strict=True))
+            tensors.update((f"model.layers.{layer}.{name}.weight", part) for name, part in itertools.zip_longest(names, parts))
     return {name: np.ascontiguousarray(values, "<f4") for name, values in tensors.items()}
 
 

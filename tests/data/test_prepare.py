@@ -92,6 +92,12 @@ class Files(PrepareCase):
                 list(prepare.encoded("train", parts, Failing(), threads))
             self.assertEqual(str(caught.exception), f"--input {self.path('7')}: no tokens near byte 0")
 
+    def test_threads_that_may_not_be_started_are_an_error(self):
+        prepare = load_prepare()
+        with unittest.mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")), \
+                self.assertRaisesRegex(prepare.Problem, "--threads 8: can't start new thread"):
+            list(prepare.encoded("train", [prepare.Part(prepare.Source(self.write("a", "text"), "auto"), 0, 4)], prepare.Bytes(), 8))
+
     def test_several_inputs_are_one_text(self):
         sizes = {"b": 50, "a": 30, "c": 20, "empty": 0}
         paths = [self.write(name, name * size) for name, size in sizes.items()]

@@ -4,6 +4,7 @@ reference's losses; bf16 is refused with a reason, or works.
 quick: none
 limit: 400
 """
+import itertools
 import os
 import pathlib
 import shutil
@@ -63,7 +64,7 @@ class Aarch64(harness.Case):
         log = self.fresh("log.jsonl")
         done = self.emulated("./train_gpt", *self.arguments(log=log, **RECIPE))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        for step, (loss, norm, _) in zip(harness.events(harness.read_log(log), "step"), expected, strict=True):
+        for step, (loss, norm, _) in itertools.zip_longest(harness.events(harness.read_log(log), "step"), expected):
             self.assertLess(abs(step["loss"] / loss - 1), 1e-5, step)
             self.assertLess(abs(step["grad_norm"] / norm - 1), 1e-4, step)
 

@@ -180,6 +180,7 @@ class BatchFile(unittest.TestCase):
         program = ["./train_gpt", "--steps", "9"]
         for variables, ranks, cores in ((nodes, "8", "4"), (nodes | {"SLURM_NTASKS": "6", "SLURM_CPUS_PER_TASK": "3"}, "6", "3"),
                                         ({"SLURM_NNODES": "3", **dict(list(nodes.items())[1:])}, "12", "4"),
+                                        (nodes | {"SLURM_NTASKS": "64"}, "64", "1"),
                                         ({"SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_CPUS_PER_TASK": "2"}, "9", "2")):
             with self.subTest(variables=variables):
                 self.assertEqual(self.launched(MPI="mpirun", **variables), ["mpirun", "-np", ranks, *program])

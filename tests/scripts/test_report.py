@@ -459,7 +459,8 @@ class Figures(Case):
         environment = {**os.environ, "MPLBACKEND": "nonsense", "MATPLOTLIBRC": str(settings)}
         draw = f"import sys; sys.path[:0] = ['{ROOT}/scripts']; import plots, pathlib; plots.plt.title('a'); " \
                f"plots.save(plots.plt.gcf(), pathlib.Path('{self.folder}/a.png'))"
-        for words in ("-c", draw), (ROOT / "scripts/report.py", "--help"), (ROOT / "tests/bench/predict_check.py", "--help"):
+        for words in ("-c", draw), (ROOT / "scripts/report.py", "--help"), *(
+                (ROOT / "tests/bench" / name, "--help") for name in ("predict_check.py", "optimizers.py")):
             done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=100)
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(plots.plt.imread(self.folder / "a.png").shape[:2], (720, 960))
@@ -593,7 +594,8 @@ class Sweep(Case):
         row = json.dumps({**dict.fromkeys(mfu_sweep.KEY, 1), "ranks": 1, "repeat": 1}).encode()
         for content, message in ((b"{}\n", "line 1: not a JSON object with 'repeat'"), (b'{"repeat":1}\n', "with 'ranks'"),
                                  (row + b'\n{"event": "st', "is not the beginning of a run"), (b"text", "is not the beginning"),
-                                 (b'{"a": 1}', "with 'repeat'"), (self.tokens.read_bytes(), "sweep.jsonl"),
+                                 (b'{"a": 1}', "with 'repeat'"),
+                                 (b"{", "is not the beginning"), (b'{"model": "my own notes', "is not the beginning"), (self.tokens.read_bytes(), "sweep.jsonl"),
                                  (self.tokens.read_bytes().replace(b"\n", b"n"), "is not the beginning of a run")):
             with self.subTest(content=content[:20]):
                 self.file.write_bytes(content)

@@ -43,7 +43,7 @@ class Help(unittest.TestCase):
         """In words: it can read the script, and command.py before any other part. Where there is one, it is asked."""
         modes = subprocess.run(["git", "ls-files", "-s", "scripts", "data", "tests"], cwd=ROOT, capture_output=True, text=True,
                                check=True)
-        started = re.findall(r"^100755 .*\t(scripts/mfu_sweep|(?:scripts|data|tests/bench)/\w+\.py)$", modes.stdout, re.M)
+        started = re.findall(r"^100755 .*\t(scripts/mfu_sweep|(?:scripts|data|tests|tests/bench)/\w+\.py)$", modes.stdout, re.M)
         started = [name for name in started if "torch" not in name] + ["scripts/gpu_check.py", "tests/run.py"]
         self.assertGreater(len(started), 10)
         old = [python for python in map(shutil.which, ("python3.6", "python3.7", "python3.8"))
@@ -51,6 +51,8 @@ class Help(unittest.TestCase):
         pretend = "import runpy, sys; sys.version_info, sys.argv = (3, 8, 1), sys.argv[1:]; runpy.run_path(sys.argv[0])"
         for name in [*started, "scripts/command.py"]:
             ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+        for path in (path for folder in ("scripts", "data", "tests") for path in (ROOT / folder).rglob("*.py")):
+            self.assertNotRegex(path.read_text(), r"zip\(.*\bstrict=", f"{path}: of Python 3.10")
         for command in [[sys.executable, "-c", pretend], *([python] for python in old)]:
             for name in started:
                 with self.subTest(command=command, name=name):

@@ -56,7 +56,7 @@ class Unread(checkpoints.Case):
         manifest, rank_0, rank_1 = (0, "manifest.json"), (0, "rank_00000.safetensors"), (1, "rank_00001.safetensors")
         for call, code, (rank, name) in (
                 ("OPEN_ERROR", errno.EACCES, manifest), ("OPEN_ERROR", errno.EIO, rank_0), ("OPEN_ERROR", errno.ESTALE, rank_1),
-                ("OPEN_ERROR", errno.EMFILE, manifest), ("OPEN_ERROR", errno.ENFILE, rank_1), ("READ_ERROR", errno.EIO, manifest),
+                ("OPEN_ERROR", errno.EMFILE, manifest), ("OPEN_ERROR", errno.ELOOP, rank_1), ("READ_ERROR", errno.EIO, manifest),
                 ("READ_ERROR", errno.ESTALE, rank_1)):
             with self.subTest(call=call, code=os.strerror(code), name=name):
                 self.refused(out, f"{step}/{name}", call, code, rank, force=code == errno.EIO)

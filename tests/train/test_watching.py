@@ -131,11 +131,14 @@ class Log(harness.Case):
         os.symlink("/proc/self/fd/1", link)
         for option, name, how in (
                 ("log", "/dev/stdout", "1"), ("log", "/dev/stdout", "1a"), ("log", "/dev/stderr", "2"), ("log", "/dev/fd/3", "3"),
-                ("log", None, "1a"), ("trace", None, "1a"), ("trace", link, "1a")):
+                ("log", None, "1a"), ("trace", None, "1a"), ("trace", link, "1a"), ("log", None, "mpirun"), ("trace", None, "mpirun")):
             with self.subTest(option=option, name=name, how=how):
                 path = self.fresh("shown")
                 pathlib.Path(path).write_text("earlier\n")
-                result = harness.run(self.arguments(**{option: name or path}), wrapper=(*shell, path, how))
+                words, program = self.arguments(**{option: name or path}), harness.PROGRAM
+                if how == "mpirun":  # has the file itself, and gives the ranks a pipe
+                    words, program = ["-np", 1, program, *words], harness.MPIRUN
+                result = harness.run(words, program=program, wrapper=(*shell, path, how))
                 text = pathlib.Path(path).read_text()
                 self.assertEqual(result.status, 1, str(result) + text)
                 self.assertIn("the shell has redirected this program to", result.err + text)

@@ -2,6 +2,7 @@
 # limit: 120
 
 import harness
+import itertools
 import reference
 
 # A rank that has the whole vocabulary computes it in one pass, others in two.
@@ -23,7 +24,7 @@ class ZLoss(harness.Case):
         for ranks, mesh in MESHES:
             with self.subTest(**mesh):
                 log, _ = self.train(ranks, z_loss=0.05, **RECIPE | mesh)
-                for step, (loss, norm, _) in zip(harness.events(log, "step"), expected, strict=True):
+                for step, (loss, norm, _) in itertools.zip_longest(harness.events(log, "step"), expected):
                     self.assertLess(abs(step["loss"] / loss - 1), 1e-5, step)
                     self.assertLess(abs(step["grad_norm"] / norm - 1), 1e-4, step)
 
