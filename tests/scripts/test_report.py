@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,7 +149,8 @@ class ReportOfAFakeExperiment(Case):
         self.assertTrue((self.out / "fake.png").exists())
         with open(self.out / "fake.csv", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        version = ["git", "describe", "--always", "--dirty"] if shutil.which("git") else ["true"]
+        version = subprocess.run(version, cwd=ROOT, capture_output=True, text=True).stdout.strip()
         self.assertEqual({row["commit"] for row in rows}, {version})
         self.assertRegex(rows[0]["date"] + rows[0]["processor"], r"^\d{4}-\d\d-\d\d.+")
         self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
