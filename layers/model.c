@@ -193,8 +193,8 @@ static bool busy(const cf_transport *t, const cf_group *replicas, double tokens)
 }
 
 // Should replicas exchange gradients and weights, where auto has collectives? Between hosts a collective sends less, but it sends
-// all shards within hosts, too, where activations go. If those take longer than kernels and than exchanges between hosts, exchanges
-// hide, and a collective would delay activations.
+// all shards within hosts, too, where activations go. If those take longer than exchanges between hosts, these hide. If they take
+// several times as long as kernels, beside which the links are free, a collective would delay activations.
 static bool exchanges_pay(const gpt *g, const cf_transport *t) {
     const cf_group *replicas = &g->mesh->dp_group;
     const double tokens = (double)(g->setup.T * g->setup.B), all = (double)g->params.elements;
@@ -203,7 +203,7 @@ static bool exchanges_pay(const gpt *g, const cf_transport *t) {
     const double kernels_s = 1.5 * 6 * tokens * all / t->costs.flops_per_s; // products, and half as long others: lookup.c
     const double exchanges_s =
         (1 - 1.0 / replicas->hosts) * all * (double)(sizeof(real) + sizeof(accum)) / cf_bytes_per_s(&t->costs, replicas);
-    return moved * sizeof(real) / cf_bytes_per_s(&t->costs, g->split) > fmax(kernels_s, exchanges_s);
+    return moved * sizeof(real) / cf_bytes_per_s(&t->costs, g->split) > fmax(3 * kernels_s, exchanges_s);
 }
 
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
