@@ -192,20 +192,6 @@ static bool busy(const cf_transport *t, const cf_group *replicas, double tokens)
     return 6 * tokens / t->costs.flops_per_s < passes * (double)(sizeof(real) + sizeof(accum)) / rate;
 }
 
-// Should replicas exchange gradients and weights, where auto has collectives? Between hosts a collective sends less, but it sends
-// all shards within hosts, too, where activations go. If those take longer than exchanges between hosts, these hide. If they take
-// several times as long as kernels, beside which the links are free, a collective would delay activations.
-static bool exchanges_pay(const gpt *g, const cf_transport *t) {
-    const cf_group *replicas = &g->mesh->dp_group;
-    const double tokens = (double)(g->setup.T * g->setup.B), all = (double)g->params.elements;
-    if (g->setup.how.schedule.algorithm || !t || t->costs.one_order || !replicas->hierarchy || g->split->hosts > 1) return false;
-    const double moved = 8 * (1 - 1.0 / g->split->size) * tokens * (double)(g->params.shape.C * g->params.shape.L);
-    const double kernels_s = 1.5 * 6 * tokens * all / t->costs.flops_per_s; // products, and half as long others: lookup.c
-    const double exchanges_s =
-        (1 - 1.0 / replicas->hosts) * all * (double)(sizeof(real) + sizeof(accum)) / cf_bytes_per_s(&t->costs, replicas);
-    return moved * sizeof(real) / cf_bytes_per_s(&t->costs, g->split) > fmax(3 * kernels_s, exchanges_s);
-}
-
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setup *setup) {
     const int64_t T = setup->T, B = setup->B;
     const gpt_shape shape = setup->shape;
@@ -215,12 +201,11 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, const gpt_setu
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %ld is longer than the model's %ld positions", T, shape.maxT);
     *g = (gpt){.setup = *setup, .context = context, .mesh = mesh};
-    overlap *how = &g->setup.how;
+    const overlap *how = &setup->how;
     g->split = setup->strategy == STRATEGY_UP ? &mesh->self_group : &mesh->tp_group;
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, setup->strategy,
                   setup->optimizer->others ? NO_THIN : shard_bytes(context->transport, mesh));
-    how->exchange = exchanges_pay(g, context->transport) ? &mesh->dp_group : NULL;
     if (context->transport) context->transport->leave_for_all = busy(context->transport, &mesh->dp_group, (double)(T * B));
     g->Ql = params_local_rows(&g->params, QKVW) / g->params.parts, g->Cl = params_local_columns(&g->params, ATTPROJW);
     g->FCl = params_local_rows(&g->params, FCW), g->Fl = params_local_columns(&g->params, FCPROJW);

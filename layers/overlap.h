@@ -20,8 +20,7 @@ typedef struct overlap {
     gradients_policy gradients;
     int64_t prefetch; // layers ahead of their use that weights are gathered, at most; all layers: at once, after the update
     embedding_policy embedding;
-    bool round_gradients;     // to real before they are communicated
-    const cf_group *exchange; // auto: this group exchanges where nothing is computed, whatever its collectives cost; NULL: none
+    bool round_gradients; // to real before they are communicated
 } overlap;
 
 // From the values of --overlap, --gradients, --prefetch and --embedding; "preset" and −1: the preset's. false: no schedule has that
@@ -39,7 +38,6 @@ static inline bool overlap_parse(overlap *o, const char *schedule, const char *g
     for (int i = 0; i < 3; i++)
         if (strcmp(embedding, what[i]) == 0) o->embedding = (embedding_policy)i;
     if (prefetch >= 0) o->prefetch = prefetch;
-    o->exchange = NULL;
     return true;
 }
 
@@ -52,7 +50,6 @@ static inline cf_fuse_config overlap_config(const overlap *o, const char *name, 
     config.operation = operation, config.side = side;
     config.algorithm = o->schedule.algorithm, config.slices = side == CF_NO_COMPUTE ? 1 : o->schedule.slices;
     if (side == CF_NO_COMPUTE && config.algorithm && config.algorithm->levels && group->hierarchy) config.algorithm = NULL;
-    if (side == CF_NO_COMPUTE && group == o->exchange) config.algorithm = cf_algorithm_find("direct");
     config.dtype = dtype, config.capacity = capacity;
     return config;
 }

@@ -36,14 +36,14 @@ static void create_exchange(lookup *l, int64_t tokens, const overlap *o) {
 // One layer's time is left in any case: its gradients come before the first transfer of backward, its weights with forward's last.
 // Many tokens name a large part of an owner's rows: an eighth with as many tokens as it has rows, a third with eight times as many
 // (counted in tiny Shakespeare). The ranks of a host each fetch theirs from other hosts, where a collective fetches each row once.
-static bool rows_pay(const lookup *l, int64_t tokens, const overlap *o) {
+static bool rows_pay(const lookup *l, int64_t tokens, bool rounded) {
     const cf_transport *t = l->context->transport;
     const double lists = 0.02, others = t && t->costs.serial ? 0.5 : 0; // of a step's products: other kernels, too
-    const int places = l->owners->hierarchy && l->owners != o->exchange ? l->owners->size / l->owners->hosts : 1;
+    const int places = l->owners->hierarchy ? l->owners->size / l->owners->hosts : 1;
     const param_bucket *table = &l->p->bucket[l->p->table];
     if (!t || (!t->costs.spare && t->local_size == t->size)) return false; // no core is left to move bytes meanwhile
     const double products_s = 6 * (double)tokens / t->costs.flops_per_s;   // of an element; its transfers:
-    const double bytes = (double)((o->round_gradients ? sizeof(real) : sizeof(accum)) + sizeof(real));
+    const double bytes = (double)((rounded ? sizeof(real) : sizeof(accum)) + sizeof(real));
     const double transfers_s = bytes / places / cf_bytes_per_s(&t->costs, l->owners);
     double layers_s = 0, before_s = 0;
     for (const param_bucket *b = l->p->bucket; b < table; b++)
@@ -67,7 +67,8 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->rows_most = smaller(tokens, l->owned);
     l->forward = create(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = create(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    l->by_rows = l->owners->size > 1 && (o->embedding == EMBEDDING_AUTO ? rows_pay(l, tokens, o) : o->embedding == EMBEDDING_ROWS);
+    l->by_rows = l->owners->size > 1 &&
+                 (o->embedding == EMBEDDING_AUTO ? rows_pay(l, tokens, o->round_gradients) : o->embedding == EMBEDDING_ROWS);
     if (l->by_rows) create_exchange(l, tokens, o);
 }
 
