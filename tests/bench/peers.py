@@ -72,7 +72,7 @@ class Bench:
         self.start(group, [ROOT / self.o.build / "train_gpt", *words_of(
             init_from=f"{self.folder}/model.bin", train=f"{self.folder}/{batch}.bin", seq=self.seq, batch=batch,
             micro_batch=batch // mesh.get("dp", 1), steps=steps + run_log.TRIAL_STEPS * (mode == "auto"),
-            overlap=mode if mesh else None, log=log, **mesh, **RECIPE)], {})
+            overlap=mode if mesh else None, plan="new" if mode == "auto" else None, log=log, **mesh, **RECIPE)], {})
         found = run_log.steps(run_log.lines(log))
         found = [found[0], *run_log.warm(found)[:steps - 1]]
         return [step["step_ms"] for step in found], [step["loss"] for step in found]

@@ -218,6 +218,15 @@ class PeersTest(unittest.TestCase):
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
             self.assertEqual(len(text_rows(right.stdout)), 4)
 
+    def test_auto_has_tried_its_schedules_before_the_steps_that_count(self):
+        with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+            o = argparse.Namespace(local=True, size=(1, 32, 2, 32, 64, 2), build=str(BENCH.parents[2].relative_to(ROOT)))
+            counted = peers.Bench(o, folder).measure("tp 2", "auto", 3)[0]
+            steps = run_log.steps(run_log.lines(f"{folder}/log.jsonl"))
+        tried = [step["step"] for step in steps if step.get("trial")]
+        self.assertTrue(tried)
+        self.assertEqual(counted[1:], [step["step_ms"] for step in steps[tried[-1] + 1:]][:2])
+
     def test_pytorch_has_the_same_losses(self):
         python = ROOT / "build/venv/bin/python"
         if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode if python.exists() else True:
