@@ -388,8 +388,8 @@ class Measured(Case):
     def test_rows_that_do_not_differ_from_the_best_are_marked(self):
         """The same schedule again and again. (One that differs: T=imagined, whose clock no other program disturbs.)"""
         rows = self.table(",".join(["ring"] * 6), 9)
-        best = min(rows, key=lambda line: float(line.split()[1]))
-        self.assertNotIn("does not differ", best)
+        best = [float(line.split()[1]) for line in rows if "does not differ" not in line]
+        self.assertEqual(min(best), min(float(line.split()[1]) for line in rows))  # as printed: another may have as much
         self.assertGreater(sum("does not differ from ring" in line for line in rows), 0, rows)
 
     def test_a_policy_is_part_of_a_mode(self):
