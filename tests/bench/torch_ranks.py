@@ -192,9 +192,10 @@ def main():
     ms, losses = train(model, run, inputs, targets, o.steps, mean_of(o.way, ranks))
     if rank == 0:
         print(json.dumps({"framework": f"torch {torch.__version__}", "way": o.way, "compiled": o.compile, "step_ms": ms,
-                          "loss": losses}))
+                          "loss": losses}), flush=True)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        dist.barrier()
+        os._exit(0)  # gloo's threads sometimes abort a process that ends them ("terminate called without an active exception")
 
 
 if __name__ == "__main__":
