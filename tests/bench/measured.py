@@ -51,7 +51,8 @@ def read(path):
 
 def source(rows):
     first = rows[0]
-    return f"{first['processor']}, {first['date']}, commit {first['commit']}"
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in rows))
+    return f"{first['processor']}, {first['date']}, commit {commits}"
 
 
 def percent(modes, mode, other):
