@@ -240,7 +240,8 @@ class PeersTest(unittest.TestCase):
                     if not mode.endswith("compiled"):
                         losses[group, mode] = bench.measure(group, mode, 3)[1]
             for what, found in losses.items():
-                np.testing.assert_allclose(found, losses["tp 2", "none"], rtol=1e-5, err_msg=str(what))
+                same = 1 if "auto" in what else 3  # auto's next steps come after its trials
+                np.testing.assert_allclose(found[:same], losses["tp 2", "none"][:same], rtol=1e-5, err_msg=str(what))
 
 
 class MeasuredTest(unittest.TestCase):
