@@ -64,9 +64,9 @@ void cf_context_stop(cf_context *context);
 // the other ranks: end the process, and its launcher ends the others.
 bool cf_close(cf_context *context);
 
-// A group of `count` world ranks (of the context), in this order, this one among them; ranks NULL: all. At most 16 in the life of a context.
-// Collective over its members; all groups are created before the first operation runs. The name is for messages and must outlive
-// the group. NULL on an error.
+// A group of `count` world ranks (of the context), in this order, this one among them; ranks NULL: all. At most 16 in the
+// life of a context. Collective over its members; all groups are created before the first operation runs. The name is for messages
+// and must outlive the group. NULL on an error.
 cf_group *cf_group_create(cf_context *context, const char *name, const int *ranks, int count);
 void cf_group_free(cf_group *group); // NULL is allowed
 

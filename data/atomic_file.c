@@ -86,7 +86,7 @@ bool atomic_file_inherited(const struct stat *file, int fds) {
     struct stat other;
     for (int fd = 0; fd < fds; fd++) // what this program opens is closed on exec
         if (fcntl(fd, F_GETFD) == 0 && fstat(fd, &other) == 0 && same(&other, file)) return true;
-    for (int parent = fds > STDERR_FILENO ? getppid() : 0, up; parent > 1; parent = up) {
+    for (int parent = fds > STDERR_FILENO + 1 ? getppid() : 0, up; parent > 1; parent = up) {
         for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO; fd++) {
             snprintf(path, sizeof path, "/proc/%d/fd/%d", parent, fd);
             if (stat(path, &other) == 0 && same(&other, file)) return true;

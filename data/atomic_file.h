@@ -26,7 +26,7 @@ bool atomic_file_replace(const char *path, const char *bytes, int64_t count, pro
 int atomic_file_lock(const char *path, problem *why);
 
 // Whether descriptors below `fds` that this program was started with are of this file: `> FILE` or `3>FILE` of the shell. A rename
-// would leave them with the old file. So it would the output of mpirun, which looks beyond 2 find, too.
+// would leave them with the old file. With more than three also the outputs of what has started it: mpirun gives its ranks pipes.
 struct stat;
 bool atomic_file_inherited(const struct stat *file, int fds);
 enum { ATOMIC_FILE_FDS = 256 };

@@ -50,8 +50,9 @@ class Help(unittest.TestCase):
         pretend = "import runpy, sys; sys.version_info, sys.argv = (3, 8, 1), sys.argv[1:]; runpy.run_path(sys.argv[0])"
         for name in [*started, "scripts/command.py"]:
             ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
-        for path in (path for folder in ("scripts", "data", "tests") for path in (ROOT / folder).rglob("*.py")):
-            self.assertNotRegex(path.read_text(), r"zip\(.*\bstrict=", f"{path}: of Python 3.10")
+        for folder in "scripts", "data", "tests":
+            for path in (ROOT / folder).rglob("*.py"):
+                self.assertNotRegex(path.read_text(), r"zip\(.*\bstrict=", f"{path}: of Python 3.10")
         for command in [[sys.executable, "-c", pretend], *([python] for python in old)]:
             for name in started:
                 with self.subTest(command=command, name=name):
