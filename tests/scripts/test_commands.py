@@ -160,6 +160,25 @@ class Commands(unittest.TestCase):
                               capture_output=True, text=True)
         self.assertNotEqual(done.returncode, 0)
 
+    def test_what_fails_beside_others_has_a_second_run_alone(self):
+        """In a tree of its own, of tests that fail in their first run only, and always."""
+        case = "import os, unittest\nclass Case(unittest.TestCase):\n    def test_it(self):\n        self.assertTrue({})\n"
+        once, always, never = case.format("os.path.exists(__file__ + '.ran') or open(__file__ + '.ran', 'w').close()"), case.format(0), case.format(1)
+        for files, again, last in (([once, never], 1, "2 passed, 0 failed"), ([once, always], 1, "1 passed, 1 failed"),
+                                   ([once] * 4, 0, "0 passed, 4 failed")):
+            with self.subTest(last=last), tempfile.TemporaryDirectory() as tree:
+                for name in "tests/run.py", "tests/launcher.py", "scripts/command.py", "scripts/find_python.sh", "tests/room":
+                    os.makedirs(os.path.dirname(f"{tree}/{name}"), exist_ok=True)
+                    shutil.copy(ROOT / name, f"{tree}/{name}") if os.path.exists(ROOT / name) else os.mkdir(f"{tree}/{name}")
+                pathlib.Path(tree, "Makefile").write_text("all:\n")
+                for number, text in enumerate(files):
+                    pathlib.Path(tree, f"tests/room/test_{number}.py").write_text(text)
+                done = subprocess.run([sys.executable, "tests/run.py"], cwd=tree, capture_output=True, text=True)
+                self.assertEqual(done.stdout.splitlines()[-1], last, done.stdout + done.stderr)
+                self.assertEqual(done.stdout.count("\nfailed beside others and passed alone, which is a fault to be found: "
+                                                   "room/test_0: test_0.Case.test_it\n"), again, done.stdout)
+                self.assertEqual(done.returncode, int(not last.endswith(" 0 failed")))
+
 
 class BatchFile(unittest.TestCase):
     """scripts/train.slurm with what a site's Slurm has set, and without Slurm: its launchers print what they are given."""
