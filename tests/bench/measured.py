@@ -124,7 +124,8 @@ def parts(folder):
     if runs:
         found["ablation"] = (f"{ablation_table(runs[0])}\n{ablation_setup(runs[0])} {source(runs[0])}; `{COMMAND}`; "
                              f"[every round]({{to}}{files[0].name}); [every pair](tests/bench/README.md#the-schedule-alone-measured).\n")
-        found["ablation"] += "".join(f"Again, {source(rows)}: `ring:4` vs. `slice:4` {against_slice(rows)}.\n" for rows in runs[1:])
+        found["ablation"] += "".join(f"Again, {source(rows)}: `ring:4` vs. `slice:4` {against_slice(rows)} "
+                                     f"([every round]({{to}}{path.name})).\n" for path, rows in zip(files[1:], runs[1:]))
         found["pairs"] = f"{pairs_table(runs)}\n" + "".join(f"Run {number}: {source(rows)}. {ablation_setup(rows)}\n"
                                                            for number, rows in enumerate(runs, 1))
     if (folder / "peers.csv").exists():
