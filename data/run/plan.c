@@ -92,7 +92,9 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
                  const char *saved) {
     problem why;
     const bool search_again = strcmp(opt->plan, "new") == 0, interrupted = saved && !*saved && !*opt->plan; // saved in trials
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again};
+    const int on_a_host = transport->ranks_per_host > 0 ? transport->ranks_per_host : transport->local_size;
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again,
+                    .assumes = on_a_host < transport->size && opt->network_gbit == 0};
     p->worth = p->given || opt->reproducible ? INT64_MAX : search_again || interrupted ? INT64_MIN : PLAN_WORTH_STEPS;
     char block[80] = ""; // GPT-2's plans do not name it
     if (params_block_named(opt->block)->magic != LLM_C_MAGIC)
@@ -132,6 +134,9 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
     p->trying = cf_tuner_trying(p->tuner);
+    if (p->root && p->assumes && !known && steps > 0 && steps < p->worth && p->worth < INT64_MAX)
+        cf_print(stdout, "plan      predicted, the network's rate assumed: --network-gbit gives it; --plan new, or a run of %d steps, "
+                         "tries others\n", PLAN_WORTH_STEPS);
     return known;
 }
 

@@ -17,6 +17,7 @@ typedef struct run_plan {
     char *text;                    // of --plan (given), else of the checkpoint, else of DIR/plan.json; NULL: none
     int64_t bytes;                 // of text
     bool given, root, trying;
+    bool assumes;  // that the network between hosts is as fast as --help says of --network-gbit
     int64_t worth; // trials follow if at least so many steps are left; INT64_MAX: none (--plan FILE, --reproducible)
 } run_plan;
 

@@ -120,6 +120,14 @@ class Plan(harness.Case):
         self.assertFalse(any(e.get("trial") for e in harness.events(log, "step")))
         self.assertEqual(harness.events(log, "plan"), [])
 
+    def test_a_short_run_between_hosts_says_what_its_plan_assumes(self):
+        path = self.written(json.dumps(json.loads(self.printed(tp=2, ranks_per_host=1))))
+        for more, said in (dict(), True), (dict(ranks_per_host=2), False), (dict(network_gbit=1), False), (dict(plan=path), False), \
+                (dict(reproducible=1), False), (dict(overlap="ring"), False):
+            with self.subTest(**more):
+                _, result = self.go(**{**dict(tp=2, steps=2, ranks_per_host=1), **more})
+                self.assertEqual("the network's rate assumed: --network-gbit" in result.out, said, result.out)
+
     def test_a_known_plan_gives_the_same_bits(self):
         """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits. Printed, commfuse is ring."""
         plan = json.loads(self.printed(tp=2))
