@@ -17,7 +17,7 @@ CHOICE(block, "block", "gpt2", &BLOCK_NAMES[1],
     "gpt2: layer norms, GELU, learned positions, biases; llama: RMS norms, SwiGLU, rotary positions, no biases, and the four "
     "options that follow")
 REAL(norm_eps, "norm-eps", "1e-5", 1e-30, 1, "added to the mean square in norms")
-REAL(rope_theta, "rope-theta", "10000", 1, 1e12, "base of the angles of rotary positions")
+REAL(rope_theta, "rope-theta", "10000", 1, 1e12, "base of the angles of rotary positions; of a known --model its own")
 INT(ffn, "ffn", "0", 0, 1048576, "units of the MLP; 0: 8/3 of the channels, rounded up to a multiple of 128")
 INT(kv_heads, "kv-heads", "0", 0, 1024, "heads of keys and values, which must divide the heads; 0: as many as heads")
 INT(layers, "layers", "0", 0, 4096, "transformer blocks; 0: those of --model")
@@ -25,7 +25,7 @@ INT(channels, "channels", "0", 0, 131072, "width of the model; 0: that of --mode
 INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: those of --model")
 INT(seq, "seq", "1024", 1, 262144, "tokens per sequence")
 INT(vocab, "vocab", "0", 0, 16777216,
-    "size of the vocabulary; 0: the model file's or that of --model, else that of tokenizer.bin beside the training tokens, else 256")
+    "size of the vocabulary; 0: the model file's or that of --model, else that of tokenizer.bin beside the tokens, else 256")
 TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c format); it sets the shape")
 #undef GROUP
 #define GROUP "data"
@@ -42,7 +42,8 @@ CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves 
 INT(ranks_per_host, "ranks-per-host", "0", 0, 65536,
     "neighbouring ranks that schedules of two levels take for one host; 0: those of each host, of a prediction's machine, or all")
 REAL(network_gbit, "network-gbit", "0", 0, 1e6,
-    "rate of a host's network, all its cards together, that auto reckons with; 0: 10, with GPUs 370 for each; a prediction's machine's")
+    "rate of a host's network, all its cards together, that auto reckons with; 0: 10, or less where ranks share cores, with GPUs 370 "
+    "for each; a prediction's machine's")
 TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
     "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
 CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",
@@ -56,7 +57,8 @@ CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
     "replicas exchange the token table, or the rows that their tokens name; preset: table for none, slice and "
     "ideal, auto for auto and levels, else rows")
 TEXT(plan, "plan", "", "FILE",
-    "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps it as plan.json); new: search again")
+    "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps what trials found as plan.json); new: search "
+    "again")
 INT(reproducible, "reproducible", "0", 0, 1,
     "1: the same bits on the same mesh of any machine of one kind, whatever its load: no trials, one order of sums, as if each "
     "thread had a core; --recompute auto is 0")
@@ -119,11 +121,13 @@ INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the ne
 #undef GROUP
 #define GROUP "machine"
 INT(threads, "threads", "0", 0, 4096,
-    "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS")
+    "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS; of three or more of "
+    "several ranks one is left to transfers")
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
-FLAG(dry_run, "dry-run", "check everything; print mesh, memory by purpose, how gradients are communicated, all schedules; then stop")
+FLAG(dry_run, "dry-run",
+     "check options, tokens and model; print mesh, memory by purpose, how gradients are communicated, all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
     "predict the time of a step on the machine of this file, or of this name (scripts/machines/); trains nothing")
 TEXT(predict_ranks, "predict-ranks", "", "N or A:B",

@@ -326,7 +326,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
 
 // What such predictions were off by, as results/predict/predict.md says; checked by T=predict_check.
 static const char *expected(const cf_hardware *h, int64_t ranks) {
-    return !h->gpu     ? "two to four CPU ranks were predicted 9 % too short to 4 % too long"
+    return !h->gpu     ? "two CPU ranks were predicted 9 % too short to 4 % too long"
            : ranks > 1 ? "no step of several GPUs has been measured with this program; an emulator's clock with the same "
                          "assumptions: -1 to +2 %, llm.c's steps on eight GPUs: -17 to -14 %"
                        : "steps on an H100 and an H200, measured with more passes over memory than now, were predicted -11 to -4 %";

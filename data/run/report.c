@@ -83,8 +83,9 @@ static void print_shared_cores(const run_report *r) {
 static void print_hosts(const cf_mesh *mesh, int ranks_per_host) {
     const int R = ranks_per_host, tp = mesh->tp;
     if (R == 0 || (R % tp != 0 && tp % R != 0))
-        cf_print(stdout, "hosts     %s: schedules of two levels are direct\n",
-                 R == 0 ? "have different numbers of ranks, or ranks that are not neighbours" : "hold parts of tp groups");
+        cf_print(stdout, "hosts     %s schedules of two levels are direct\n",
+                 R == 0 ? "have different numbers of ranks, or ranks that are not neighbours:"
+                        : "hold parts of tp groups: in these and dp groups");
     else if (R < mesh->world_group.size)
         cf_print(stdout, "hosts     %d, of %d ranks each; a tp group is on %d of them, a dp group on %d\n", mesh->world_group.hosts,
                  R, mesh->tp_group.hosts, mesh->dp_group.hosts);

@@ -79,7 +79,7 @@ class Predict(harness.Case):
 
     def test_auto_is_nowhere_behind(self):
         """No fixed mode is more than 2 % shorter than auto, and `slice` not shorter than `levels` where a group spans hosts, on
-        these meshes. MESHES=all: on all of tp 1 to 16 and dp 1 to 64, 1 to 64 sequences a rank (five minutes)."""
+        these meshes. MESHES=all: on all of tp 1 to 16 and dp 1 to 64, 1 to 64 sequences a rank (half an hour)."""
         every = os.environ.get("MESHES") == "all"
         meshes = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 4, 16, 64))) if every else [
             (1, 64, 1), (1, 64, 4), (2, 16, 4), (4, 2, 1), (4, 16, 4), (8, 4, 1), (16, 2, 1), (16, 1, 16)]

@@ -459,13 +459,21 @@ class DryRun(harness.Case):
         matrices = dict(qkvw=3, attprojw=1, fcw=4, fcprojw=4)  # in C²
         for T in 6, 12, 24:
             text = self.dry(init_from=None, model="d6", vocab=256, dp=2, batch=2, micro_batch=1, seq=T)
-            lines = re.findall(r"^  (\w+) .*(owner by owner|sent when)", text[text.index("Gradients and"):], re.M)
-            sums, expected = 0, []
+            lines = re.findall(r"^  (\w+) .* over \w+ +(?:from layer (\d) on )?2 owners.*(owner by owner|sent when)",
+                               text[text.index("Gradients and"):], re.M)
+            sums, expected, before = 0, [], {}
             for layer in range(6):
                 for name, size in matrices.items():
-                    expected.append((name, "owner by owner" if sums + size > T / 7.5 * sums else "sent when"))
-                    sums += size
-            self.assertEqual(dict.fromkeys(lines), dict.fromkeys(expected), f"{T}: {text}")
+                    how = "owner by owner" if sums + size > T / 7.5 * sums else "sent when"
+                    expected += [(name, f"{layer or ''}", how)] * (before.get(name) != how)
+                    sums, before[name] = sums + size, how
+            self.assertEqual(lines, expected, f"{T}: {text}")
+
+    def test_the_table_has_owners_where_its_rows_are_sent(self):
+        """Where it is sent whole, its gradient is complete at the end of backward alone."""
+        for embedding, says in ("rows", "2 owners of 128 rows: wgrad owner by owner"), ("table", "2 owners; complete only at the end"):
+            text = self.dry(init_from=None, model="d6", vocab=256, dp=2, micro_batch=4, gradients="owners", embedding=embedding)
+            self.assertIn(says, re.search("^  wte .*", text, re.M)[0])
 
     def test_reductions_share_memory(self):
         """Of each kind as many have their own as are begun during the table's: 2 and the table's size in layers."""
