@@ -142,11 +142,15 @@ static void load_sequences(void *trainer_, int64_t micro, int32_t *inputs, int32
 static void die_nonfinite(trainer *t) {
     const char *skipped = t->opt.skip_steps;
     const int64_t data = derived_data_step(skipped, t->context.step);
+    const char *rest = skipped; // ranges of later data
+    int64_t from, to;
     char hint[PATH_MAX];
-    snprintf(hint, sizeof hint,
-             "--skip-steps %s%s%ld:%ld leaves out the data of this step (a resume without it ends here again); or lower --lr, or "
-             "raise --warmup (a resume then needs --force); nothing was written by this step",
-             skipped, *skipped ? "," : "", data, data + 1);
+    for (int n = 0; sscanf(rest, "%ld:%ld%n", &from, &to, &n) == 2 && from < data; rest += n + (rest[n] == ',')) {}
+    snprintf(
+        hint, sizeof hint,
+        "--skip-steps %.*s%s%ld:%ld%s%s leaves out the data of this step (a resume without it ends here again); or lower --lr, or "
+        "raise --warmup (a resume then needs --force); nothing was written by this step",
+        (int)(rest - skipped), skipped, *skipped && !*rest ? "," : "", data, data + 1, *rest ? "," : "", rest);
     gpt_step_die(&t->step, hint);
 }
 
@@ -206,11 +210,11 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 // Training pauses while the state is copied, and before that until the last checkpoint is written. wait: until this one is written.
 static bool save(trainer *t, int64_t step, bool wait) {
     allow_long_waits(t, true);
+    gpt_finish_step(&t->step); // if it is not yet: a signal may come after run() has looked for one
     char *plan = plan_text(&t->report.plan);
     bool saved = saver_begin(t->report.checkpoints, step, plan);
     free(plan);
     if (saved) {
-        if (!zero_is_updated(&t->model.zero)) cf_die(NULL, "internal error: step %ld is saved before its update", step);
         state_copy(&t->copy, &t->model.zero);
         saver_write(t->report.checkpoints, &t->copy);
         if (wait) saved = saver_finish(t->report.checkpoints);

@@ -144,6 +144,15 @@ int64_t derived_data_step(const char *skipped, int64_t step) {
     return step;
 }
 
+bool derived_same_data(const char *skipped, const char *other, int64_t steps) {
+    int64_t from, to, left_out = 0;
+    for (const char *at = skipped; sscanf(at, "%ld:%ld", &from, &to) == 2 && from - left_out < steps; left_out += to - from) {
+        if (derived_data_step(skipped, from - left_out) != derived_data_step(other, from - left_out)) return false;
+        at += strcspn(at, ","), at += *at == ',';
+    }
+    return true;
+}
+
 double derived_learning_rate(const options *opt, int64_t step) {
     if (step < opt->warmup) return opt->lr * (double)(step + 1) / (double)opt->warmup;
     if (strcmp(opt->schedule, "constant") == 0) return opt->lr;

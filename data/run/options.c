@@ -159,9 +159,10 @@ int options_help(FILE *file) {
         if (strcmp(group, row->group) != 0) cf_print(file, "\n%s\n", row->group);
         group = row->group;
         const bool whole = row->type == OPTION_INT, number = whole || row->type == OPTION_REAL;
-        char option[64], line[512];
+        char option[128], line[512];
         snprintf(option, sizeof option, "--%s %s", row->name, number ? whole ? "N" : "X" : row->choices ? row->choices : "");
         snprintf(line, sizeof line, number ? "%s (%.10g to %.16g)" : "%s", row->help, row->minimum, row->maximum);
+        if (strlen(option) > 38) cf_print(file, "  %s\n", option), *option = 0;
         int from = cf_print(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
         print_wrapped(file, from, line);
         for (int i = 0; i < cf_algorithm_count && row == &options_table[OPTION_overlap]; i++)

@@ -93,7 +93,9 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     problem why;
     const bool search_again = strcmp(opt->plan, "new") == 0, interrupted = saved && !*saved && !*opt->plan; // saved in trials
     const int on_a_host = transport->ranks_per_host > 0 ? transport->ranks_per_host : transport->local_size;
-    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0 && !*opt->predict, .given = *opt->plan && !search_again,
+    *p = (run_plan){.tuner = tuner,
+                    .root = transport->rank == 0 && !*opt->predict,
+                    .given = *opt->plan && !search_again,
                     .assumes = on_a_host < transport->size && opt->network_gbit == 0};
     p->worth = p->given || opt->reproducible ? INT64_MAX : search_again || interrupted ? INT64_MIN : PLAN_WORTH_STEPS;
     char block[80] = ""; // GPT-2's plans do not name it
@@ -111,6 +113,9 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *opt, cf_transport 
     snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %ld threads, %s, version %s",
              transport->name, transport->size, transport->local_size, transport->local_cores, opt->threads, cf_device_name(),
              version);
+    char *of_rank_0 = *opt->predict ? NULL : (char *)cf_allgather_alloc(transport, p->machine, (int64_t)sizeof p->machine);
+    if (of_rank_0) memcpy(p->machine, of_rank_0, sizeof p->machine); // hosts may differ; all ranks must judge a plan alike
+    free(of_rank_0);
     if (!*opt->out || snprintf(p->path, sizeof p->path, "%s/plan.json", opt->out) >= (int)sizeof p->path) *p->path = 0;
     if (saved && *saved && !*opt->plan) p->text = strdup(saved), p->bytes = (int64_t)strlen(saved);
     const char *from = p->given ? opt->plan : *opt->plan || saved ? "" : p->path;
@@ -135,8 +140,10 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
                  cf_tuner_left_out(p->tuner));
     p->trying = cf_tuner_trying(p->tuner);
     if (p->root && p->assumes && !known && steps > 0 && steps < p->worth && p->worth < INT64_MAX)
-        cf_print(stdout, "plan      predicted, the network's rate assumed: --network-gbit gives it; --plan new, or a run of %d steps, "
-                         "tries others\n", PLAN_WORTH_STEPS);
+        cf_print(stdout,
+                 "plan      predicted, the network's rate assumed: --network-gbit gives it; --plan new, or a run of %d steps, "
+                 "tries others\n",
+                 PLAN_WORTH_STEPS);
     return known;
 }
 

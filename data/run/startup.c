@@ -215,10 +215,10 @@ void startup_name(const manifest *m, char name[RUN_NAME]) {
 }
 
 bool startup_keep(options *opt, const manifest *m, int ranks) {
-    static const int kept[] = {OPTION_tp,           OPTION_dp,          OPTION_strategy,       OPTION_micro_batch,
-                               OPTION_transport,    OPTION_overlap,     OPTION_gradients,      OPTION_prefetch,
-                               OPTION_embedding,    OPTION_recompute,   OPTION_ranks_per_host, OPTION_reproducible,
-                               OPTION_network_gbit, OPTION_reduce_dtype};
+    static const int kept[] = {
+        OPTION_tp,           OPTION_dp,           OPTION_strategy,    OPTION_micro_batch, OPTION_overlap,
+        OPTION_gradients,    OPTION_prefetch,     OPTION_embedding,   OPTION_recompute,   OPTION_ranks_per_host,
+        OPTION_reproducible, OPTION_network_gbit, OPTION_reduce_dtype};
     enum { MESH = 3, KEPT = sizeof kept / sizeof *kept }; // the first three are the mesh
     bool same = m && m->ranks == ranks;
     problem why;
@@ -268,8 +268,8 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
             if (strcmp(described[j][0], name) == 0) words = described[j][1], saved = saved ? saved : described[j][2];
         if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
-        const bool more = strcmp(name, "skip-steps") == 0 && strncmp(now, saved, strlen(saved)) == 0;
-        if (more && derived_data_step(now, m->step - 1) == derived_data_step(saved, m->step - 1)) continue; // in later steps
+        const bool ranges = strcmp(name, "skip-steps") == 0;
+        if (ranges && derived_same_data(now, saved, m->step) && derived_same_data(saved, now, m->step)) continue; // in later steps
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
                  words ? words : name, now, *saved ? saved : "none");
     }

@@ -167,12 +167,6 @@ void zero_wait(zero_shards *z, int64_t layer) {
         if (s->of->layer == layer) finish_gather(s);
 }
 
-bool zero_is_updated(const zero_shards *z) {
-    for (const zero_bucket *s = z->bucket; s < z->end; s++)
-        if (s->weights == WEIGHTS_NOT_UPDATED) return false;
-    return true;
-}
-
 bool zero_table_is_here(const zero_shards *z) {
     return z->bucket[z->params->table].weights == WEIGHTS_HERE;
 }

@@ -89,7 +89,6 @@ void zero_start(zero_shards *z);
 
 void zero_prefetch(zero_shards *z, int64_t layer); // neither of these
 void zero_wait(zero_shards *z, int64_t layer);
-bool zero_is_updated(const zero_shards *z);    // all of this rank's shards
 bool zero_table_is_here(const zero_shards *z); // false: only this rank's shard is complete
 
 // --- gradients, in backward ---

@@ -1,12 +1,15 @@
 """Samples of a model, from the end of a text on."""
+# slow: slow_replica
 # limit: 180
 import dataclasses
 import os
+import time
 
 import numpy as np
 
 import harness
 import reference
+import test_saving
 
 MESHES = (1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (2, dict(tp=2, strategy="up"))
 END_OF_TEXT = 19
@@ -25,6 +28,14 @@ class Sample(harness.Case):
         (event,) = harness.events(log, "sample")
         self.assertTrue(event["text"] in result.out, str(result))
         return event["text"]
+
+    def test_a_slow_replica_is_waited_for(self):
+        """It takes longer for the whole text than the limit, and than the other one, which may wait for a token at a time."""
+        shim, begin, limit = test_saving.build_shim(self, "train/preload_disk.c"), time.monotonic(), 6
+        result = harness.run(self.arguments(dp=2, micro_batch=4, steps=0, train=None, sample_every=1, sample_tokens=25, timeout=limit),
+                             2, env=dict(LD_PRELOAD=shim, FULL_RANK="1", PRODUCT_MS="10"))
+        self.assertEqual(result.status, 0, str(result))
+        self.assertGreater(time.monotonic() - begin, 1.5 * limit)
 
     def vocabulary(self):
         """Words that name their token, beside a copy of the model, whose name is returned."""

@@ -44,6 +44,9 @@ class Nonfinite(checkpoints.Case):
             self.assertEqual(named, f"{skip + ',' if skip else ''}{step}:{step + 1}")
             self.assertEqual("resume    from step" in result.out, times > 0, str(result))
             skip = named
+        result = harness.run(harness.options(**self.recipe(skip_steps="0:1,90:91,95:99", **BLOWN)))  # among later ones
+        step, = re.findall(r": step (\d+): loss", result.err)
+        self.assertIn(f"hint:  --skip-steps 0:1,{int(step) + 1}:{int(step) + 2},90:91,95:99 ", result.err)
 
 
 @unittest.skipUnless(shutil.which("mpicc"), "no mpicc")

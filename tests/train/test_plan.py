@@ -4,6 +4,7 @@ Which plan is found depends on the machine and its load, so nothing here depends
 """
 # limit: 240
 # quick: trials known damaged
+import glob
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 
 import checkpoints
 import harness
+import launcher
 
 STEPS, TRIALS_MAX = 220, 42
 
@@ -159,6 +161,24 @@ class Plan(harness.Case):
         shown = harness.run(self.plan_arguments(tp=2, plan=path, dry_run=True), 2).out
         self.assertIn('"' + names[0] + '":\t"ring:2"', shown)
         self.assertIn("direct, rank 0 of 2, 4 slices", shown)
+
+    def test_all_ranks_judge_a_plan_alike(self):
+        """Also where hosts differ, as ranks of one and of two threads do."""
+        out = self.fresh("out")
+        shell = "exec \"$0\" \"$@\" --threads $((" + launcher.RANK + " + 1))"
+        for more in dict(plan="new", steps=60), dict(steps=4):
+            values = self.plan_arguments(out=out, tp=2, threads=None, **more)
+            result = harness.run(["-np", 2, "sh", "-c", shell, harness.PROGRAM, *values], program=harness.MPIRUN)
+            self.assertEqual(result.status, 0, str(result))
+            for step in glob.glob(f"{out}/step_*"):
+                shutil.rmtree(step)
+            with open(f"{out}/plan.json", encoding="utf-8") as file:
+                plan = json.load(file)
+            self.assertIn(", 1 threads, ", plan["machine"])
+            plan["operations"] = dict.fromkeys(plan["operations"], "direct:3")  # which nobody predicts
+            with open(f"{out}/plan.json", "w", encoding="utf-8") as file:
+                json.dump(plan, file)
+        self.assertNotIn("not used", result.text)
 
     def test_a_plan_of_another_machine_is_taken_with_a_note(self):
         plan = json.loads(self.printed(tp=2))

@@ -54,7 +54,9 @@ class SkipSteps(checkpoints.Case):
     def test_what_a_resume_may_add(self):
         plain, _ = self.undisturbed(1, 1, **self.RECIPE)
         skipped, _ = self.undisturbed(2, 1, skip_steps=SKIP, **self.RECIPE)
+        later, _ = self.undisturbed(1, 1, skip_steps="40:50", **self.RECIPE)
         for whole, saved, step, skip, taken in (
+                (later, "40:50", 3, "3:4,40:50", True), (later, "40:50", 3, "2:4,40:50", False), (later, "40:50", 3, "40:60", True),
                 (plain, "none", 3, "3:4", True), (plain, "none", 3, "2:4", False), (plain, "none", 3, "1:2", False),
                 (skipped, SKIP, 5, SKIP + ",8:9", True), (skipped, SKIP, 5, SKIP + ",7:8", False), (skipped, SKIP, 5, "2:4", False),
                 (skipped, SKIP, 5, "2:3,6:7", False), (skipped, SKIP, 5, "1:4,6:7", False)):

@@ -20,6 +20,7 @@ import unittest
 import checkpoints
 import harness
 import launcher
+import test_saving
 
 SAME_S = 0.5  # signals closer together are one
 
@@ -92,6 +93,21 @@ class Stopping(checkpoints.Case):
         found = self.assertSameRun(log, expected[1])
         self.assertSameEnd(out, expected[0])
         self.assertEqual(len(harness.events(found, "resume")), starts - 1)
+
+
+class Timeline(checkpoints.Case):
+    def test_in_the_step_before_it_begins_or_ends(self):
+        """After the gradients' norm, with which other signals come: what is updated late is saved, too."""
+        shim = test_saving.build_shim(self, "train/preload_disk.c")
+        still = dict(val=None, val_every=0)
+        for steps in "5:6", "2:5":
+            out, log = self.fresh("out"), self.fresh("log.jsonl")
+            values = self.recipe(out=out, log=log, trace=self.fresh("trace.json"), trace_steps=steps, **still)
+            result = harness.run(harness.options(**values), env=dict(LD_PRELOAD=shim, SIGNAL_AT='"step":3,"loss"'))  # in step 4
+            self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+            self.assertEqual(checkpoints.newest(out), 5)
+            self.run_with(out=out, log=log, **still)
+            self.assertSameEnd(out, self.undisturbed(1, 1, **still)[0])
 
 
 class Stop(Stopping):

@@ -563,6 +563,17 @@ class DryRun(harness.Case):
 
 
 class Help(unittest.TestCase):
+    def test_every_choice_is_whole(self):
+        """Of options that have choices, each word that is taken."""
+        shown = harness.run(["--help"]).out
+        self.assertIn("|smollm2-1.7b|llama3.2-1b\n", shown)
+        for line in shown.splitlines():
+            for word in re.findall(r"^  --\S+ (\w\S*\|\S+)", line):
+                option = line.split()[0]
+                for choice in word.split("|"):
+                    result = harness.run([option, choice, "--threads", "zero"])
+                    self.assertIn("--threads 'zero' is not a whole number", result.err, (option, choice))
+
     def test_lists_every_option(self):
         result = harness.run(["--help"], timeout=10)
         self.assertEqual(result.status, 0, str(result))
