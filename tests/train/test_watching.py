@@ -469,6 +469,15 @@ class DryRun(harness.Case):
                     sums, before[name] = sums + size, how
             self.assertEqual(lines, expected, f"{T}: {text}")
 
+    def test_every_gradient_and_weight_has_its_schedules(self):
+        for mesh in dict(dp=2), dict(tp=2, dp=2), dict(tp=2, strategy="up"):
+            text = self.dry(init_from=None, layers=3, channels=256, heads=4, vocab=256, micro_batch=4, **mesh)
+            names = re.findall(r"^  (\w[\w, ]*?) +[\d.]+ MiB over .*(?:owners of|owners;)", text, re.M)
+            self.assertGreaterEqual(len(set(names)), 5, text)
+            for name in names:
+                self.assertRegex(text, rf"(?m)^{name} \(gradient")
+                self.assertRegex(text, rf"(?m)^{name} \(weights, during update and forward")
+
     def test_the_table_has_owners_where_its_rows_are_sent(self):
         """Where it is sent whole, its gradient is complete at the end of backward alone."""
         for embedding, says in ("rows", "2 owners of 128 rows: wgrad owner by owner"), ("table", "2 owners; complete only at the end"):
