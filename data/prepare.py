@@ -143,19 +143,22 @@ class GPT2:
 
 
 class HuggingFace(GPT2):
-    """A tokenizer.json. No pattern of GPT-2, GPT-4, Llama 3 or Qwen matches across a line feed between two non-blanks."""
+    """A tokenizer.json. No pattern of GPT-2, GPT-4, GPT-4o, Llama 3 or Qwen matches across the end of a letter before a blank, or of a
+    line feed between a non-blank and one that is no slash."""
 
-    cut = r"(?s).*\S\n(?=\S)"
+    cut = r"(?s).*(?:[^\W\d_](?=\s)|\S\n(?=[^\s/]))"
 
     def load(self, path):
         tokenizers = imported("tokenizers", f"--encoding {path}", f"{sys.executable} -m pip install tokenizers")
         try:
             self.encoding = tokenizers.Tokenizer.from_file(path)
+            self.encoding.no_truncation(), self.encoding.no_padding()
+            whole, *parts = (self.encoding.encode(text, add_special_tokens=False).ids for text in ("a b\nc", "a", " b\n", "c"))
         except Exception as error:  # it raises nothing else
             raise Problem(f"--encoding {path} is not a tokenizer.json: {error}") from None
-        self.encoding.no_truncation(), self.encoding.no_padding()
         self.encoding.encode_special_tokens = True  # as ordinary letters
         found, self.in_bytes = self.encoding.get_vocab(), "ByteLevel" in str(self.encoding.decoder)
+        self.cut = self.cut if whole == sum(parts, []) else "(?!)"  # SentencePiece puts a blank before whatever it is given
         self.words, self.last = max(found.values(), default=0) + 1, next((found[end] for end in ENDS_OF_TEXT if end in found), None)
         if self.last is None or self.words > MOST_WORDS:
             raise Problem(f"--encoding {path}: of its {self.words} words none is {' or '.join(ENDS_OF_TEXT)}, or they are too many")
@@ -167,6 +170,8 @@ class HuggingFace(GPT2):
     def word(self, token):
         """Its bytes, as many as a vocabulary file can hold; SentencePiece writes a blank as U+2581."""
         text = self.encoding.id_to_token(token) or ""
+        if re.fullmatch("<0x[0-9A-F]{2}>", text) and "ByteFallback" in str(self.encoding.decoder):
+            return bytes.fromhex(text[3:5])
         known = self.in_bytes and BYTE_OF.keys() >= set(text)
         return (bytes(map(BYTE_OF.get, text)) if known else text.replace("\u2581", " ").encode())[:255]
 
@@ -226,8 +231,8 @@ def whole_words(texts, part, places=GPT2.cut):
             yield found[0]
             pending = pending[found.end():]
         if len(pending) > LONGEST_WORD:
-            raise Problem(f"the {len(pending)} characters up to about byte {part.at} are all blanks, or have no blank to cut at",
-                          "put line feeds between sentences, or leave out that part")
+            raise Problem(f"the {len(pending)} characters up to about byte {part.at} have no place where words are sure to end",
+                          "put blanks or line feeds there, give documents as JSON lines, or leave out that part")
     if pending:
         yield pending
 
@@ -251,7 +256,7 @@ class Source:
         return gzip.open(self.path) if self.packed else open(self.path, "rb")
 
     def boundary(self, at):
-        """`at`, or the first start of a UTF-8 character, or of a line of JSON, after it."""
+        """`at`, or the first start of a UTF-8 character, or of a line of JSON, after it, which is not within END_OF_TEXT."""
         if at in (0, self.size):
             return at
         with self.open() as file:
@@ -259,6 +264,10 @@ class Source:
                 file.seek(at - 1)
                 file.readline(LONGEST_LINE)
                 return file.tell()
+            begin = max(0, at + 1 - len(END_OF_TEXT))
+            file.seek(begin)
+            found = file.read(at - begin + len(END_OF_TEXT) - 1).find(END_OF_TEXT.encode())
+            at = at if found < 0 else begin + found + len(END_OF_TEXT)
             file.seek(at)
             return at + re.match(rb"[\x80-\xBF]*", file.read(3)).end()
 
@@ -292,7 +301,7 @@ def texts_of_parquet(path):
                        "or where it is, print one JSON object a line: … | data/prepare.py --input -")
     try:
         for batch in parquet.ParquetFile(path).iter_batches(WAITING, columns=["text"]):
-            yield from batch.column("text").to_pylist()
+            yield from ("" if text is None else text for text in batch.column("text").to_pylist())
     except Exception as error:  # pyarrow raises all kinds
         raise Problem(f'its column "text" cannot be read: {type(error).__name__} {error}') from None
 
@@ -539,7 +548,7 @@ def prepare(options):
                  "of each line, --format text means it")
         if lines and options.encoding == "byte":
             raise Problem(f"--input {lines[0]}: its lines or rows are documents, and bytes have no token to put between them",
-                          "--encoding gpt2 or FILE; or jq -r .text FILE | data/prepare.py --input -; or --format text")
+                          "--encoding gpt2 or FILE; or, of JSON, jq -r .text FILE | data/prepare.py --input -, or --format text")
         train, val = split_input(sources, options.val_fraction)
         words = GPT2 if options.encoding == "gpt2" else HuggingFace
         encoder = Bytes() if options.encoding == "byte" else words(options.encoding, **options.how)
@@ -551,6 +560,8 @@ def prepare(options):
                 chunks = packed(split, pieces, encoder.separator, encoder.pack, (most - 1) // encoder.pack)
                 most -= (most - 1) % encoder.pack
             written.append(write_split(own, split, chunks, most, encoder.width))
+        if written[0][2] == 0:
+            raise Problem("the input has no text to train on")
         if options.encoding != "byte":
             with whole(os.path.join(own, "tokenizer.bin"), "wb") as file:
                 file.write(encoder.tokenizer_file())

@@ -89,9 +89,9 @@ static void orthogonalised(cf_stream *stream, int64_t count, int64_t rows, int64
 #define RECORDED_linear_time_algorithms     (void)0
 #define RECORDED_linear_algorithm           0
 
-#define RECORDED_attention_channels_max     CHANNELS_MAX
+#define RECORDED_attention_channels_max     gpu() ? CHANNELS_MAX : ATTENTION_CHANNELS_MAX
 #define RECORDED_attention_forward          attention(false, t0, n, B, H, KV, D)
-#define RECORDED_attention_scratch          gpu() ? T * B * H : T * B * H * (1 + D)
+#define RECORDED_attention_scratch          gpu() ? T * B * H : attention_cpu_scratch(T, B, H, KV, D)
 #define RECORDED_attention_backward         attention(true, t0, n, B, H, KV, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
 #define RECORDED_attention_backward_by_ranges !gpu()
 

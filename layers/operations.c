@@ -84,11 +84,12 @@ void dry_run(gpt_step *s, FILE *out) {
     fprintf(out, "\n");
     cf_memory_report(out);
     if (strcmp(cf_device_name(), "CPU") != 0)
-        fprintf(out,
-                "not counted, allocated when the run begins: 32 MiB a stream for matrix products; for attention's backward at\n"
-                "most 2 bytes for each query, key and head of a micro-batch, 4 for each channel of it if heads share keys; for "
-                "exchanges by ipc 32 MiB for each other member\n"
-                "of a group; for connections by nccl what it prints\n");
+        fprintf(
+            out,
+            "not counted, allocated when the run begins: 32 MiB a stream for matrix products; for attention's backward at\n"
+            "most 2 bytes for each query, key and head of a micro-batch, 4 for each channel of it if heads share keys, without\n"
+            "cuDNN (fp32) 256 MiB, or 24 bytes for each query and key of a head if that is more; for exchanges by ipc 32 MiB\n"
+            "for each other member of a group; for connections by nccl what it prints\n");
     fprintf(out, "\n");
     zero_explain(&g->zero, out);
     fprintf(out, "  ");

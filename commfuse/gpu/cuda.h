@@ -20,6 +20,7 @@ const cudaDeviceProp *cf_cuda_properties(void); // of the device in use
 // Multiprocessors that products enqueued from here on leave to kernels of transfers: a product whose kernel stays on all of them
 // until it ends would delay those, or wait for them. The transport sets it, by the order of the program alone, not by time.
 extern int cf_cuda_left;
+extern int cf_cuda_sharers; // ranks that use this GPU; 0: not known yet
 
 struct cf_blocks { // x · y of them, each with so many bytes of shared memory besides what the kernel declares
     int64_t x, y = 1, shared = 0;

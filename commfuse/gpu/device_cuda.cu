@@ -61,7 +61,7 @@ static struct {
     size_t free;    // bytes, when the device was opened
 } device;
 
-int cf_cuda_left;
+int cf_cuda_left, cf_cuda_sharers;
 
 // --- what CUDA says ---
 
@@ -142,7 +142,7 @@ void cf_device_open(int local_rank) {
 }
 
 int64_t cf_device_memory(int local_ranks) {
-    return (int64_t)device.free / ((local_ranks + device.count - 1) / device.count);
+    return (int64_t)device.free / (cf_cuda_sharers ? cf_cuda_sharers : (local_ranks + device.count - 1) / device.count);
 }
 
 const char *cf_device_name(void) {

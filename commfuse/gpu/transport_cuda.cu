@@ -239,6 +239,8 @@ static neighbourhood meet_neighbours(const cf_transport *t, const cf_group *grou
     const cudaDeviceProp *p = cf_cuda_properties();
     snprintf(mine.bus, sizeof mine.bus, "%x:%x:%x", p->pciDomainID, p->pciBusID, p->pciDeviceID);
     s->bootstrap->allgather(s->bootstrap, &mine, all, sizeof mine);
+    cf_cuda_sharers = 0; // each rank may see its own GPU alone (srun --gpus-per-task=1)
+    for (int i = 0; i < t->size; i++) cf_cuda_sharers += memcmp(&all[i], &mine, sizeof mine) == 0;
     neighbourhood n = {(cf_group *)cf_host_alloc(1, sizeof *n.here, "a group"), 0, 0};
     for (int i = 0; i < group->size && !getenv("NCCL_HOSTID"); i++) // which hides it from NCCL
         for (int j = 0; j < i && n.a == n.b; j++)

@@ -183,7 +183,7 @@ static cf_request *unit_of(ipc_wire *w, cf_request *r, int *count) {
         cf_request *p = &w->part[w->parts];
         *p = *r;
         p->kind = CF_REQUEST_EXCHANGE, p->recv_count = r->send_count;
-        p->send_to = (me + 1 + w->parts) % N, p->recv_from = (me + N - 1 - w->parts) % N;
+        p->send_to = (me + N - 1 - w->parts) % N, p->recv_from = (me + 1 + w->parts) % N; // summed in the order of exchanges
         if (r->kind != CF_REQUEST_ALLGATHER) p->send = (const char *)r->send + p->send_to * (sums ? block : stride);
         p->recv = sums ? stage + w->parts * block : (char *)r->recv + p->recv_from * stride;
     }

@@ -21,7 +21,10 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
     if (!costs->spare && opt->threads > 1) snprintf(option, room, "--threads %ld", opt->threads - 1);
     if (!costs->spare && opt->threads <= 1) snprintf(option, room, "fewer ranks on a host");
     if (!costs->spare) return "no core to spare";
-    snprintf(option, room, "--micro-batch %ld", 2 * opt->micro_batch);
+    const int64_t more = 2 * opt->micro_batch;
+    snprintf(option, room, "--micro-batch %ld", more);
+    if (opt->given[OPTION_batch] && opt->batch % (more * opt->dp) != 0)
+        snprintf(option, room, "--micro-batch %ld --batch %ld", more, 2 * opt->batch);
     if (latency_s > wire_s && schedule.algorithm && schedule.slices > 1)
         snprintf(option, room, "--overlap %s:%d", schedule.algorithm->name, schedule.slices / 2);
     if (latency_s > wire_s) return "latency";

@@ -238,17 +238,21 @@ static forecast play(const options *given, const cf_hardware *h, int mode, int p
     f.tokens_per_s = 1e3 * (double)(opt.batch ? opt.batch : opt.micro_batch * opt.dp) * (double)opt.seq / f.played.step_ms;
     f.mfu = f.tokens_per_s * rank->flops / (h->peak * (double)world);
     f.gib = (double)rank->memory / (1 << 30);
-    f.fits = (double)rank->memory <= h->memory_bytes;
+    f.fits = !rank->left_out && (double)rank->memory <= h->memory_bytes;
     if (timeline) write_timeline(opt.trace, (int)players, records, events);
     for (int i = 0; i < players; i++) free(events[i].event), cf_record_free(&rank[i].record);
     return f;
+}
+
+static bool better(const forecast *f, const forecast *than) {
+    return f->fits != than->fits ? f->fits : f->played.step_ms < than->played.step_ms;
 }
 
 static forecast foresee(const options *opt, const cf_hardware *h, int mode, predict_record *record, void *trainer) {
     forecast best = play(opt, h, mode, 0, false, record, trainer);
     for (int plan = 1; plan < CF_PLANS && mode == AUTO; plan++) {
         const forecast f = play(opt, h, mode, plan, false, record, trainer);
-        if (f.played.step_ms < best.played.step_ms && (f.fits || !best.fits)) best = f;
+        if (better(&f, &best)) best = f;
     }
     return best;
 }
@@ -289,7 +293,8 @@ static bool set_mesh(options *opt, const options *given, int64_t ranks, int64_t 
     *opt = *given;
     opt->tp = tp, opt->dp = ranks / tp, opt->micro_batch = given->micro_batch * tp;
     if (given->batch > 0 && opt->micro_batch * opt->dp > given->batch) opt->micro_batch = given->batch / opt->dp;
-    const bool splits = ranks % tp == 0 && given->heads % tp == 0 && given->kv_heads % tp == 0 && given->seq % tp == 0;
+    const bool splits = ranks % tp == 0 && given->heads % tp == 0 && given->kv_heads % tp == 0 && given->seq % tp == 0 &&
+                        (given->ffn % tp == 0 || strcmp(given->strategy, "up") == 0);
     return splits && opt->micro_batch >= 1 && opt->micro_batch <= 4096 &&
            (given->batch == 0 || given->batch % (opt->micro_batch * opt->dp) == 0);
 }
@@ -309,7 +314,7 @@ static void predict_meshes(const options *given, const cf_hardware *h, int64_t f
             if (!set_mesh(&opt, given, ranks, tp)) continue;
             for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&opt, h, mode, record, trainer);
             for (int mode = NONE; mode < MODES; mode++)
-                if (f[mode].played.step_ms < f[best].played.step_ms) best = mode;
+                if (better(&f[mode], &f[best])) best = mode;
             cf_print(out, "%6ld %4ld %6ld", ranks, tp, opt.dp);
             for (int mode = 0; mode < MODES; mode++) cf_print(out, " %10.2f", f[mode].played.step_ms);
             cf_print(out, "  %-9s %5.1f%% %7.1f  %s\n", modes[best], 100 * f[best].mfu, f[best].gib,

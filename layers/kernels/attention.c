@@ -26,8 +26,6 @@ enum {
     KEY_TILE = 2048 / sizeof(accum), // columns: all tiles must fit a stack of 2 MiB
     QUERY_BLOCK = 512,               // rows of a forward task, at most
     TASKS_PER_THREAD = 4,            // forward: blocks are cut until each thread has so many tasks, or into single tiles
-    TASKS = 32,                      // backward: heads are cut until there are so many tasks,
-    ROWS_MIN = 32,                   // but into no fewer rows than these
     PACK = KEY_TILE * 64,            // elements of a packed tile of keys: fewer rows of heads wider than 64
     PACK_QUERY = QUERY_TILE * 128    // the same for queries
 };
@@ -50,7 +48,8 @@ static int64_t length(span s) {
 }
 
 int64_t attention_channels_max(void) {
-    return PACK_QUERY;
+    _Static_assert((int)PACK_QUERY == (int)ATTENTION_CHANNELS_MAX, "what a query's rows take");
+    return ATTENTION_CHANNELS_MAX;
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
@@ -176,16 +175,8 @@ void attention_forward(real *out, accum *lse, const real *qkv, int64_t t0, int64
     }
 }
 
-// The number of blocks into which the keys of a head are cut.
-static int64_t key_blocks(int64_t keys, int64_t pairs) {
-    return larger(1, smaller(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
-}
-
-// Fewer heads are cut into more blocks, so fewer sequences than B may need the most.
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
-    int64_t most = 0;
-    for (int64_t b = 1; b <= B; b++) most = larger(most, T * b * H + key_blocks(T, b * KV) * T * b * H * D);
-    return most;
+    return attention_cpu_scratch(T, B, H, KV, D);
 }
 
 // A tile of keys and values with their gradients, packed.
@@ -294,7 +285,7 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const acc
     if (first) cf_zero(dqkv, T * B * (H + 2 * KV) * D * (int64_t)sizeof(real), stream);
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, KV, D);
-    const int64_t keys = t0 + n, blocks = key_blocks(keys, B * KV), block = ceil_div(keys, blocks);
+    const int64_t keys = t0 + n, blocks = attention_cpu_key_blocks(keys, B * KV), block = ceil_div(keys, blocks);
     const backward a = {dqkv, dout, qkv, lse, scratch, scratch + n * s.pairs, &s};
     output_dot_gradient(a.delta, dout, out, &s);
 #pragma omp parallel for collapse(2) schedule(dynamic)

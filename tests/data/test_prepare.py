@@ -494,6 +494,15 @@ class Pieces(unittest.TestCase):
                 self.parts(letter.encode() * ((1 << 22) + 5_000_000), 1_000_000)
             self.assertRegex(str(caught.exception), "the 5000000 characters up to about byte 4000000")
 
+    def test_no_cut_within_an_end_of_text(self):
+        text = b"ab<|endoftext|>cd<|endoftext|>" + b"x<|endoftext" * 2
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text)
+            file.flush()
+            source = self.prepare.Source(file.name, "text")
+            self.assertEqual([source.boundary(at) for at in range(len(text) + 1)],
+                             [0, 1, 2, *[15] * 13, 16, 17, *[30] * 13, *range(31, len(text) + 1)])
+
     def test_long_lines_are_refused_before_they_fill_the_memory(self):
         self.prepare.LONGEST_LINE, self.prepare.PIECE_BYTES = 100, 7
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:

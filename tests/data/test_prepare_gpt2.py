@@ -72,6 +72,9 @@ def vocabulary(case, count, end_of_text):
     return words
 
 
+GPT_4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+          r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+          r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
@@ -129,14 +132,35 @@ class HuggingFace(PrepareCase):
 
     def test_pieces_encode_like_the_whole(self):
         prepare, draw = load_prepare(), random.Random(1)
-        for pattern in None, LLAMA3:
+        for pattern in None, LLAMA3, GPT_4O:
             made = self.made("t.json", 65536, pattern=pattern)
             encoder = prepare.HuggingFace(self.path("t.json"))
-            letters = [*"    \n\n\n\t\r\u00a0\u2028\u3000", *"'slvetdm1²aBé日。-_<|>."]
+            self.assertTrue(all(re.match(encoder.cut, text) for text in ("line\r\nline\r\n", "one.\na", "word\n\nword\n\n")))
+            letters = [*"    \n\n\n\t\r\u00a0\u2028\u3000//", *"'slvetdm1²aBé日。-_<|>."]
             for _ in range(1000):
                 text = "".join(draw.choice(letters) for _ in range(draw.randrange(60)))
                 got = encode(prepare, encoder, PartOfBytes(text.encode(), draw.randrange(1, 12)))
                 self.assertEqual(array.array("I", got).tolist(), made.encode(text).ids, repr(text))
+
+    def test_what_puts_a_blank_before_each_text_gets_it_whole(self):
+        prepare = load_prepare()
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(["a", "b", "▁", "<0x0A>", "</s>"])}, [],
+                                                          byte_fallback=True))
+        made.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")])
+        made.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback()])
+        made.save(self.path("t.json"))
+        encoder, text = prepare.HuggingFace(self.path("t.json")), "ab ba\nab a\n" * 9
+        got = encode(prepare, encoder, PartOfBytes(text.encode(), 7))
+        self.assertEqual(array.array("H", got).tolist(), made.encode(text).ids)
+        self.assertEqual(encoder.word(3), b"\n")
+
+    def test_a_text_of_nothing_replaces_nothing(self):
+        self.made("t.json", 0)
+        self.prepare("--input", self.write("a", "some text"), "--encoding", self.path("t.json"), "--val-fraction", 0)
+        before = self.all_tokens("train")
+        empty = self.write("b.jsonl", '{"text": ""}\n' * 9)
+        self.assertIn("no text to train on", self.refused("--input", empty, "--encoding", self.path("t.json"), "--val-fraction", 0))
+        self.assertEqual(self.all_tokens("train"), before)
 
     def test_words_of_sentencepiece(self):
         made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁é": 0, "</s>": 1, "long" * 99: 5}, "</s>"))
@@ -393,7 +417,7 @@ class GPT2(PrepareCase):
         self.encode("--input", lines, "--val-fraction", 0)
         expected = self.all_tokens("train")
         path, empty = self.path("a.parquet"), self.path("b.parquet")
-        table = pyarrow.table({"id": range(100), "text": pyarrow.array(texts, pyarrow.large_string()), "url": ["x" * 50] * 100})
+        table = pyarrow.table({"id": range(101), "text": pyarrow.array([*texts, None], pyarrow.large_string()), "url": ["x" * 50] * 101})
         for group in 7, 1000:
             pyarrow.parquet.write_table(table, path, row_group_size=group)
             pyarrow.parquet.write_table(table.slice(0, 0), empty)
@@ -412,7 +436,7 @@ class GPT2(PrepareCase):
     @unittest.skipUnless(pyarrow, "no pyarrow: build/venv/bin/pip install pyarrow")
     def test_parquet_that_is_none(self):
         path = self.path("a.parquet")
-        for column, why in ({"texts": ["a"]}, 'its column "text" cannot be read: KeyError'), ({"text": ["a", None]}, "the line at byte 14 "), \
+        for column, why in ({"texts": ["a"]}, 'its column "text" cannot be read: KeyError'), \
                 ({"text": [1, 2]}, "the line at byte 0 is not a JSON object with a \"text\""):
             pyarrow.parquet.write_table(pyarrow.table(column), path)
             self.assertIn(f"--input {path}: {why}", self.refused("--input", path, "--encoding", "gpt2", "--val-fraction", 0))

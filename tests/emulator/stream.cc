@@ -390,7 +390,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->major = setting("EMULATOR_PERSISTENT", 1) ? 9 : 8, p->minor = 0, p->multiProcessorCount = multiprocessors();
-    p->pciBusID = device + 1;
+    p->pciBusID = device + 1 + setting("EMULATOR_FIRST", 0); // of those that the process sees
     p->memoryBusWidth = 64, p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048;
     return cudaSuccess;
 }

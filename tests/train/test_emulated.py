@@ -9,6 +9,7 @@ another.
 # limit: 1800
 # make: emulated-tests
 import os
+import re
 import signal
 import unittest
 import unittest.mock
@@ -17,6 +18,7 @@ import numpy as np
 
 os.environ["BUILD"] = "build/emulated-fp32"
 import harness
+import launcher
 import meshes
 import muon
 import reference
@@ -160,7 +162,9 @@ class Emulated(Steps):
         for strategy, mesh in (("tpsp", (4, 1)), ("tpsp", (1, 4)), ("up", (2, 2))):
             for overlap in "none", "slice:3":
                 with self.subTest(strategy=strategy, mesh=mesh, overlap=overlap):
-                    self.bits(*mesh, strategy=strategy, transport="ipc", overlap=overlap)
+                    found = self.bits(*mesh, strategy=strategy, transport="ipc", overlap=overlap)
+                    if mesh == (1, 4):  # between replicas they add in the order of exchanges
+                        self.assertEqual(self.bits(*mesh, transport="ipc", overlap="ring", embedding="table"), found)
 
     def test_native_collectives_among_exchanges(self):
         """Trials take both in one step: over NCCL by one communicator of a group, over ipc made of exchanges."""
@@ -243,6 +247,16 @@ class Trouble(harness.Case):
     def test_fewer_devices_than_ranks_share_them(self):
         result = harness.run(self.arguments(tp=2, transport="ipc"), 2, env={"EMULATOR_DEVICES": "1"})
         self.assertEqual(result.status, 0, str(result))
+
+    def test_memory_is_shared_by_the_ranks_of_a_gpu(self):
+        """Also where each rank sees its own alone, as Slurm may have it."""
+        def free(see):
+            shell = f'export EMULATOR_DEVICES=1 EMULATOR_FIRST=$(({see})); exec "$0" "$@"'
+            words = self.arguments(tp=2, transport="ipc" if see == "0" else "nccl", steps=1)
+            result = harness.run(["-np", 2, "sh", "-c", shell, harness.PROGRAM, *words], program=harness.MPIRUN)
+            self.assertEqual(result.status, 0, str(result))
+            return float(re.search(r"of ([\d.]+) MiB that are free", result.out)[1])
+        self.assertAlmostEqual(free(launcher.RANK), 2 * free("0"), delta=1)
 
     def test_a_dead_rank_ends_the_others(self):  # test_emulated_freeze.py has frozen ones
         timeout, grace = 5, 5

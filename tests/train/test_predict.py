@@ -60,6 +60,27 @@ class Predict(harness.Case):
                     self.assertAlmostEqual(some[mode]["step"], all_of_them[mode]["step"],
                                            delta=0.01 * all_of_them[mode]["step"] + 0.011, msg=mode)
 
+    def test_meshes_that_cannot_be_are_left_out(self):
+        """Those whose units do not divide; and of modes that of one that fits is named."""
+        def table(machine, **more):
+            result = self.ask(machine, **more)
+            self.assertEqual(result.status, 0, str(result))
+            return re.findall(r"^ +(\d+) +(\d+) +\d+ (.*)", result.out, re.M)
+        rows = table("h100x8", predict_ranks="6", block="llama", layers=1, channels=768, heads=12, seq=48, micro_batch=1)
+        self.assertEqual([tp for _, tp, _ in rows], ["1", "2"])
+        laptop = described("laptop")
+        laptop["memory_gb"] = 3.95
+        rows = table(self.written(laptop), predict_ranks="8", model="llama3.2-1b", layers=2, seq=4096, vocab=256, recompute=0, micro_batch=1)
+        self.assertTrue([rest for _, tp, rest in rows if tp == "8" and "does not fit" not in rest], rows)
+
+    def test_the_cpu_is_the_one_that_trains(self):
+        """Its memory for attention's backward, of few heads most; and heads as wide."""
+        more = dict(layers=2, channels=512, heads=8, block="llama", kv_heads=1, seq=4096, micro_batch=1, vocab=256, recompute=0)
+        dry = harness.run(harness.options(dry_run=True, **more)).out
+        total = float(re.search(r"^total +([\d.]+)", dry, re.M)[1]) / 1024
+        self.assertAlmostEqual(self.predicted("laptop", **more)["ring"]["gib"], total, delta=0.1)
+        self.predicted("laptop", layers=1, channels=768, heads=3, seq=64, micro_batch=1)
+
     def test_slower_links_and_later_messages_never_help(self):
         for name, mesh in (("h100x8", dict(tp=4, dp=4)), ("laptop", dict(tp=2, dp=4, strategy="up"))):
             for field, factors in (("gb_per_s", (1, 0.5, 0.1)), ("latency_us", (1, 3, 30)), ("step_us", (1, 3, 30))):

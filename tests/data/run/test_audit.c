@@ -57,6 +57,8 @@ TEST(test_bounds) {
     assert_bound("", wire, 0.1, "nothing", "");
     assert_bound("", wire, 2, "bandwidth", "--micro-batch 8");
     assert_bound("--micro-batch 3", wire, 5, "bandwidth", "--micro-batch 6");
+    assert_bound("--dp 2 --micro-batch 4 --batch 8", wire, 2, "bandwidth", "--micro-batch 8 --batch 16"); // which divides
+    assert_bound("--dp 2 --micro-batch 4 --batch 16", wire, 2, "bandwidth", "--micro-batch 8");
     assert_bound("", slow, 2, "latency", "--micro-batch 8");
     assert_bound("--overlap commfuse:8", slow, 2, "latency", "--overlap ring:4");
     assert_bound("--overlap once", slow, 2, "latency", "--micro-batch 8");
