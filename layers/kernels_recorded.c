@@ -5,6 +5,7 @@
 #include "optimizer/muon.h"
 #include "optimizer/update.h"
 #include "kernels/attention.h"
+#include "kernels/attention_cpu.h"
 #include "kernels/crossentropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"

@@ -18,6 +18,7 @@
 // The cuts of backward depend on shapes alone, and those of forward do not change the tiles, so the order of every sum does not
 // depend on the number of threads.
 #include "attention.h"
+#include "attention_cpu.h"
 #include "gemm.h"
 #include "math_real.h"
 

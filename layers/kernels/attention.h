@@ -8,20 +8,6 @@
 
 CF_EXTERN_C_BEGIN
 
-// The CPU's backward, which predictions reckon with, too. The keys of a head are cut into blocks until there are so many tasks, but
-// into no fewer rows than these:
-enum { ATTENTION_TASKS = 32, ATTENTION_ROWS_MIN = 32, ATTENTION_CHANNELS_MAX = 8192 };
-static inline int64_t attention_cpu_key_blocks(int64_t keys, int64_t pairs) {
-    const int64_t most = keys / (2 * ATTENTION_ROWS_MIN), enough = ceil_div(ATTENTION_TASKS, pairs);
-    return most < 1 ? 1 : smaller(enough, most);
-}
-// Fewer heads are cut into more blocks, so fewer sequences than B may need the most.
-static inline int64_t attention_cpu_scratch(int64_t T, int64_t B, int64_t H, int64_t KV, int64_t D) {
-    int64_t most = 0;
-    for (int64_t b = 1; b <= B; b++) most = larger(most, T * b * H + attention_cpu_key_blocks(T, b * KV) * T * b * H * D);
-    return most;
-}
-
 // Channels per head, at most.
 int64_t attention_channels_max(void);
 
