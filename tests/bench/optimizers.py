@@ -55,7 +55,10 @@ class Bench:
         peers.write(self.o.out, self.rows)
 
     def losses(self, optimizer, rate, seed):
-        if not curve(self.rows, optimizer, rate, seed):
+        known = max(curve(self.rows, optimizer, rate, seed), default=0)
+        if known not in (0, self.o.steps):
+            raise Problem(f"{self.o.out} has a training of {known} steps, not of {self.o.steps}", "give another --out, or its --steps")
+        if not known:
             events = self.run(optimizer=optimizer, lr=rate, seed=seed, steps=self.o.steps, val_every=max(1, self.o.steps // 30))
             self.add([{"step": event["step"], "val_loss": f"{event['loss']:.6g}"} for event in events if event["event"] == "val"],
                      kind="loss", optimizer=optimizer, lr=rate, seed=seed)
@@ -69,6 +72,8 @@ class Bench:
                 self.losses(optimizer, best_rate(self.rows, optimizer), seed)
 
     def all_times(self):
+        """Anew: earlier ones may be of a machine that others used."""
+        self.rows = [row for row in self.rows if row["kind"] != "time"]
         for number in range(ROUNDS):
             for optimizer in RATES if number % 2 else reversed(RATES):
                 steps = run_log.steps(self.run(optimizer=optimizer, steps=ROUND_STEPS, val_every=0))

@@ -51,7 +51,7 @@ RECIPE = dict(val_every=0, lr=3e-4, min_lr=3e-4, warmup=0, beta1=0.9, beta2=0.95
 
 class Bench:
     def __init__(self, o, folder):
-        self.o, self.folder, self.runner = o, folder, Runner(gently=True, bound=True)
+        self.o, self.folder, self.failed, self.runner = o, folder, False, Runner(gently=True, bound=True)
         layers, channels, heads, self.seq, vocab, self.batch = o.size
         shape = shapes.Shape(maxT=self.seq, V=vocab, Vp=vocab, L=layers, heads=heads, C=channels)
         reference.write_model(f"{folder}/model.bin", shape, reference.random_model(shape, scale=0.02))
@@ -102,13 +102,14 @@ def take_turns(bench, end, save):
              "commit": bench.runner.printed("git", "describe", "--always", "--dirty"),
              "date": f"{datetime.date.today()}", "processor": processor_of(bench.runner)}
     turn = 0
-    while not turn or time.monotonic() + (time.monotonic() - begin) / turn < end:
+    while jobs and (not turn or time.monotonic() + (time.monotonic() - begin) / turn < end):
         for group, mode in random.Random(turn).sample(jobs, len(jobs)):
             try:
                 measured = bench.measure(group, mode, o.steps + 1)
             except Failed as failed:
                 note(f"{group}, {mode}: {failed}")
                 jobs.remove((group, mode))
+                bench.failed = True
                 continue
             tokens = bench.seq * bench.batch // (1 + (group == "one process"))
             rows += [{"group": group, "mode": mode, "turn": turn, "step": step, "step_ms": f"{ms:.5g}", "loss": f"{loss:.9g}",
@@ -193,9 +194,11 @@ def main():
         if o.compile_only:
             return [bench.measure(group, mode, 1) for group in o.only for mode in GROUPS[group] if mode.endswith(" compiled")] and 0
         rows = take_turns(bench, end, lambda rows: write(o.out, rows))
+    if not rows:
+        raise Problem("nothing could be measured", "see above")
     rows = read(o.out)
     print(table(rows))
-    return int(bool(problems(rows)))
+    return int(bool(problems(rows)) or bench.failed)
 
 
 if __name__ == "__main__":

@@ -217,6 +217,8 @@ class PeersTest(unittest.TestCase):
             right = self.start(folder, ours)
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
             self.assertEqual(len(text_rows(right.stdout)), 4)
+            fails = self.start(folder, "9]}'; exit 1; : '")  # its row is missing, and the status says so
+            self.assertEqual((fails.returncode, len(text_rows(fails.stdout))), (1, 3), fails.stdout + fails.stderr)
 
     def test_auto_has_tried_its_schedules_before_the_steps_that_count(self):
         with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
@@ -242,6 +244,23 @@ class PeersTest(unittest.TestCase):
             for what, found in losses.items():
                 same = 1 if "auto" in what else 3  # auto's next steps come after its trials
                 np.testing.assert_allclose(found[:same], losses["tp 2", "none"][:same], rtol=1e-5, err_msg=str(what))
+
+
+class OptimizersTest(unittest.TestCase):
+    def test_curves_of_another_length_and_earlier_times_are_not_mixed_in(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bench = optimizers.Bench.__new__(optimizers.Bench)
+            bench.o, bench.stamp, bench.rows = argparse.Namespace(steps=300, out=f"{folder}/o.csv"), {}, []
+            bench.run = lambda **options: [{"event": "val", "step": 300, "loss": 2.0}]
+            bench.losses("adamw", "1e-3", 1)
+            self.assertEqual(optimizers.curve(bench.rows, "adamw", "1e-3", 1), {300: 2.0})
+            bench.o.steps = 100
+            with self.assertRaisesRegex(Exception, "has a training of 300 steps, not of 100"):
+                bench.losses("adamw", "1e-3", 1)
+            bench.run = lambda **options: [{"event": "step", "step": step, "step_ms": 5.0} for step in range(3)]
+            for _ in range(2):
+                bench.all_times()
+            self.assertEqual(len([row for row in bench.rows if row["kind"] == "time"]), optimizers.ROUNDS * len(optimizers.RATES) * 2)
 
 
 class MeasuredTest(unittest.TestCase):
