@@ -42,8 +42,8 @@ CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "library that moves 
 INT(ranks_per_host, "ranks-per-host", "0", 0, 65536,
     "neighbouring ranks that schedules of two levels take for one host; 0: those of each host, of a prediction's machine, or all")
 REAL(network_gbit, "network-gbit", "0", 0, 1e6,
-    "rate of a host's network, all its cards together, that auto reckons with; 0: 10, or less where ranks share cores, with GPUs 370 "
-    "for each; a prediction's machine's")
+    "rate of a host's network, all its cards together, that auto reckons with; 0: 10, or less where ranks share cores, with GPUs "
+    "370 for each; a prediction's machine's")
 TEXT(overlap, "overlap", "auto", "NAME[:SLICES]",
     "schedule of every operation, and slices of each rank's part; auto: the best for each, found in the first steps")
 CHOICE(gradients, "gradients", "preset", "preset|end|ready|owners|auto",
@@ -57,8 +57,8 @@ CHOICE(embedding, "embedding", "preset", "preset|table|rows|auto",
     "replicas exchange the token table, or the rows that their tokens name; preset: table for none, slice and "
     "ideal, auto for auto and levels, else rows")
 TEXT(plan, "plan", "", "FILE",
-    "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps what trials found as plan.json); new: search "
-    "again")
+    "for --overlap auto: the schedule of each operation (--dry-run prints it, --out keeps what trials found as plan.json); new: "
+    "search again")
 INT(reproducible, "reproducible", "0", 0, 1,
     "1: the same bits on the same mesh of any machine of one kind, whatever its load: no trials, one order of sums, as if each "
     "thread had a core; --recompute auto is 0")
@@ -121,8 +121,8 @@ INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the ne
 #undef GROUP
 #define GROUP "machine"
 INT(threads, "threads", "0", 0, 4096,
-    "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS; of three or more of "
-    "several ranks one is left to transfers")
+    "compute threads per rank; 0: an equal share of the host's cores that are allowed, at most OMP_NUM_THREADS; with several "
+    "ranks one of three or more is left to transfers")
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: no limit")
