@@ -63,7 +63,7 @@ void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t prompt, int64_t
     for (int64_t i = 0; i < count; i++) {
         gpt_begin_forward(g, inputs, NULL, pass_tokens(g, length), 1);
         gpt_forward(g, 0);
-        cf_allreduce_min(g->context->transport, 0); // no replica is far ahead of another, as in gpt_evaluate()
+        if (g->mesh->dp > 1) cf_allreduce_min(g->context->transport, 0); // no replica is far ahead of another, as in gpt_evaluate()
         next_logits(g, length - 1, scratch, logits);
         const int32_t next = tokens[prompt + i] =
             draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));

@@ -145,12 +145,14 @@ int64_t derived_data_step(const char *skipped, int64_t step) {
 }
 
 bool derived_same_data(const char *skipped, const char *other, int64_t steps) {
-    int64_t from, to, left_out = 0;
-    for (const char *at = skipped; sscanf(at, "%ld:%ld", &from, &to) == 2 && from - left_out < steps; left_out += to - from) {
-        if (derived_data_step(skipped, from - left_out) != derived_data_step(other, from - left_out)) return false;
-        at += strcspn(at, ","), at += *at == ',';
+    for (int64_t from, to, from_other, to_other, left_out = 0;; left_out += to - from) {
+        const bool ends = sscanf(skipped, "%ld:%ld", &from, &to) != 2 || from - left_out >= steps,
+                   other_ends = sscanf(other, "%ld:%ld", &from_other, &to_other) != 2 || from_other - left_out >= steps;
+        if (ends || other_ends) return ends && other_ends;
+        if (from != from_other || to != to_other) return false;
+        skipped += strcspn(skipped, ","), other += strcspn(other, ",");
+        skipped += *skipped == ',', other += *other == ',';
     }
-    return true;
 }
 
 double derived_learning_rate(const options *opt, int64_t step) {

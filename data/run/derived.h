@@ -19,7 +19,7 @@ void derived_context(options *opt, cf_transport *transport, const cf_mesh *mesh,
 
 // The step whose data step `step` takes: as many later as --skip-steps (a valid list) leaves out before it.
 int64_t derived_data_step(const char *skipped, int64_t step);
-// Do two lists leave out the same in the first `steps` steps? Looks where `skipped` does: ask both ways.
+// Have two lists the same ranges in the first `steps` steps?
 bool derived_same_data(const char *skipped, const char *other, int64_t steps);
 double derived_learning_rate(const options *opt, int64_t step);
 bool derived_due(int64_t every, int64_t step);                      // 0: never

@@ -268,8 +268,7 @@ void startup_compare_run(const options *opt, const run_facts *facts, const manif
             if (strcmp(described[j][0], name) == 0) words = described[j][1], saved = saved ? saved : described[j][2];
         if (!saved) saved = "not recorded";
         if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
-        const bool ranges = strcmp(name, "skip-steps") == 0;
-        if (ranges && derived_same_data(now, saved, m->step) && derived_same_data(saved, now, m->step)) continue; // in later steps
+        if (strcmp(name, "skip-steps") == 0 && derived_same_data(now, saved, m->step)) continue; // others are in later steps
         snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
                  words ? words : name, now, *saved ? saved : "none");
     }

@@ -23,12 +23,12 @@
 #include "math_real.h"
 
 enum {
-    QUERY_TILE = 64,                 // rows of scores at once
-    KEY_TILE = 2048 / sizeof(accum), // columns: all tiles must fit a stack of 2 MiB
-    QUERY_BLOCK = 512,               // rows of a forward task, at most
-    TASKS_PER_THREAD = 4,            // forward: blocks are cut until each thread has so many tasks, or into single tiles
-    PACK = KEY_TILE * 64,            // elements of a packed tile of keys: fewer rows of heads wider than 64
-    PACK_QUERY = QUERY_TILE * 128    // the same for queries
+    QUERY_TILE = 64,                     // rows of scores at once
+    KEY_TILE = 2048 / sizeof(accum),     // columns: all tiles must fit a stack of 2 MiB
+    QUERY_BLOCK = 512,                   // rows of a forward task, at most
+    TASKS_PER_THREAD = 4,                // forward: blocks are cut until each thread has so many tasks, or into single tiles
+    PACK = KEY_TILE * 64,                // elements of a packed tile of keys: fewer rows of heads wider than 64
+    PACK_QUERY = ATTENTION_CHANNELS_MAX, // the same for queries: a row of the widest head
 };
 
 typedef struct shape {
@@ -49,7 +49,6 @@ static int64_t length(span s) {
 }
 
 int64_t attention_channels_max(void) {
-    _Static_assert((int)PACK_QUERY == (int)ATTENTION_CHANNELS_MAX, "what a query's rows take");
     return ATTENTION_CHANNELS_MAX;
 }
 

@@ -144,7 +144,8 @@ class GPT2(Case):
                 longer = found.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=True, pad_token_id=0)
                 self.assertEqual(longer.shape, (1, len(ids) + 5))
 
-    @unittest.skipUnless(importlib.util.find_spec("lm_eval"), "no lm_eval: build/venv/bin/pip install -U --upgrade-strategy eager 'lm_eval[hf]'")
+    @unittest.skipUnless(importlib.util.find_spec("lm_eval"),
+                         "no lm_eval: build/venv/bin/pip install -U --upgrade-strategy eager 'lm_eval[hf]'")
     @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
     def test_lm_eval_asks_an_exported_model(self):
         """As data/README has it, for a task made here in place of one that is downloaded: its accuracy is that of PyTorch's own
