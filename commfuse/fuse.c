@@ -546,9 +546,11 @@ bool cf_barrier(cf_context *context, const cf_group *group) {
     CF_RETURNS(fail(context, true));
     if (group->size == 1) return true;
     check_context(context, "barrier");
-    cf_request r = cf_request_of(CF_REQUEST_BARRIER, group, CF_FP32, "barrier");
-    r.step = context->step;
-    context->transport->post(context->transport, &r, 1, context->stream);
-    context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
+    cf_request *r = cf_host_alloc(1, sizeof *r, "a barrier"); // a late rank may end it after the wait has failed
+    *r = cf_request_of(CF_REQUEST_BARRIER, group, CF_FP32, "barrier");
+    r->step = context->step;
+    context->transport->post(context->transport, r, 1, context->stream);
+    context->transport->wait(context->transport, r, CF_COMPLETE, context->stream);
+    free(r);
     return true;
 }

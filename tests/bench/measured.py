@@ -61,14 +61,21 @@ def percent(modes, mode, other):
     return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})" + ", not significant" * bool(low <= 0 <= high)
 
 
-def ablation_table(rows):
-    lines = []
-    for mesh, modes in steps.by_mesh(rows).items():
+def less_exposed(modes, mode, other):
+    return f"{100 * (np.median(modes[mode]['exposed_ms']) / np.median(modes[other]['exposed_ms']) - 1):+.0f} %"
+
+
+def ablation_table(runs):
+    """The first run, and in the last columns how the others compare the two schedules that hide transfers."""
+    lines, meshes = [], [steps.by_mesh(rows) for rows in runs]
+    columns = {"`ring:4` vs. `none`": (0, "none"), "`ring:4` vs. `slice:4`": (0, "slice:4"),
+               **{f"again, {runs[number][0]['date']}": (number, "slice:4") for number in range(1, len(runs))}}
+    for mesh, modes in meshes[0].items():
         ms, exposed = ({mode: np.median(modes[mode][name]) for mode in (*SHOWN, "ideal")} for name in ("step_ms", "exposed_ms"))
-        lines.append({"": f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", **{f"`{mode}`": f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN},
-                      "`ring:4` vs. `slice:4`": percent(modes, "ring:4", "slice:4")})
-        lines.append({"": "exposed, ms", **{f"`{mode}`": f"{exposed[mode]:.0f}" for mode in SHOWN},
-                      "`ring:4` vs. `slice:4`": f"{100 * (exposed['ring:4'] / exposed['slice:4'] - 1):+.0f} %"})
+        for name, shown, compare in ((f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", {mode: f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN},
+                                      percent), ("exposed, ms", {mode: f"{exposed[mode]:.0f}" for mode in SHOWN}, less_exposed)):
+            lines.append({"": name, **{f"`{mode}`": shown[mode] for mode in SHOWN},
+                          **{column: compare(meshes[number][mesh], "ring:4", other) for column, (number, other) in columns.items()}})
     return markdown(lines)
 
 
@@ -83,17 +90,12 @@ def ablation_setup(rows):
     ideal = [modes["ideal"] for modes in meshes.values()]
     row = rows[0]
     layers, channels, _ = steps.SHAPES.get(row["model"], (row["model"], "?", 0))
-    rounds = ", ".join(f"{MESHES.get(mesh, mesh)} {len(modes['ideal']['step_ms'])}" for mesh, modes in meshes.items())
+    rounds = ", ".join(f"{len(modes['ideal']['step_ms'])} ({MESHES.get(mesh, mesh)})" for mesh, modes in meshes.items())
     rates, shares = np.concatenate([mine["link_bits_per_s"] for mine in ideal]) / 1e6, [
         np.median(mine["line_ms"]) / np.median(mine["step_ms"]) for mine in ideal]
     return (f"{layers} layers of {channels} channels, {row['parameters'] / 1e6:.0f} M parameters, {row['batch']} sequences of "
             f"{row['seq']} tokens, fp32; `ideal` takes {span([np.median(mine['step_ms']) for mine in ideal], '.0f')} ms. The link, "
-            f"{span(rates, '.0f')} Mbit/s, is set so that a step's bytes take {span(shares, '.1f')} of that. Differences are medians over "
-            f"pairs from one round, with 95 % intervals; rounds: {rounds}, in equal time.")
-
-
-def against_slice(rows):
-    return "; ".join(f"{MESHES.get(mesh, mesh)} {percent(modes, 'ring:4', 'slice:4')}" for mesh, modes in steps.by_mesh(rows).items())
+            f"{span(rates, '.0f')} Mbit/s, carries a step's bytes in {span(shares, '.1f')} times `ideal`. Rounds: {rounds}.")
 
 
 def pairs_table(runs):
@@ -114,7 +116,7 @@ def added(rows):
             ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"), (peers.NAMES[peer], peer, "one"),
             ("compiled", f"{peer} compiled", "one compiled")) if (group, mode) in ms and ("one process", alone) in ms]
         said += [f"{group}: {', '.join(found)}"] if found else []
-    return f"Added to the step of one process by communication, {'; '.join(said)}.\n" if said else ""
+    return (f"Added to the step of one process by communication, {'; '.join(said)}." if said else "") + "\n"
 
 
 def parts(folder):
@@ -122,10 +124,9 @@ def parts(folder):
     found, files = {}, [folder / f"ablation{number}.csv" for number in ("", "-2")]
     runs = [read(path) for path in files if path.exists()]
     if runs:
-        found["ablation"] = (f"{ablation_table(runs[0])}\n{ablation_setup(runs[0])} {source(runs[0])}; `{COMMAND}`; "
-                             f"[every round]({{to}}{files[0].name}); [every pair](tests/bench/README.md#the-schedule-alone-measured).\n")
-        found["ablation"] += "".join(f"Again, {source(rows)}: `ring:4` vs. `slice:4` {against_slice(rows)} "
-                                     f"([every round]({{to}}{path.name})).\n" for path, rows in zip(files[1:], runs[1:]))
+        again = "".join(f"; again: {source(rows)}, [every round]({{to}}{path.name})" for path, rows in zip(files[1:], runs[1:]))
+        found["ablation"] = (f"{ablation_table(runs)}\n{ablation_setup(runs[0])} `{COMMAND}`: {source(runs[0])}, [every round]"
+                             f"({{to}}{files[0].name}){again}. [Every pair](tests/bench/README.md#the-schedule-alone-measured).\n")
         found["pairs"] = f"{pairs_table(runs)}\n" + "".join(f"Run {number}: {source(rows)}. {ablation_setup(rows)}\n"
                                                            for number, rows in enumerate(runs, 1))
     if (folder / "peers.csv").exists():
@@ -133,8 +134,8 @@ def parts(folder):
         turns = 1 + max(row["turn"] for row in rows)
         steps_each = max(row["step"] for row in rows)
         found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}; {steps_each} steps of each in {turns} "
-                          f"turn{'s' * (turns > 1)}; × ours: relative to `ring:4` of the same turn ([every step]({{to}}peers.csv)).\n"
-                          f"{added(rows)}")
+                          f"turn{'s' * (turns > 1)}; × ours: step over `ring:4`'s of the same turn, or over one process of this "
+                          f"program ([every step]({{to}}peers.csv)). {added(rows)}")
     if (folder / "optimizers.csv").exists():
         found["optimizers"] = f"{optimizers.table(optimizers.read(folder / 'optimizers.csv'))}\n"
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}

@@ -137,12 +137,21 @@ int main(int argc, char **argv) {
     return failed;
 }
 """
-# Ranks that differ: DIFFER HOW. Rank 1 has another operation before this one, or another size of it.
+# Ranks that differ: DIFFER HOW. Rank 1 has another operation before this one, another size of it, or comes late to a barrier.
 DIFFER = r"""
 #include <commfuse/fuse.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+// Uses the stack where the failed barrier had its variables, while the late rank comes.
+static __attribute__((noinline)) int changed(void) {
+    volatile unsigned char stack[8192];
+    for (size_t i = 0; i < sizeof stack; i++) stack[i] = 255;
+    sleep(3);
+    int count = 0;
+    for (size_t i = 0; i < sizeof stack; i++) count += stack[i] != 255;
+    return count;
+}
 int main(int argc, char **argv) {
     cf_errors_return(true);
     cf_context *context = cf_open("auto", 1, 1);
@@ -151,6 +160,13 @@ int main(int argc, char **argv) {
                              .slices = 1, .capacity = 4};
     static float full[16];
     const int more = argc > 1 && all->rank == 1;
+    if (argc > 1 && strcmp(argv[1], "late") == 0) {
+        if (more) sleep(3);
+        printf("rank %d: %s\n", all->rank, cf_barrier(context, all) ? "met" : cf_error());
+        fflush(stdout);
+        if (!more || sleep(3) != 0) printf("changed: %d\n", changed()); // rank 0 ends first
+        return 4;
+    }
     if (more && strcmp(argv[1], "order") == 0) cf_fuse_create(context, config);
     config.name = "same";
     if (more && strcmp(argv[1], "size") == 0) config.capacity = 8;
@@ -479,6 +495,14 @@ class Library(unittest.TestCase):
                          r"hint: all ranks of a group create the same operations, with the same config")
         self.assertRegex(self.ranks(2, program, "size", status=1),
                          r"MPI_ERR_TRUNCATE.*\(all-gather same\)\n(?:.*\n)?hint:  [^\n]* another config of that operation")
+
+    def test_late_at_a_barrier(self):
+        """Rank 0's barrier has failed when rank 1 comes: it ends all the same, and writes nothing where the program's variables are."""
+        (self.folder / "differ.c").write_text(DIFFER)
+        said = self.ranks(2, self.build("differ.c"), "late", status=4)
+        self.assertRegex(said, r"rank 0: rank 0 waits for the other ranks: barrier; nothing came for 1\S* s; ")
+        self.assertIn("rank 1: met\n", said)
+        self.assertIn("changed: 0\n", said)
 
     def test_beside_mpi4py(self):
         """mlp.py on each half of the ranks of a program that has started MPI by mpi4py."""

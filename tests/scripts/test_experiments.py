@@ -296,10 +296,11 @@ class MeasuredTest(unittest.TestCase):
         self.assertNotIn("old", found)
         self.assertEqual(measured.filled(found, measured.parts(self.folder)), found)
         self.assertRegex(found, r"\| TPSP, tp 2: step ÷ `ideal` \| 1\.500 \| 1\.200 \| 1\.\d+ \| 0\.900 \| "
-                         r"-8\.\d % \(-\d\.\d to -\d\.\d\) \|\n\| exposed, ms \| 47 \| 17 \| 7 \| 0 \| -59 % \|")
+                         r"-\d\d\.\d % \(\S+ to \S+\) \| (-8\.\d % \(-\d\.\d to -\d\.\d\)) \| \1 \|\n"
+                         r"\| exposed, ms \| 47 \| 17 \| 7 \| 0 \| -85 % \| -59 % \| -59 % \|")
         self.assertRegex(found, r"\| `direct:4` vs\. `ring:4` \| \S+ % \(-\S+ to \+\S+\), not significant \|")
         self.assertIn("| `nowire:4` vs. `ideal` | +3.0 % (+3.0 to +3.0) | +3.0 % (+3.0 to +3.0) |", found)
-        self.assertRegex(found, r"Again, P, 2026-11-29, commit 1234567: `ring:4` vs\. `slice:4` TPSP, tp 2 -8\.\d % \(")
+        self.assertRegex(found, r"; again: P, 2026-11-29, commit 1234567, \[every round\]\(\S+ablation-2\.csv\)\.")
         self.assertIn("P, 2026-11-29, commit 1234567", found)
         self.assertIn("1.60 (1.50 to 1.70)", found)
         self.assertIn("| adamw | 1e-3 | 5e-4 2.000, 1e-3 1.000, 3e-3 2.000 | 1.000 (0.990 to 1.010) | 20 (20 to 20) | 100 | 2 (2 to 2) |",
