@@ -113,7 +113,8 @@ def added(rows):
     said = []
     for group, peer in ("tp 2", "tp"), ("dp 2", "ddp"):
         found = [f"{name} {ms[group, mode] - ms['one process', alone]:.0f} ms" for name, mode, alone in (
-            ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"), (peers.NAMES[peer], peer, "one"),
+            ("`none`", "none", "none"), ("`ring:4`", "ring:4", "none"),
+            ("with AVX2 only", "ring:4" + peers.AVX2, "none" + peers.AVX2), (peers.NAMES[peer], peer, "one"),
             ("compiled", f"{peer} compiled", "one compiled")) if (group, mode) in ms and ("one process", alone) in ms]
         said += [f"{group}: {', '.join(found)}"] if found else []
     return (f"Added to the step of one process by communication, {'; '.join(said)}." if said else "") + "\n"

@@ -8,9 +8,10 @@ instead.
 
 All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns in
 an order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP and
-FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. A process's first step does not
-count, nor do the steps in which `auto` tries schedules. Losses of the first step must agree to 1e-4. --out gets a row for each
-step. --local: over shared memory; --size: layers, channels, heads, sequence, vocabulary, sequences a step.
+FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. PyTorch's products are those of
+MKL, which uses AVX2 where AMD's processors have AVX-512, so one row of ours has AVX2 only. A process's first step does not count, nor
+do the steps in which `auto` tries schedules. Losses of the first step must agree to 1e-4. --out gets a row for each step. --local:
+over shared memory; --size: layers, channels, heads, sequence, vocabulary, sequences a step.
 """
 import argparse
 import csv
@@ -38,8 +39,10 @@ from tokens import write_tokens
 
 SIZE = 2, 1536, 24, 512, 8192, 2  # layers, channels, heads, sequence, vocabulary, sequences a step
 OURS = "none", "slice:4", "ring:4", "auto"
-GROUPS = {"tp 2": [*OURS, "tp", "tp compiled", "sequence", "sequence compiled"],
-          "dp 2": [*OURS, "ddp", "ddp compiled", "fsdp", "fsdp compiled"], "one process": ["none", "one", "one compiled"]}
+AVX2 = " AVX2"  # of a mode of ours: products without wider vectors
+GROUPS = {"tp 2": [*OURS, "ring:4" + AVX2, "tp", "tp compiled", "sequence", "sequence compiled"],
+          "dp 2": [*OURS, "ring:4" + AVX2, "ddp", "ddp compiled", "fsdp", "fsdp compiled"],
+          "one process": ["none", "none" + AVX2, "one", "one compiled"]}
 NAMES = {"tp": "PyTorch, tensor parallel", "sequence": "PyTorch, tensor + sequence parallel", "ddp": "PyTorch, DDP",
          "fsdp": "PyTorch, FSDP2", "one": "PyTorch"}
 BASE = {"tp 2": "ring:4", "dp 2": "ring:4", "one process": "none"}  # what others are divided by
@@ -47,6 +50,10 @@ LOSS_TOLERANCE = 1e-4  # of the first step, relative to ours
 LIMIT_S = 900
 RECIPE = dict(val_every=0, lr=3e-4, min_lr=3e-4, warmup=0, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1, threads=1,
               peak_tflops=1)
+
+
+def is_ours(mode):
+    return mode.removesuffix(AVX2) in OURS
 
 
 class Bench:
@@ -66,13 +73,14 @@ class Bench:
         return self.runner.output([*launcher, *command], LIMIT_S, OMP_NUM_THREADS="1", **env)
 
     def ours(self, group, mode, steps):
+        env, mode = {"DNNL_MAX_CPU_ISA": "AVX2"} if mode.endswith(AVX2) else {}, mode.removesuffix(AVX2)
         log, batch = f"{self.folder}/log.jsonl", self.batch // (1 + (group == "one process"))
         pathlib.Path(log).unlink(missing_ok=True)
         mesh = dict(tp=2) if group == "tp 2" else dict(dp=2) if group == "dp 2" else {}
         self.start(group, [ROOT / self.o.build / "train_gpt", *words_of(
             init_from=f"{self.folder}/model.bin", train=f"{self.folder}/{batch}.bin", seq=self.seq, batch=batch,
             micro_batch=batch // mesh.get("dp", 1), steps=steps + run_log.TRIAL_STEPS * (mode == "auto"),
-            overlap=mode if mesh else None, plan="new" if mode == "auto" else None, log=log, **mesh, **RECIPE)], {})
+            overlap=mode if mesh else None, plan="new" if mode == "auto" else None, log=log, **mesh, **RECIPE)], env)
         found = run_log.steps(run_log.lines(log))
         found = [found[0], *run_log.warm(found)[:steps - 1]]
         return [step["step_ms"] for step in found], [step["loss"] for step in found]
@@ -91,7 +99,7 @@ class Bench:
         return found["step_ms"], found["loss"]
 
     def measure(self, group, mode, steps):
-        return (self.ours if mode in OURS else self.torch)(group, mode, steps)
+        return (self.ours if is_ours(mode) else self.torch)(group, mode, steps)
 
 
 def take_turns(bench, end, save):
@@ -141,11 +149,12 @@ def problems(rows):
 def name_of(group, mode):
     """Of a mode, or of PyTorch's two, which are a row."""
     names = NAMES | {"none": "this program"} if group == "one process" else NAMES
-    return names.get(mode.partition(" ")[0], f"`{mode}`")
+    first = mode.partition(" ")[0]
+    return names.get(first, f"`{first}`") + ", AVX2 only" * mode.endswith(AVX2)
 
 
 def table(rows):
-    """Medians over all steps; the multiple of ours, of turns from least to most. What is eager and compiled is one row."""
+    """Medians over all steps; the multiples of ours, of turns from least to most. What is eager and compiled is one row."""
     lines, wrong = {}, problems(rows)
     for group, modes in GROUPS.items():
         times = {mode: [row for row in rows if (row["group"], row["mode"]) == (group, mode) and row["step"] > 0] for mode in modes}
@@ -153,15 +162,20 @@ def table(rows):
 
         def middle(mode, turn=None):
             return statistics.median(row["step_ms"] for row in times[mode] if turn in (None, row["turn"]))
+
+        def multiple(mode, base):
+            """Of the base's step in the same turn."""
+            turns = sorted({row["turn"] for row in times[mode]} & {row["turn"] for row in times.get(base, [])})
+            ratios = [middle(mode, turn) / middle(base, turn) for turn in turns]
+            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode != base else ""
+            return f"{statistics.median(ratios):.2f}{span}" if ratios else "–"
         for mode, mine in times.items():
-            turns = sorted({row["turn"] for row in mine} & {row["turn"] for row in times.get(BASE[group], [])})
-            ratios = [middle(mode, turn) / middle(BASE[group], turn) for turn in turns]
-            span = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and mode != BASE[group] else ""
             error = f" **ERROR: {wrong[group, mode]}**" if (group, mode) in wrong else ""
             line = lines.setdefault(f"{group}: {name_of(group, mode)}", {})
-            for name, cell in {"": ("" if mode in OURS else "compiled" if " " in mode else "eager") + error,
+            for name, cell in {"": ("" if is_ours(mode) else "compiled" if " " in mode else "eager") + error,
                                "step, ms": f"{middle(mode):.0f}", "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
-                               "× ours": f"{statistics.median(ratios):.2f}{span}" if ratios else "–"}.items():
+                               "× ours": multiple(mode, BASE[group]),
+                               "× ours, AVX2": multiple(mode, BASE[group] + AVX2)}.items():
                 line[name] = f"{line[name]} / {cell}" if name in line else cell
     return markdown([{**line, "": f"{name}, {line['']}" if line[""] else name} for name, line in lines.items()])
 

@@ -183,14 +183,15 @@ class PeersTest(unittest.TestCase):
         """dp 2: PyTorch takes 1.5 times as long as ring:4 in the first turn and 1.7 times in the second."""
         return [{"group": "dp 2", "mode": mode, "turn": turn, "step": step, "step_ms": 9999.0 if step == 0 else ms * (1 + turn),
                  "loss": losses.get(mode, 9.0) - step, "tokens": 1000, "rate": "1gbit"}
-                for turn in range(2) for mode, ms in (("none", 150.0), ("ring:4", 100.0), ("ddp", (150.0, 170.0)[turn]))
+                for turn in range(2) for mode, ms in (("none", 150.0), ("ring:4", 100.0), ("ring:4 AVX2", 200.0), ("ddp", (150.0, 170.0)[turn]))
                 for step in range(3)]
 
     def test_multiples_are_of_one_turn_and_first_steps_do_not_count(self):
         lines = text_rows(peers.table(self.rows()))
-        self.assertEqual(lines[2:], ["| dp 2: `none` | 225 | 4444 | 1.50 (1.50 to 1.50) |",
-                                     "| dp 2: `ring:4` | 150 | 6667 | 1.00 |",
-                                     "| dp 2: PyTorch, DDP, eager | 245 | 4082 | 1.60 (1.50 to 1.70) |"])
+        self.assertEqual(lines[2:], ["| dp 2: `none` | 225 | 4444 | 1.50 (1.50 to 1.50) | 0.75 (0.75 to 0.75) |",
+                                     "| dp 2: `ring:4` | 150 | 6667 | 1.00 | 0.50 (0.50 to 0.50) |",
+                                     "| dp 2: `ring:4`, AVX2 only | 300 | 3333 | 2.00 (2.00 to 2.00) | 1.00 |",
+                                     "| dp 2: PyTorch, DDP, eager | 245 | 4082 | 1.60 (1.50 to 1.70) | 0.80 (0.75 to 0.85) |"])
 
     def test_a_loss_of_the_first_step_that_differs_is_named(self):
         self.assertEqual(peers.problems(self.rows(ddp=9 * (1 + 5e-5))), {})
@@ -216,9 +217,9 @@ class PeersTest(unittest.TestCase):
             ours = next(row["loss"] for row in peers.read(f"{folder}/peers.csv") if row["mode"] == "none")
             right = self.start(folder, ours)
             self.assertEqual(right.returncode, 0, right.stdout + right.stderr)
-            self.assertEqual(len(text_rows(right.stdout)), 4)
+            self.assertEqual(len(text_rows(right.stdout)), 5)
             fails = self.start(folder, "9]}'; exit 1; : '")  # its row is missing, and the status says so
-            self.assertEqual((fails.returncode, len(text_rows(fails.stdout))), (1, 3), fails.stdout + fails.stderr)
+            self.assertEqual((fails.returncode, len(text_rows(fails.stdout))), (1, 4), fails.stdout + fails.stderr)
 
     def test_auto_has_tried_its_schedules_before_the_steps_that_count(self):
         with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
