@@ -139,11 +139,12 @@ bool plan_start(run_plan *p, bool resumes, int64_t steps) {
         cf_print(stdout, "plan      %d choices are not tried: their staging would take more than half of the memory that is left\n",
                  cf_tuner_left_out(p->tuner));
     p->trying = cf_tuner_trying(p->tuner);
-    if (p->root && p->assumes && !known && steps > 0 && steps < p->worth && p->worth < INT64_MAX)
-        cf_print(stdout,
-                 "plan      predicted, the network's rate assumed: --network-gbit gives it; --plan new, or a run of %d steps, "
-                 "tries others\n",
-                 PLAN_WORTH_STEPS);
+    const bool tries = cf_tuner_operations(p->tuner) > 0; // with tp 1 nothing
+    if (p->root && p->assumes && !known && steps > 0 && (!tries || steps < p->worth) && p->worth < INT64_MAX) {
+        cf_print(stdout, "plan      predicted, the network's rate assumed: --network-gbit gives it");
+        if (tries) cf_print(stdout, "; --plan new, or a run of %d steps, tries others", PLAN_WORTH_STEPS);
+        cf_print(stdout, "\n");
+    }
     return known;
 }
 

@@ -48,6 +48,7 @@ NAMES = {"tp": "PyTorch, tensor parallel", "sequence": "PyTorch, tensor + sequen
 BASE = {"tp 2": "ring:4", "dp 2": "ring:4", "one process": "none"}  # what others are divided by
 LOSS_TOLERANCE = 1e-4  # of the first step, relative to ours
 LIMIT_S = 900
+GBIT = lab.quantity({"mbit": 1e-3, "gbit": 1})
 RECIPE = dict(val_every=0, lr=3e-4, min_lr=3e-4, warmup=0, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1, threads=1,
               peak_tflops=1)
 
@@ -80,7 +81,8 @@ class Bench:
         self.start(group, [ROOT / self.o.build / "train_gpt", *words_of(
             init_from=f"{self.folder}/model.bin", train=f"{self.folder}/{batch}.bin", seq=self.seq, batch=batch,
             micro_batch=batch // mesh.get("dp", 1), steps=steps + run_log.TRIAL_STEPS * (mode == "auto"),
-            overlap=mode if mesh else None, plan="new" if mode == "auto" else None, log=log, **mesh, **RECIPE)], env)
+            overlap=mode if mesh else None, plan="new" if mode == "auto" else None,
+            network_gbit=GBIT(self.o.rate) if mesh and not self.o.local else None, log=log, **mesh, **RECIPE)], env)
         found = run_log.steps(run_log.lines(log))
         found = [found[0], *run_log.warm(found)[:steps - 1]]
         return [step["step_ms"] for step in found], [step["loss"] for step in found]

@@ -141,10 +141,12 @@ class Plan(harness.Case):
     def test_a_short_run_between_hosts_says_what_its_plan_assumes(self):
         path = self.written(json.dumps(json.loads(self.printed(tp=2, ranks_per_host=1))))
         for more, said in (dict(), True), (dict(ranks_per_host=2), False), (dict(network_gbit=1), False), (dict(plan=path), False), \
-                (dict(reproducible=1), False), (dict(overlap="ring"), False):
+                (dict(reproducible=1), False), (dict(overlap="ring"), False), (dict(tp=1, dp=2, micro_batch=4), True), \
+                (dict(tp=1, dp=2, micro_batch=4, steps=211), True):
             with self.subTest(**more):
                 _, result = self.go(**{**dict(tp=2, steps=2, ranks_per_host=1), **more})
                 self.assertEqual("the network's rate assumed: --network-gbit" in result.out, said, result.out)
+                self.assertEqual("; --plan new, or a run of" in result.out, said and "dp" not in more, result.out)  # tp 1 tries nothing
 
     def test_a_known_plan_gives_the_same_bits(self):
         """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits. Printed, commfuse is ring."""
