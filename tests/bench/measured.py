@@ -136,7 +136,7 @@ def parts(folder):
         steps_each = max(row["step"] for row in rows)
         found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}; {steps_each} steps of each in {turns} "
                           f"turn{'s' * (turns > 1)}; × ours: step over `ring:4`'s of the same turn, or over one process of this "
-                          f"program ([every step]({{to}}peers.csv)). {added(rows)}")
+                          f"program; AVX2: over the same with AVX2 only ([every step]({{to}}peers.csv)). {added(rows)}")
     if (folder / "optimizers.csv").exists():
         found["optimizers"] = f"{optimizers.table(optimizers.read(folder / 'optimizers.csv'))}\n"
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}

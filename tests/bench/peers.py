@@ -177,7 +177,7 @@ def table(rows):
             for name, cell in {"": ("" if is_ours(mode) else "compiled" if " " in mode else "eager") + error,
                                "step, ms": f"{middle(mode):.0f}", "tokens/s": f"{1e3 * mine[0]['tokens'] / middle(mode):.0f}",
                                "× ours": multiple(mode, BASE[group]),
-                               "× ours, AVX2": multiple(mode, BASE[group] + AVX2)}.items():
+                               "× ours, AVX2": "" if mode in OURS else multiple(mode, BASE[group] + AVX2)}.items():
                 line[name] = f"{line[name]} / {cell}" if name in line else cell
     return markdown([{**line, "": f"{name}, {line['']}" if line[""] else name} for name, line in lines.items()])
 
