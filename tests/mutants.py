@@ -80,10 +80,10 @@ class Tree:
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, self.root / path)
         for build in ROOT.glob("build/*"):
-            if build.name not in ("venv", "machine") and not build.name.startswith("san-"):
+            if build.is_file():
+                shutil.copy2(build, self.root / "build")
+            elif build.name != "venv" and not build.name.startswith("san-"):
                 shutil.copytree(build, self.root / "build" / build.name, symlinks=True)
-        if (ROOT / "build/machine").exists():  # not in a clone that has built nothing yet
-            shutil.copy2(ROOT / "build/machine", self.root / "build")
         self.originals = {}  # machine code by file
         self.run("make", "-j2")
 

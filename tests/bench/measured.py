@@ -66,16 +66,16 @@ def less_exposed(modes, mode, other):
 
 
 def ablation_table(runs):
-    """The first run, and in the last columns how the others compare the two schedules that hide transfers."""
+    """The first run; the last column is of the second."""
     lines, meshes = [], [steps.by_mesh(rows) for rows in runs]
     columns = {"`ring:4` vs. `none`": (0, "none"), "`ring:4` vs. `slice:4`": (0, "slice:4"),
-               **{f"again, {runs[number][0]['date']}": (number, "slice:4") for number in range(1, len(runs))}}
+               "`ring:4` vs. `slice:4`, again": (1, "slice:4")}
     for mesh, modes in meshes[0].items():
         ms, exposed = ({mode: np.median(modes[mode][name]) for mode in (*SHOWN, "ideal")} for name in ("step_ms", "exposed_ms"))
-        for name, shown, compare in ((f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", {mode: f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN},
-                                      percent), ("exposed, ms", {mode: f"{exposed[mode]:.0f}" for mode in SHOWN}, less_exposed)):
-            lines.append({"": name, **{f"`{mode}`": shown[mode] for mode in SHOWN},
-                          **{column: compare(meshes[number][mesh], "ring:4", other) for column, (number, other) in columns.items()}})
+        for name, cells, compare in ((f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", [f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN], percent),
+                                     ("exposed, ms", [f"{exposed[mode]:.0f}" for mode in SHOWN], less_exposed)):
+            lines.append({"": name, **{f"`{mode}`": cell for mode, cell in zip(SHOWN, cells)}, **{
+                column: compare(meshes[run][mesh], "ring:4", other) for column, (run, other) in columns.items() if run < len(runs)}})
     return markdown(lines)
 
 
@@ -94,8 +94,8 @@ def ablation_setup(rows):
     rates, shares = np.concatenate([mine["link_bits_per_s"] for mine in ideal]) / 1e6, [
         np.median(mine["line_ms"]) / np.median(mine["step_ms"]) for mine in ideal]
     return (f"{layers} layers of {channels} channels, {row['parameters'] / 1e6:.0f} M parameters, {row['batch']} sequences of "
-            f"{row['seq']} tokens, fp32; `ideal` takes {span([np.median(mine['step_ms']) for mine in ideal], '.0f')} ms. The link, "
-            f"{span(rates, '.0f')} Mbit/s, carries a step's bytes in {span(shares, '.1f')} times `ideal`. Rounds: {rounds}.")
+            f"{row['seq']} tokens, fp32; `ideal` takes {span([np.median(mine['step_ms']) for mine in ideal], '.0f')} ms. Each row's link "
+            f"({span(rates, '.0f')} Mbit/s) needs {span(shares, '.1f')} times `ideal` for a step's bytes alone. Rounds: {rounds}.")
 
 
 def pairs_table(runs):
@@ -135,8 +135,9 @@ def parts(folder):
         turns = 1 + max(row["turn"] for row in rows)
         steps_each = max(row["step"] for row in rows)
         found["peers"] = (f"{peers.table(rows)}\n{source(rows)}, {rows[0]['rate']}; {steps_each} steps of each in {turns} "
-                          f"turn{'s' * (turns > 1)}; × ours: step over `ring:4`'s of the same turn, or over one process of this "
-                          f"program; AVX2: over the same with AVX2 only ([every step]({{to}}peers.csv)). {added(rows)}")
+                          f"turn{'s' * (turns > 1)}; × ours: step over `ring:4`'s of the same turn (last rows: over one process "
+                          f"of this program), median and range of the turns; AVX2: over the same with AVX2 only "
+                          f"([every step]({{to}}peers.csv)). {added(rows)}")
     if (folder / "optimizers.csv").exists():
         found["optimizers"] = f"{optimizers.table(optimizers.read(folder / 'optimizers.csv'))}\n"
     return {name: text.format(to="scripts/experiments/results/") for name, text in found.items()}
