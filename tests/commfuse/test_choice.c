@@ -234,6 +234,20 @@ static int natives_in(const cf_choice *list, int count) {
     return natives;
 }
 
+// Replays of many ranks take long, so above 64 exchanges are in one slice each, in the rounds that suit or all at once.
+TEST(many_ranks_have_few_choices) {
+    for (int ranks = 64; ranks <= 128; ranks *= 2) {
+        const cf_work w = product(ranks, 1e6, 4096, 16384);
+        cf_choice list[64];
+        int cut = 0, others = 0;
+        for (int i = cf_choices(&w, &cpu, list, 64) - 1; i >= 0; i--) {
+            const cf_algorithm *a = list[i].algorithm;
+            cut += !a->native && list[i].slices > 1, others += !a->native && a->max_slices > 1 && a != list[0].algorithm;
+        }
+        assert_true(ranks > 64 ? cut + others == 0 : cut > 0 && others > 0);
+    }
+}
+
 // Of each row that serves, without being told of it: in a group that may call native collectives, begun early or not, some work has
 // it among its choices, and the first is one slice in the rounds that suit it.
 TEST(every_row_is_a_choice) {

@@ -194,21 +194,79 @@ TEST(a_known_plan_is_taken) {
     free_bench(&b);
 }
 
+// With other whole plans, those that equal none before them and that all operations can run; it is the first, or equals the second.
 TEST(a_known_plan_is_compared) {
-    bench b = make_bench();
-    b.of_gather.row_ms = b.of_scatter.row_ms = 0.01;
-    for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
-        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){cf_algorithm_find("direct"), 12});
-    cf_tuner_start(b.tuner, true);
-    int steps = take_trials(&b), plans = 0, taken = 0;
-    for (int i = 0; i < cf_tuner_plans(b.tuner); i++) {
-        plans += cf_tuner_plan(b.tuner, i).step_ms > 0;
-        taken += cf_tuner_plan(b.tuner, i).taken;
+    for (int known = 0; known < 2; known++) {
+        bench b = make_bench();
+        b.of_gather.row_ms = b.of_scatter.row_ms = 0.01;
+        for (int i = 0; i < cf_tuner_operations(b.tuner); i++) {
+            const cf_tuned o = cf_tuner_operation(b.tuner, i);
+            cf_tuner_set(b.tuner, o.name, known ? o.choice : (cf_choice){cf_algorithm_find("direct"), 12});
+        }
+        cf_tuner_start(b.tuner, true);
+        if (mesh.tp > 1 && !known)
+            CHECK(cf_tuner_operation(b.tuner, 0).choice.slices == 12, "%d slices", cf_tuner_operation(b.tuner, 0).choice.slices);
+        bool another[PLANS];
+        for (int i = 0; i < PLANS; i++) another[i] = mesh.tp > 1 && is_another(b.tuner, i);
+        CHECK(mesh.tp == 1 || another[PREDICTED] == !known, "the second plan is the first");
+        int steps = take_trials(&b), plans = 0, taken = 0;
+        for (int i = 0; i < cf_tuner_plans(b.tuner); i++) {
+            const cf_compared plan = cf_tuner_plan(b.tuner, i);
+            CHECK((plan.step_ms > 0) == another[i], "plan %s: %g ms", plan.name, plan.step_ms);
+            plans += plan.step_ms > 0, taken += plan.taken;
+        }
+        if (mesh.tp > 1)
+            CHECK(plans >= 3 && taken == 1 && steps >= plans + 4 && steps <= plans + 12, "%d plans, %d taken, %d steps", plans,
+                  taken, steps);
+        check_agreement(b.tuner);
+        free_bench(&b);
     }
-    if (mesh.tp > 1)
-        CHECK(plans >= 3 && taken == 1 && steps >= plans + 4 && steps <= plans + 12, "%d plans, %d taken, %d steps", plans, taken,
-              steps);
-    check_agreement(b.tuner);
+}
+
+// Where the first run of a choice takes longer, as on GPUs, each is run before any is measured.
+TEST(every_choice_is_warmed) {
+    if (mesh.tp == 1) return;
+    context.transport->in_order = true;
+    bench b = make_bench();
+    cf_tuner_start(b.tuner, true);
+    const operation *o = b.tuner->operation;
+    bool ran[CF_CHOICES] = {0};
+    int steps = 0;
+    for (cf_tuner_begin_step(b.tuner); b.tuner->phase == WARM; cf_tuner_begin_step(b.tuner), steps++) {
+        ran[o->current] = true;
+        context.transport->in_order = false; // which it is for operations
+        take_step(&b);
+        context.transport->in_order = true;
+    }
+    for (int k = 0; k < o->contest.candidates; k++) CHECK(ran[k] && o->contest.measured[k] == 0, "choice %d", k);
+    CHECK(steps >= o->contest.candidates && o->contest.candidates > WARM_STEPS, "%d steps", steps);
+    context.transport->in_order = false;
+    free_bench(&b);
+}
+
+// Exchanges far behind the best choice take those with them that are predicted to be no shorter, but no native collective.
+TEST(a_bad_choice_takes_its_kind_with_it) {
+    if (mesh.tp == 1) return;
+    bench b = make_bench();
+    operation *o = b.tuner->operation;
+    int bad = -1, exchanges = 0, slower = 0; // the exchanges that are predicted to be shortest, but for choice 0
+    for (int k = 1; k < o->contest.candidates; k++)
+        if (!o->choice[k].algorithm->native &&
+            (bad < 0 || predicted_ms(b.tuner, o, o->choice[k]) < predicted_ms(b.tuner, o, o->choice[bad])))
+            bad = k;
+    measure(&o->contest, 0, 10), measure(&o->contest, bad, 12.9);
+    drop_worse(b.tuner, o, bad);
+    for (int k = 0; k < o->contest.candidates; k++) CHECK(!o->contest.dropped[k], "choice %d is dropped, though none is far", k);
+    o->contest.ms[bad][0] = 13.1;
+    drop_worse(b.tuner, o, bad);
+    for (int k = 1; k < o->contest.candidates; k++) {
+        const bool native = o->choice[k].algorithm->native;
+        CHECK(o->contest.dropped[k] == (k != bad && !native), "choice %d", k);
+        exchanges += k != bad && !native;
+        slower +=
+            native && k != find_native(o) && predicted_ms(b.tuner, o, o->choice[k]) >= predicted_ms(b.tuner, o, o->choice[bad]);
+    }
+    CHECK(exchanges > 0 && slower > 0, "%d other exchanges, %d native choices predicted to be slower", exchanges, slower);
     free_bench(&b);
 }
 
@@ -317,6 +375,8 @@ TEST(native_collectives_may_be_tried_only) {
             first |= k == 0 && c.algorithm->native, any |= c.algorithm->native;
         CHECK(!first && any == tries, "native collectives: the first choice %d, any %d", first, any);
         CHECK(cf_tuner_can(b.tuner, cf_tuner_operation(b.tuner, 0).name, none) == tries, "a plan's choice: not %d", tries);
+        for (int plan = PREDICTED + 1; plan < PLANS; plan++)
+            if (strcmp(plan_names[plan], "none") == 0) CHECK(cf_tuner_take(b.tuner, plan) == tries, "the plan: not %d", tries);
         free_bench(&b);
     }
     group->collectives = CF_CHOSEN;
