@@ -74,6 +74,14 @@ static void free_bench(bench *b) {
     cf_free(b->full);
 }
 
+TEST(no_choice_is_tried_twice) {
+    bench b = make_bench();
+    for (const operation *o = b.tuner->operation; o < b.tuner->operation + b.tuner->operations; o++)
+        for (int k = 0; k < o->contest.candidates; k++)
+            CHECK(find_choice(o, o->choice[k]) == k, "%s: %d is %d", o->name, k, find_choice(o, o->choice[k]));
+    free_bench(&b);
+}
+
 // A choice that leaves its computation until after the operation is not shorter.
 TEST(extended_timing_counts) {
     cf_choice choices[] = {{cf_algorithm_find("ring"), 1}, {cf_algorithm_find("ring"), 2}};
@@ -123,9 +131,17 @@ static void take_step(bench *b) {
     }
 }
 
+// Plans take turns: those between the one before and this one are dropped, or have had theirs.
+static void check_turn(const cf_tuner *t, int before) {
+    const contest *c = &t->plans;
+    for (int p = (before + 1) % PLANS; before >= 0 && p != t->current_plan; p = (p + 1) % PLANS)
+        CHECK(c->dropped[p] || c->measured[p] > c->measured[t->current_plan], "plan %d waits, %d runs", p, t->current_plan);
+}
+
 static int take_trials(bench *b) {
-    int steps = 0;
+    int steps = 0, plan = -1;
     for (cf_tuner_begin_step(b->tuner); cf_tuner_trying(b->tuner); cf_tuner_begin_step(b->tuner), steps++) {
+        if (b->tuner->phase == COMPARE) check_turn(b->tuner, plan), plan = b->tuner->current_plan;
         take_step(b);
         if (steps % 5 == 4) cf_tuner_end_step(b->tuner); // as before work that is not part of a step
         CHECK(steps % 5 != 4 || !context.timed, "runs between steps would count as the next step's");
@@ -286,6 +302,7 @@ TEST(a_winner_saves_more_than_its_error) {
         {{{10, 20, 30}, {9, 19, 29}}, 2, 1},                   // a machine that slows down: 1, 1, 1
         {{{20, 20, 20}, {19, 19, 19}, {18, 18, 18}}, 3, 2},    // the best of those that win,
         {{{20, 20, 20}, {18, 18, 18}, {19, 19, 19}}, 3, 1},    // in either place,
+        {{{20, 20, 20}, {18, 18, 18}, {18, 18, 18}}, 3, 1},    // the first of equals,
         {{{20, 20, 20}, {19, 19, 19}, {18, 22, 14}}, 3, 1},    // and of these alone: 2, -2, 6, and 2
         {{{20, 20, 20}, {NAN, NAN, NAN}, {19, 19, 19}}, 3, 2}, // NAN: dropped after one measurement
         {{{20, 20, 20}, {1, NAN, NAN}, {21, 21, 21}}, 3, 0},
@@ -298,8 +315,11 @@ TEST(a_winner_saves_more_than_its_error) {
                 c.dropped[k] |= isnan(rows[i].ms[k][turn]);
                 if (!c.dropped[k]) c.ms[k][c.measured[k]++] = rows[i].ms[k][turn];
             }
-        CHECK(winner_of(&c, 0.02) == rows[i].winner, "row %zu: candidate %d wins", i, winner_of(&c, 0.02));
+        CHECK(winner_of(&c, CLEAR) == rows[i].winner, "row %zu: candidate %d wins", i, winner_of(&c, CLEAR));
+        if (i == 2) CHECK(winner_of(&c, WORTH) == 1, "1.5 %% of a step are worth it");
     }
+    contest little = {.candidates = 2, .measured = {1, 1}, .ms = {{20}, {19.9}}};
+    CHECK(winner_of(&little, WORTH) == 0, "0.5 %% of a step are not worth it");
 }
 
 // Which candidates remain: the first, and the two best others unless they are 1.3 times the best, after a second turn 1.1 times.
