@@ -79,6 +79,7 @@ class Tree:
                 continue  # nor are they built
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, self.root / path)
+        (self.root / "build").mkdir()
         for build in ROOT.glob("build/*"):
             if build.is_file():
                 shutil.copy2(build, self.root / "build")

@@ -195,7 +195,7 @@ def main():
     parser.add_argument("--torch", default=str(ROOT / "build/venv/bin/python"), metavar="INTERPRETER", help="that has PyTorch")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--steps", type=int, default=3, help="that count, of each process")
-    parser.add_argument("--rate", default="1gbit", help="of the link, each way")
+    parser.add_argument("--rate", default="1gbit", help="of the link, each way: 500mbit, 1gbit")
     parser.add_argument("--local", action="store_true")
     parser.add_argument("--size", type=int, nargs=6, default=SIZE)
     parser.add_argument("--only", nargs="+", choices=list(GROUPS), default=list(GROUPS))
