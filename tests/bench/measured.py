@@ -69,7 +69,7 @@ def ablation_table(runs):
     """The first run; the last column is of the second."""
     lines, meshes = [], [steps.by_mesh(rows) for rows in runs]
     columns = {"`ring:4` vs. `none`": (0, "none"), "`ring:4` vs. `slice:4`": (0, "slice:4"),
-               "`ring:4` vs. `slice:4`, again": (1, "slice:4")}
+               f"the same, {runs[-1][0]['date']}": (1, "slice:4")}
     for mesh, modes in meshes[0].items():
         ms, exposed = ({mode: np.median(modes[mode][name]) for mode in (*SHOWN, "ideal")} for name in ("step_ms", "exposed_ms"))
         for name, cells, compare in ((f"{MESHES.get(mesh, mesh)}: step ÷ `ideal`", [f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN], percent),
@@ -95,7 +95,7 @@ def ablation_setup(rows):
         np.median(mine["line_ms"]) / np.median(mine["step_ms"]) for mine in ideal]
     return (f"{layers} layers of {channels} channels, {row['parameters'] / 1e6:.0f} M parameters, {row['batch']} sequences of "
             f"{row['seq']} tokens, fp32; `ideal` takes {span([np.median(mine['step_ms']) for mine in ideal], '.0f')} ms. Each row's link "
-            f"({span(rates, '.0f')} Mbit/s) needs {span(shares, '.1f')} times `ideal` for a step's bytes alone. Rounds: {rounds}.")
+            f"rate ({span(rates, '.0f')} Mbit/s) is such that a step's bytes alone take {span(shares, '.1f')} times `ideal`. Rounds: {rounds}.")
 
 
 def pairs_table(runs):
