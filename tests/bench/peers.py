@@ -9,7 +9,7 @@ instead.
 All train the same weights on the same tokens (tests/bench/torch_ranks.py), fp32, one thread a rank, in processes that take turns in
 an order drawn anew: tp 2 (ours in TPSP; PyTorch's tensor parallelism with whole and with split activations), dp 2 (ours; DDP and
 FSDP2), and one process of each with half of the sequences, which is what a rank of either computes. PyTorch's products are those of
-MKL, which uses AVX2 where AMD's processors have AVX-512, so one row of ours has AVX2 only. A process's first step does not count, nor
+MKL, which on AMD's processors may be no faster than AVX2 allows, so one row of ours has AVX2 only. A process's first step does not count, nor
 do the steps in which `auto` tries schedules. Losses of the first step must agree to 1e-4. --out gets a row for each step. --local:
 over shared memory; --size: layers, channels, heads, sequence, vocabulary, sequences a step.
 """
